@@ -1,0 +1,50 @@
+"""Rankless trains image detectors and classifiers; the number of devices never changes the result.
+
+The names below are the public ones; each is imported when it is first used, so that importing the package is
+quick and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankless.errors import UserError
+    from rankless.launch.local import evaluate, train
+    from rankless.models.weights import digest, digest_file
+    from rankless.predict import predict
+    from rankless.recipe import Recipe
+    from rankless.recipe_file import load as load_recipe
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Recipe": "rankless.recipe:Recipe",
+    "UserError": "rankless.errors:UserError",
+    "digest": "rankless.models.weights:digest",
+    "digest_file": "rankless.models.weights:digest_file",
+    "evaluate": "rankless.launch.local:evaluate",
+    "load_recipe": "rankless.recipe_file:load",
+    "predict": "rankless.predict:predict",
+    "train": "rankless.launch.local:train",
+}
+
+__all__ = [
+    "Recipe",
+    "UserError",
+    "__version__",
+    "digest",
+    "digest_file",
+    "evaluate",
+    "load_recipe",
+    "predict",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rankless' has no attribute '{name}'")
+    module, attribute = _HOMES[name].split(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,110 @@
+"""Pure box geometry: areas, overlaps and conversions on tensors of boxes.
+
+A box is ``xyxy`` (left, top, right, bottom) in pixels unless a function says otherwise; the last dimension
+holds the four numbers and the dimensions before it broadcast. Any floating dtype; every function is
+differentiable, and boxes without area give finite values and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Divisors are kept above this many square pixels, so that two boxes without area overlap by 0, not by 0/0.
+_SMALLEST = 1e-9
+# In CIoU's trade-off, as Darknet has it.
+_CIOU_EPS = 1e-6
+
+
+def to_xyxy(cxcywh: Tensor) -> Tensor:
+    """(..., 4) centre x, centre y, width, height -> (..., 4) xyxy."""
+    cx, cy, w, h = cxcywh.unbind(-1)
+    return torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), -1)
+
+
+def to_cxcywh(xyxy: Tensor) -> Tensor:
+    """(..., 4) xyxy -> (..., 4) centre x, centre y, width, height."""
+    x1, y1, x2, y2 = xyxy.unbind(-1)
+    return torch.stack(((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1), -1)
+
+
+def clip(boxes: Tensor, height: float, width: float) -> Tensor:
+    """(..., 4) xyxy cut at the borders of a picture of ``height`` by ``width`` pixels."""
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    return torch.stack((x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)), -1)
+
+
+def area(boxes: Tensor) -> Tensor:
+    """(...) square pixels; 0 for a box whose sides are not positive."""
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    return (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
+
+
+def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(...) intersection and union in square pixels, the union never 0."""
+    # Coordinate by coordinate: no temporary is larger than the result.
+    ax1, ay1, ax2, ay2 = a.unbind(-1)
+    bx1, by1, bx2, by2 = b.unbind(-1)
+    w = (torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1)).clamp(min=0)
+    h = (torch.minimum(ay2, by2) - torch.maximum(ay1, by1)).clamp(min=0)
+    intersection = w * h
+    union = (area(a) + area(b) - intersection).clamp(min=_SMALLEST)
+    return intersection, union
+
+
+def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(...) width and height of the smallest box that holds both."""
+    ax1, ay1, ax2, ay2 = a.unbind(-1)
+    bx1, by1, bx2, by2 = b.unbind(-1)
+    w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
+    h = torch.maximum(ay2, by2) - torch.minimum(ay1, by1)
+    return w, h
+
+
+def iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union, 0..1, of boxes at the same place: (..., 4), (..., 4) -> (...)."""
+    intersection, union = _intersection_union(a, b)
+    return intersection / union
+
+
+def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of every box with every other: (..., N, 4), (..., M, 4) -> (..., N, M)."""
+    return iou(a.unsqueeze(-2), b.unsqueeze(-3))
+
+
+def giou(a: Tensor, b: Tensor) -> Tensor:
+    """Generalised IoU, -1..1: IoU less the empty share of the hull (Rezatofighi et al., 2019)."""
+    intersection, union = _intersection_union(a, b)
+    w, h = _hull(a, b)
+    hull = (w * h).clamp(min=_SMALLEST)
+    return intersection / union - (hull - union) / hull
+
+
+def diou(a: Tensor, b: Tensor) -> Tensor:
+    """Distance IoU, -1..1: IoU - d²/c², centre distance over the hull's diagonal (Zheng et al., 2020)."""
+    ax, ay, _, _ = to_cxcywh(a).unbind(-1)
+    bx, by, _, _ = to_cxcywh(b).unbind(-1)
+    w, h = _hull(a, b)
+    diagonal = (w.square() + h.square()).clamp(min=_SMALLEST)
+    return iou(a, b) - ((ax - bx).square() + (ay - by).square()) / diagonal
+
+
+def ciou(a: Tensor, b: Tensor) -> Tensor:
+    """Complete IoU: DIoU - αv, v = 4/π² · (Δ atan(w/h))², α = v / (1 - IoU + v + 1e-6) (Zheng et al., 2020).
+
+    α is a weight, not a function to descend: it carries no gradient.
+    """
+    _, _, aw, ah = to_cxcywh(a).unbind(-1)
+    _, _, bw, bh = to_cxcywh(b).unbind(-1)
+    turn = _angle(aw, ah) - _angle(bw, bh)
+    v = (4 / math.pi**2) * turn.square()
+    with torch.no_grad():
+        alpha = v / (1 - iou(a, b) + v + _CIOU_EPS)
+    return diou(a, b) - alpha * v
+
+
+def _angle(w: Tensor, h: Tensor) -> Tensor:
+    """(...) atan(w / h), whose gradient stays finite where both are 0."""
+    return torch.atan2(w.clamp(min=_SMALLEST), h.clamp(min=_SMALLEST))

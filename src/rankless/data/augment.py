@@ -1,0 +1,124 @@
+"""How training pictures are varied: mirror, colour, zoom and shift, in one resampling.
+
+Zoom and shift only move the place where the letterbox would put the picture, so a picture is resized once,
+and with everything switched off the result is the letterbox's, bit for bit.
+
+Colour is one 3×3 matrix per picture. A round trip through HSV costs about ten times as much, and the two
+agree where it matters: hue turns around the grey axis, saturation moves away from it, value is a factor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankless.data.letterbox import centred, fit, paste, place, to_input, visible_patch
+from rankless.recipe import Augment
+from rankless.types import Letterbox, Picture
+
+KEPT_SHARE = 0.25
+"""A box is dropped if the input's border leaves less than this share of its area …"""
+KEPT_SIDE = 2.0
+"""… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
+
+
+def augment(
+    picture: Picture, size: tuple[int, int], options: Augment, chance: np.random.Generator
+) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
+    """One variation of a picture on the network's input.
+
+    Args:
+        picture: the source.
+        size: the input's (H, W) in pixels.
+        options: how much of what; zero switches a part off and leaves the others' draws as they were.
+        chance: where the variation comes from.
+
+    Returns:
+        The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
+        and where the source lay on the input before the input was mirrored.
+    """
+    mirrored = bool(chance.random() < options.flip)
+    hue, saturation, value, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    image = picture.image
+    height, width = image.shape[-2:]
+    scale = fit(height, width, size) * (1 + options.scale) ** zoom
+    left, top = centred(height, width, size, scale)
+    left += round(shift_x * options.translate * size[1])
+    top += round(shift_y * options.translate * size[0])
+    if options.hue or options.saturation or options.value:
+        factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
+        matrix = colour_matrix(hue * options.hue, *factors)
+        placed, where = _place_recoloured(image, matrix, size, scale, left, top)
+    else:
+        placed, where = place(image, size, scale, left, top)
+    boxes = to_input(picture.boxes, where)
+    if mirrored:
+        placed = placed.flip(-1)
+        x1, y1, x2, y2 = boxes.unbind(1)
+        boxes = torch.stack((size[1] - x2, y1, size[1] - x1, y2), 1)  # (N, 4)
+    boxes, stays = _clip(boxes, size)
+    return placed, boxes[stays], picture.labels[stays], where
+
+
+def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
+    """What turns RGB columns into recoloured RGB columns, (3, 3).
+
+    ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the grey axis by ``hue``
+    is Rodrigues' formula, the mean is of the three channels (Haeberli, "Matrix Operations for Image
+    Processing", 1993, with equal weights, so that the two commute).
+
+    Args:
+        hue: share of the full circle; 1/3 sends red to green.
+        saturation: factor on the distance from grey; 0 is grey.
+        value: factor on everything.
+    """
+    angle = 2 * math.pi * hue
+    along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
+    cross = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+    rotation = math.cos(angle) * np.eye(3) + along * np.ones((3, 3)) + across * cross
+    return (value * ((1 - saturation) / 3 * np.ones((3, 3)) + saturation * rotation)).astype(np.float32)
+
+
+def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
+    """uint8 (3, H, W) times a colour matrix, rounded and clipped to 0..255.
+
+    Written out with NumPy, product by product: a matrix multiplication may add in another order with another
+    number of threads, and the picture would depend on who loads it.
+    """
+    source = image.numpy().astype(np.float32, order="C")  # (3, H, W)
+    result = np.empty(source.shape, np.uint8)
+    product = np.empty_like(source[0])
+    for channel in range(3):
+        total = source[0] * matrix[channel, 0]
+        for other in (1, 2):
+            np.multiply(source[other], matrix[channel, other], out=product)
+            total += product
+        total += np.float32(0.5)
+        np.clip(total, 0, 255, out=total)
+        result[channel] = total
+    return torch.from_numpy(result)
+
+
+def _place_recoloured(
+    image: Tensor, matrix: NDArray[np.float32], size: tuple[int, int], scale: float, left: int, top: int
+) -> tuple[Tensor, Letterbox]:
+    """Placed and recoloured, on the smaller side of the resize; the grey around stays 114."""
+    if scale > 1:
+        return place(recolour(image, matrix), size, scale, left, top)
+    patch, corner, where = visible_patch(image, size, scale, left, top)
+    return paste(recolour(patch, matrix), corner, size), where
+
+
+def _clip(boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Boxes (N, 4) clipped to the input, and which of them stay, bool (N,)."""
+    limit = torch.tensor([size[1], size[0], size[1], size[0]], dtype=boxes.dtype)
+    clipped = boxes.clamp(min=0).minimum(limit)
+    sides, left = boxes[:, 2:] - boxes[:, :2], clipped[:, 2:] - clipped[:, :2]  # (N, 2)
+    enough = (left.prod(1) >= KEPT_SHARE * sides.prod(1)) & (left >= KEPT_SIDE).all(1)
+    # The letterbox's own rounding may put a border box a hair outside: that is no cut.
+    whole = ((boxes - clipped).abs() < 1e-2).all(1)
+    return clipped, enough | whole

@@ -1,0 +1,136 @@
+"""Detection data as the engine sees it: pictures with boxes become items, items become padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from rankless.data.augment import augment
+from rankless.data.builtin import DigitScenes
+from rankless.data.formats.darknet import DarknetData, read_darknet
+from rankless.data.letterbox import letterbox, to_input
+from rankless.randomness import generator
+from rankless.recipe import Augment
+from rankless.types import DetectionBatch, DetectionItem, Picture
+
+DIGITS = "digits"
+"""The root that names the built-in data."""
+
+
+class Pictures(Protocol):
+    """A source of pictures with ground truth. Must pickle."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A label is a position in this list."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def picture(self, index: int) -> Picture: ...
+
+    def source(self, index: int) -> str:
+        """Where picture ``index`` comes from, for reports."""
+        ...
+
+
+@runtime_checkable
+class _KnowsTruth(Protocol):
+    """Pictures whose ground truth is known without decoding them."""
+
+    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int]: ...
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """What is to be found in one picture, in its own pixels.
+
+    Attributes:
+        boxes: float32 xyxy, (N, 4).
+        labels: int64, (N,).
+        height, width: the picture's size.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    height: int
+    width: int
+
+
+class DetectionExamples:
+    """Pictures as network inputs; a :class:`rankless.tasks.protocol.Examples`.
+
+    Args:
+        pictures: the source.
+        size: the network's input (H, W) in pixels.
+        seed: the recipe's; keys the augmentation.
+        augment: how pictures are varied; None only letterboxes them, as evaluation and prediction do.
+    """
+
+    def __init__(self, pictures: Pictures, size: tuple[int, int], seed: int, augment: Augment | None) -> None:
+        self.pictures = pictures
+        self.size = size
+        self.seed = seed
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def item(self, index: int, epoch: int) -> DetectionItem:
+        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
+
+        Raises:
+            UnreadablePicture: its file is missing or damaged.
+        """
+        picture = self.pictures.picture(index)
+        if self.augment is not None:
+            chance = generator(self.seed, "augment", epoch, index)
+            image, boxes, labels, where = augment(picture, self.size, self.augment, chance)
+        else:
+            image, where = letterbox(picture.image, self.size)
+            boxes, labels = to_input(picture.boxes, where), picture.labels
+        return DetectionItem(image, boxes, labels, index, where)
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""
+        if isinstance(self.pictures, _KnowsTruth):
+            return GroundTruth(*self.pictures.ground_truth(index))
+        picture = self.pictures.picture(index)
+        return GroundTruth(picture.boxes, picture.labels, picture.image.shape[1], picture.image.shape[2])
+
+
+def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
+    """Items as one batch, targets padded with zeros to the longest list, which counts as 1 at least."""
+    longest = max(1, *(len(item.labels) for item in items))
+    boxes = torch.zeros(len(items), longest, 4)  # (B, T, 4)
+    labels = torch.zeros(len(items), longest, dtype=torch.int64)  # (B, T)
+    valid = torch.zeros(len(items), longest, dtype=torch.bool)
+    for number, item in enumerate(items):
+        count = len(item.labels)
+        boxes[number, :count], labels[number, :count], valid[number, :count] = item.boxes, item.labels, True
+    images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
+    places = [item.letterbox for item in items]
+    return DetectionBatch(images, boxes, labels, valid, [item.index for item in items], places)
+
+
+def open_pictures(
+    root: str, split: str, *, images: int, seed: int, size: tuple[int, int]
+) -> DigitScenes | DarknetData:
+    """The pictures of one split.
+
+    Args:
+        root: ``digits``, a folder, or a ``data.yaml``.
+        split: the split's name.
+        images, seed, size: how many scenes the built-in data makes, what keys them and their (H, W) in
+            pixels; other data brings its own.
+
+    Raises:
+        UserError: nothing at ``root``, or faulty data; see :func:`read_darknet`.
+    """
+    if root == DIGITS:
+        return DigitScenes(split, images, seed, size)
+    return read_darknet(root, split)

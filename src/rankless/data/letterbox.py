@@ -1,0 +1,126 @@
+"""How a picture is placed on the network's input: one preprocessing for training, evaluation and prediction.
+
+The picture keeps its aspect, is resized (bilinear, antialiased, on uint8) and lies on grey 114. The resize
+takes the scale itself, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly in both
+directions and a box loses nothing on the way.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankless.types import Letterbox
+
+GREY = 114
+_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed picture is then one row short
+
+
+def letterbox(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
+    """The whole picture as large as it fits, in the middle of the input.
+
+    Args:
+        image: uint8, (3, h, w).
+        size: the input's (H, W) in pixels.
+
+    Returns:
+        The input, uint8 (3, H, W), and where the picture lies on it. A picture of the right size is
+        returned as it is.
+    """
+    height, width = image.shape[-2:]
+    scale = fit(height, width, size)
+    return place(image, size, scale, *centred(height, width, size, scale))
+
+
+def fit(height: int, width: int, size: tuple[int, int]) -> float:
+    """The largest scale at which a picture of ``height`` × ``width`` lies wholly on the input."""
+    return min(size[0] / height, size[1] / width)
+
+
+def centred(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """(left, top) of the scaled picture in the middle of the input, whole pixels; negative if larger."""
+    return (size[1] - _scaled(width, scale)) // 2, (size[0] - _scaled(height, scale)) // 2
+
+
+def place(
+    image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
+) -> tuple[Tensor, Letterbox]:
+    """The picture scaled and laid on the grey input with its corner at (left, top); what sticks out is cut.
+
+    The returned offsets differ by less than a pixel from those asked for where the picture sticks out on the
+    left or the top: only the visible part is resized, and its corner is put on a whole pixel.
+    """
+    height, width = image.shape[-2:]
+    if (height, width) == size and (scale, left, top) == (1.0, 0, 0):
+        return image, Letterbox(1.0, 0.0, 0.0, height, width)
+    patch, corner, where = visible_patch(image, size, scale, left, top)
+    return paste(patch, corner, size), where
+
+
+def visible_patch(
+    image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
+) -> tuple[Tensor, tuple[int, int], Letterbox]:
+    """The first half of :func:`place`: the scaled visible part, its pixel (x, y), and the placement."""
+    height, width = image.shape[-2:]
+    x0, x1, x = _visible(width, size[1], scale, left)
+    y0, y1, y = _visible(height, size[0], scale, top)
+    where = Letterbox(scale, x - x0 * scale, y - y0 * scale, height, width)
+    return _resize(image[:, y0:y1, x0:x1], scale), (x, y), where
+
+
+def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """The second half of :func:`place`: a patch laid on the grey input, uint8 (3, H, W)."""
+    x, y = corner
+    canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
+    cut = patch[:, max(0, -y) :, max(0, -x) :]
+    onto = canvas[:, max(0, y) :, max(0, x) :]
+    rows, columns = min(cut.shape[1], onto.shape[1]), min(cut.shape[2], onto.shape[2])
+    onto[:, :rows, :columns] = cut[:, :rows, :columns]
+    return canvas
+
+
+def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
+    """Boxes xyxy (…, 4) in pixels of the source, in pixels of the input. Not clipped."""
+    placed = boxes * letterbox.scale
+    placed[..., 0::2] += letterbox.left
+    placed[..., 1::2] += letterbox.top
+    return placed
+
+
+def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
+    """Boxes xyxy (…, 4) in pixels of the input, in pixels of the source and clipped to it."""
+    lifted = torch.empty_like(boxes)
+    lifted[..., 0::2] = ((boxes[..., 0::2] - letterbox.left) / letterbox.scale).clamp(0, letterbox.width)
+    lifted[..., 1::2] = ((boxes[..., 1::2] - letterbox.top) / letterbox.scale).clamp(0, letterbox.height)
+    return lifted
+
+
+def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
+    """The source's visible run [first, last) and the whole pixel of the input where it is pasted.
+
+    A margin as wide as the filter stays on both sides, so that the cut is not seen.
+    """
+    margin = 2 + math.ceil(1 / scale)
+    first = max(0, math.floor(-offset / scale) - margin)
+    last = min(side, math.ceil((input_side - offset) / scale) + margin)
+    # A shift can leave nothing of a small picture on the input: then one pixel is resized and cut away.
+    first, last = min(first, side - 1), max(last, 1)
+    return first, max(last, first + 1), round(offset + first * scale)
+
+
+def _resize(image: Tensor, scale: float) -> Tensor:
+    """uint8 (3, h, w) scaled by exactly ``scale``; the size is rounded down, but at least one pixel."""
+    if scale == 1.0:
+        return image
+    new = [_scaled(side, scale) for side in image.shape[-2:]]
+    if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
+        return F.interpolate(image[None], size=new, mode="bilinear", antialias=True)[0]
+    factors = [scale * _NUDGE] * 2
+    return F.interpolate(image[None], scale_factor=factors, mode="bilinear", antialias=True)[0]
+
+
+def _scaled(side: int, scale: float) -> int:
+    return max(1, int(side * scale * _NUDGE))

@@ -1,0 +1,213 @@
+"""Loader processes: the plan says which pictures form which micro-batch, the processes only fetch them.
+
+A batch is a function of its line in the plan, so the number of processes changes nothing but the time. The
+processes belong to the rank: they leave when it closes the loader, and die when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rankless.errors import UserError
+
+B = TypeVar("B")
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+_GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
+
+
+def micro_batches(
+    examples: Any,
+    collate: Callable[[Sequence[Any]], B],
+    plan: Iterable[Sequence[tuple[int, int]]],
+    *,
+    workers: int,
+    pin_memory: bool = False,
+) -> MicroBatches[B]:
+    """The micro-batches of a whole run, in the order of the plan.
+
+    Args:
+        examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
+        collate: makes a batch of a list of items; a function that pickles by name.
+        plan: one list of (epoch, index) per micro-batch; drawn as it is needed, so it may be endless.
+        workers: loader processes; 0 loads in this one.
+        pin_memory: whether batches are put into page-locked memory for a GPU.
+
+    Returns:
+        An iterator that is a context manager too; leaving it ends the processes.
+    """
+    return MicroBatches(examples, collate, plan, workers, pin_memory)
+
+
+class MicroBatches(Generic[B]):
+    """An iterator over micro-batches; see :func:`micro_batches`.
+
+    Attributes:
+        waited: seconds the caller has spent waiting for batches so far.
+    """
+
+    def __init__(
+        self,
+        examples: Any,
+        collate: Callable[[Sequence[Any]], B],
+        plan: Iterable[Sequence[tuple[int, int]]],
+        workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self.waited = 0.0
+        if workers:
+            _start_forkserver()
+        loader = DataLoader(
+            _Fetch(examples),
+            batch_sampler=plan,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
+            collate_fn=_Guarded(collate),
+            num_workers=workers,
+            pin_memory=pin_memory,
+            multiprocessing_context="forkserver" if workers else None,
+            worker_init_fn=_settle if workers else None,
+            generator=torch.Generator(),  # else the global one is drawn from
+        )
+        self._batches: Iterator[Any] = iter(loader)
+        processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
+        # Runs when the interpreter ends, too: multiprocessing would wait for ever for processes that ignore
+        # SIGTERM.
+        self._end = weakref.finalize(self, _end, self._batches, processes)
+
+    def __iter__(self) -> MicroBatches[B]:
+        return self
+
+    def __next__(self) -> B:
+        if not self._end.alive:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            batch = next(self._batches)
+        finally:
+            self.waited += time.perf_counter() - started
+        if isinstance(batch, _Fault):
+            self.close()
+            raise batch.error
+        return batch  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Ends the loader processes, once the batch each is at is done. May be called twice."""
+        self._end()
+
+    def __enter__(self) -> MicroBatches[B]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Fault:
+    """A user's mistake on its way out of a loader process; torch would turn it into a traceback's text."""
+
+    def __init__(self, error: UserError) -> None:
+        self.error = error
+
+
+class _Fetch(Dataset[Any]):
+    """Draws the items of one line of the plan."""
+
+    def __init__(self, examples: Any) -> None:
+        self.examples = examples
+
+    def __getitems__(self, line: Sequence[tuple[int, int]]) -> list[Any] | _Fault:
+        try:
+            return [self.examples.item(index, epoch) for epoch, index in line]
+        except UserError as error:
+            return _Fault(error)
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        raise NotImplementedError("items are drawn a micro-batch at a time")
+
+
+class _Guarded:
+    """``collate`` that lets a fault through."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[Any] | _Fault) -> Any:
+        if isinstance(items, _Fault):
+            return items
+        try:
+            return self.collate(items)
+        except UserError as error:
+            return _Fault(error)
+
+
+def _start_forkserver() -> None:
+    """Starts the process that loader processes are forked from, which has imported torch but has no threads.
+
+    It is started with the ending signals blocked and its children inherit that: a signal sent to the whole
+    process group must not take the data away from a rank that is about to save its last step.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _settle(worker: int) -> None:
+    """Makes a fresh loader process deaf to ending signals and bound to the life of its rank."""
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        # The kernel's parent is the fork server, which in turn stays as long as its children do.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    rank = multiprocessing.parent_process()
+    threading.Thread(target=_follow, args=(rank,), name="follow the rank", daemon=True).start()
+
+
+def _follow(rank: BaseProcess) -> None:
+    """Waits for the rank's end, however it dies, and dies with it."""
+    rank.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end(batches: Any, processes: list[BaseProcess]) -> None:
+    """Lets the loader processes leave, and kills those that are still busy after a while.
+
+    They are not killed at once: a process that dies while it hands over a batch takes a lock with it, for
+    which the thread that pins memory would wait for ever.
+    """
+    shutdown = getattr(batches, "_shutdown_workers", None)
+    if shutdown is None:
+        return
+    timer = threading.Timer(_GRACE, _kill, (processes,))
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread starts at the interpreter's end
+        timer.start()
+    shutdown()
+    timer.cancel()
+    _kill(processes)
+
+
+def _kill(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()

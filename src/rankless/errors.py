@@ -1,0 +1,30 @@
+"""The one way a mistake of the user's is told: a sentence, never a traceback.
+
+Every fault names the thing, the value found, what was expected and what to do. Faults that can be
+found together are told together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """One or more faults in what the user gave. The command line prints them and exits with 2.
+
+    Args:
+        faults: one sentence, or several; each stands on a line of its own.
+    """
+
+    exit_code = 2
+
+    def __init__(self, faults: str | Iterable[str]) -> None:
+        self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+STOPPED = 85
+"""Exit code of a run that was asked to stop, saved its state and can be resumed: a scheduler may requeue it."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""

@@ -1,0 +1,55 @@
+"""Scoring a model on a whole data set: each picture exactly once, the same numbers at any number of ranks.
+
+The pictures are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
+predictions are gathered in the order of the pictures, and rank 0 scores them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankless.data.loader import micro_batches
+from rankless.precision import autocast
+from rankless.recipe import Recipe
+from rankless.tasks.protocol import Task
+from rankless.types import Scores
+from rankless.world.join import World
+
+
+def evaluate(task: Task, model: nn.Module, recipe: Recipe, world: World, *, limit: int | None = None) -> Scores:
+    """The scores of ``model``, the same dict on every rank.
+
+    Args:
+        task: its ``evaluation_data`` is scored.
+        model: the bare model on the world's device; it is put into evaluation mode and left so.
+        recipe: precision (resolved), the size of a batch and the loader processes.
+        world: the ranks that share the work.
+        limit: predict only so many of the first pictures; the others count as pictures without a prediction,
+            so this is no score, only a check that takes the same path.
+    """
+    data = task.evaluation_data()
+    count = len(data) if limit is None else min(limit, len(data))
+    size = recipe.batch.micro
+    starts = range(0, count, size)
+    own = starts[world.rank :: world.size]
+    plan = [[(0, index) for index in range(start, min(start + size, count))] for start in own]
+    model.eval()
+    predicted: list[tuple[int, list[Any]]] = []
+    with (
+        micro_batches(data, task.collate, plan, workers=min(recipe.workers, len(plan))) as batches,
+        torch.no_grad(),
+        autocast(recipe.precision, world.device),
+    ):
+        for start, batch in zip(own, batches, strict=True):
+            predicted.append((start, task.predict(model, batch.to(world.device))))
+    gathered = world.gather(predicted)
+    scores: Scores | None = None
+    if gathered is not None:
+        in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
+        predictions = [prediction for _, part in in_order for prediction in part]
+        scores = task.score(predictions) if limit is None else {"predictions": len(predictions)}
+    scores = world.broadcast(scores)
+    return scores if scores is not None else {}

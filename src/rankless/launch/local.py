@@ -1,0 +1,222 @@
+"""Jobs on this machine: how many ranks, one run per directory, and what is said at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from rich.console import Console
+
+from rankless import journal
+from rankless.errors import INTERRUPTED, STOPPED, UserError
+from rankless.launch.agent import supervise
+from rankless.launch.resume import check_resume
+from rankless.models import weights
+from rankless.precision import resolve
+from rankless.recipe import Recipe
+from rankless.recipe_file import dump, load, to_json
+from rankless.run_directory import RunDirectory, weights_of, write_atomically
+from rankless.worker import Job, write_job
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended.
+
+    Attributes:
+        note: what rank 0 left, or the rank that found a fault; empty when none did.
+        signal: what ended the launcher, None if nothing did.
+    """
+
+    note: dict[str, Any]
+    signal: signal.Signals | None
+
+
+def train(
+    recipe: Recipe, run: Path, *, devices: int | None, resume: bool, rehearse: int = 0, traces: Path | None = None
+) -> int:
+    """Train on this machine and say how it went.
+
+    Args:
+        recipe: ``precision: auto`` is resolved here.
+        run: the run directory.
+        devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
+        resume: go on in ``run``.
+        rehearse: end after so many steps (``rankless verify``), with nothing said.
+        traces: a folder where the ranks of a rehearsal leave their traces.
+
+    Returns:
+        The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
+
+    Raises:
+        UserError: whatever is the user's to mend.
+    """
+    directory = RunDirectory(run)
+    ranks = _ranks(devices, recipe)
+    with _locked(directory, resume):
+        recipe = check_resume(directory, recipe) if resume else recipe
+        recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
+        write_atomically(directory.recipe, dump(recipe))
+        write_atomically(directory.environment, json.dumps(_environment(ranks), indent=1) + "\n")
+        console = Console(quiet=bool(rehearse), highlight=False, soft_wrap=True)
+        if not rehearse:
+            console.print(f"training in {run} on {_named(ranks)}, {recipe.precision}", markup=False)
+        job = Job(
+            "train", to_json(recipe), str(directory.logs), run=str(run), resume=resume, rehearse=rehearse
+        )
+        ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+        return _told(ending, directory, recipe, console)
+
+
+def evaluate(
+    target: Path, overrides: Sequence[str] = (), *, devices: int | None = None, split: str | None = None
+) -> dict[str, Any]:
+    """Score weights on the data of their recipe.
+
+    Args:
+        target: a run directory or a weights file.
+        overrides: changes to the recipe, such as ``data.root=…`` or ``evaluate.iou=0.5``.
+        devices: as for :func:`train`.
+        split: the split to score; None is the recipe's ``data.val``.
+
+    Returns:
+        The scores, with ``weights`` naming the file.
+    """
+    path = weights_of(target)
+    found = weights.load(path)
+    with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
+        text = Path(folder) / "recipe.yaml"
+        text.write_text(dump(found.recipe), encoding="utf-8")
+        recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
+        recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
+        ranks = _ranks(devices, None)
+        ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
+    if "scores" not in ending.note:
+        raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
+    return {"weights": str(path), **ending.note["scores"]}
+
+
+def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
+    """Start the ranks, wait for them, and read what they left."""
+    with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
+        folder = traces or Path(scratch)
+        place = write_job(job, folder)
+
+        def notes() -> list[Path]:
+            return sorted(folder.glob("note-*.json"))
+
+        def say(sentence: str) -> None:
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+        ended_by = supervise(place, ranks, lambda: bool(notes()), progress, say)
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in notes()]
+    faults = [note for note in found if note.get("faults")]
+    if faults:
+        raise UserError(dict.fromkeys(sentence for note in faults for sentence in note["faults"]))
+    return Ending(found[0] if found else {}, ended_by)
+
+
+def _told(ending: Ending, run: RunDirectory, recipe: Recipe, console: Console) -> int:
+    """Say how a training ended; the exit code."""
+    again = f"rankless train --resume --run {run.path}"
+    stopped_by = ending.signal or (signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None)
+    if ending.note.get("finished"):
+        scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
+        best = run.pointed("best")
+        for entry in scores:
+            if entry["evaluation"] == best:
+                shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
+                console.print(f"best (step {best}): {shown}", markup=False)
+        console.print(f"run directory: {run.path}", markup=False)
+        console.print(f"next: rankless predict {run.path} PICTURES", markup=False)
+        return 0
+    if stopped_by is not None:
+        step = run.pointed("last")
+        saved = f"saved after step {step}" if step else "nothing was saved yet"
+        print(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
+        return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
+    print(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
+    """Hold the run directory; the lock of a dead process is gone with it."""
+    if resume and not run.recipe.exists():
+        raise UserError(
+            f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was started, "
+            "or leave --resume out"
+        )
+    if not resume and run.checkpoints.exists() and run.steps():
+        raise UserError(
+            f"{run.path}: a run is there already (last step {run.steps()[-1]}); go on with --resume, "
+            "or give another --run"
+        )
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        file = (run.path / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{run.path}: cannot be used as a run directory ({error}); give another --run") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{run.path}: another process trains in this directory now; wait for it, or give another --run"
+            ) from error
+        if not resume and run.journal.exists():
+            run.journal.unlink()  # of a start that died before its first checkpoint
+        yield file
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")
+
+
+def _ranks(devices: int | None, recipe: Recipe | None) -> int:
+    """How many ranks to start."""
+    most = recipe.batch.micro_batches if recipe else None
+    if devices is None:
+        threads = recipe.threads if recipe else 1
+        cards = torch.cuda.device_count() if _device().type == "cuda" else 0
+        devices = cards or max(len(os.sched_getaffinity(0)) // threads, 1)
+        return min(devices, most) if most else devices
+    if devices < 1:
+        raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
+    if most and devices > most:
+        raise UserError(
+            f"--devices is {devices}, but a step has only {most} micro-batches to share (batch.images / batch.micro): "
+            f"use at most {most} devices, a larger batch.images or a smaller batch.micro"
+        )
+    return devices
+
+
+def _named(ranks: int) -> str:
+    kind = "GPU" if _device().type == "cuda" else "process"
+    plural = "s" if kind == "GPU" else "es"
+    return f"{ranks} {kind}{plural if ranks > 1 else ''}"
+
+
+def _environment(ranks: int) -> dict[str, Any]:
+    """What the numbers were computed with; nothing that decides them is only here."""
+    names = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn")
+    return {
+        "versions": {name: metadata.version(name) for name in names},
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "device": torch.cuda.get_device_name() if _device().type == "cuda" else platform.processor() or "cpu",
+        "world_size": ranks,
+        "command": sys.argv,
+    }

@@ -1,0 +1,41 @@
+"""What may change between a run and its resumption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankless.errors import UserError
+from rankless.recipe import Recipe
+from rankless.recipe_file import differences, load
+from rankless.run_directory import RunDirectory
+
+# Nothing here changes a number that was computed already.
+FREE = ("epochs", "workers", "evaluate.every", "checkpoint.every", "checkpoint.keep")
+
+
+def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
+    """The recipe to go on with.
+
+    Args:
+        run: started before.
+        recipe: what is asked for now.
+
+    Raises:
+        UserError: something that decides past numbers differs; every such key is named with both values.
+    """
+    before = load(run.recipe)
+    if recipe.precision == "auto":
+        # What it meant is written down with the run; another machine must not change it.
+        recipe = replace(recipe, precision=before.precision)
+    changed = [(key, old, new) for key, old, new in differences(before, recipe) if key not in FREE]
+    if changed:
+        listed = [f"{key}: {old} in the run, {new} now" for key, old, new in changed]
+        raise UserError(
+            [
+                f"{run.path} cannot go on with another recipe; {len(changed)} "
+                f"{'keys differ' if len(changed) > 1 else 'key differs'}:",
+                *listed,
+                f"leave them as they were, or start anew; what may change: {', '.join(FREE)}",
+            ]
+        )
+    return recipe

@@ -1,0 +1,145 @@
+"""COCO's box metric, computed by faster-coco-eval on ground truth in the pixels of the source pictures.
+
+AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
+(Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and cocoapi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from faster_coco_eval.core import COCO, COCOeval_faster
+from torch import Tensor
+
+from rankless.types import Detections, Scores
+
+_AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
+
+
+class Truth(NamedTuple):
+    """Ground truth of one picture.
+
+    Attributes:
+        boxes: xyxy in pixels of the source picture, (N, 4).
+        labels: class ids, (N,).
+        crowd: true where a box marks a group: detections in it count neither way, (N,).
+        areas: pixels of the object, by which it is small, medium or large, (N,); the box's area without.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    crowd: Tensor | None = None
+    areas: Tensor | None = None
+
+
+def coco_scores(
+    detections: Sequence[Detections],
+    truths: Sequence[Truth | tuple[Tensor, Tensor]],
+    class_names: Sequence[str],
+) -> Scores:
+    """Score the detections of a whole data set.
+
+    Args:
+        detections: one per picture, in the order of ``truths``; each picture exactly once. As in pycocotools
+            the best 100 of each class in each picture count.
+        truths: :class:`Truth` or ``(boxes, labels)`` per picture.
+        class_names: a name per class id.
+
+    Returns:
+        ``AP``, ``AP50``, ``AP75``, ``APs``, ``APm``, ``APl``, ``AR100`` and ``per_class``: a name to its
+        ``AP`` and ``AP50``; each in 0..1, or None where there is no truth to find.
+
+    Raises:
+        ValueError: lists of unequal length, or a label without a name.
+    """
+    if len(detections) != len(truths):
+        raise ValueError(f"{len(detections)} predictions for {len(truths)} pictures")
+    classes = len(class_names)
+    truth_rows = [row for i, truth in enumerate(truths, 1) for row in _truth_rows(i, Truth(*truth), classes)]
+    found_rows = [row for i, found in enumerate(detections, 1) for row in _found_rows(i, found, classes)]
+    if not truth_rows:
+        return _summary(np.full((10, 101, classes, 4), -1.0), np.full((10, 0), -1.0), class_names)
+    evaluation = COCOeval_faster(
+        _index(len(truths), class_names, truth_rows),
+        _index(len(truths), class_names, found_rows),
+        iouType="bbox",
+        print_function=_say_nothing,
+        extra_calc=False,
+    )
+    evaluation.params.maxDets = [1, 10, 100]
+    evaluation.evaluate()
+    evaluation.accumulate()
+    shape = (10, 101, classes, len(_AREAS), 3)  # IoU, recall, class, area, number of detections
+    precision = np.asarray(evaluation.eval["precision"], dtype=np.float64).reshape(shape)
+    recall = np.asarray(evaluation.eval["recall"], dtype=np.float64).reshape(shape[:1] + shape[2:])
+    return _summary(precision[..., -1], recall[:, :, 0, -1], class_names)
+
+
+def _summary(precision: np.ndarray, recall: np.ndarray, class_names: Sequence[str]) -> Scores:
+    """Means over what exists: ``precision`` (10, 101, K, 4), ``recall`` (10, K); −1 without a truth."""
+    every = precision[:, :, :, 0]
+    scores: Scores = {
+        "AP": _mean(every),
+        "AP50": _mean(every[0]),
+        "AP75": _mean(every[5]),
+        **{f"AP{area[0]}": _mean(precision[:, :, :, at]) for at, area in enumerate(_AREAS) if at},
+        "AR100": _mean(recall),
+    }
+    per_class: dict[str, dict[str, float | None]] = {}
+    for label, name in enumerate(class_names):
+        key = f"{name} ({label})" if name in per_class else name
+        per_class[key] = {"AP": _mean(every[:, :, label]), "AP50": _mean(every[0, :, label])}
+    return scores | {"per_class": per_class}
+
+
+def _mean(values: np.ndarray) -> float | None:
+    present = values[values > -1]
+    return float(present.mean()) if present.size else None
+
+
+def _truth_rows(image: int, truth: Truth, classes: int) -> list[dict[str, Any]]:
+    rows = _rows(image, truth.boxes, truth.labels, classes)
+    if truth.crowd is not None:
+        for row, crowd in zip(rows, truth.crowd.tolist(), strict=True):
+            row["iscrowd"] = int(crowd)
+    if truth.areas is not None:
+        for row, area in zip(rows, truth.areas.tolist(), strict=True):
+            row["area"] = float(area)
+    return rows
+
+
+def _found_rows(image: int, found: Detections, classes: int) -> list[dict[str, Any]]:
+    rows = _rows(image, found.boxes, found.labels, classes)
+    for row, score in zip(rows, found.scores.tolist(), strict=True):
+        row["score"] = score
+    return rows
+
+
+def _rows(image: int, boxes: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
+    """COCO's annotations: box as x, y, width, height; picture and category count from 1."""
+    rows = []
+    for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
+        if not 0 <= label < classes:
+            raise ValueError(f"picture {image - 1}: label {label}, but there are {classes} class names")
+        box = [x1, y1, x2 - x1, y2 - y1]
+        area = box[2] * box[3]
+        rows.append({"image_id": image, "category_id": label + 1, "bbox": box, "area": area, "iscrowd": 0})
+    return rows
+
+
+def _index(images: int, class_names: Sequence[str], rows: list[dict[str, Any]]) -> COCO:
+    # Numbers count from 1: the evaluator takes 0 for "unmatched".
+    return COCO(
+        {
+            "images": [{"id": image} for image in range(1, images + 1)],
+            "categories": [{"id": label, "name": name} for label, name in enumerate(class_names, 1)],
+            "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
+        },
+        print_function=_say_nothing,
+    )
+
+
+def _say_nothing(*_: object) -> None:
+    pass

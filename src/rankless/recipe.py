@@ -1,0 +1,311 @@
+"""The recipe: everything that decides a number, and nothing else.
+
+Where and how a run happens (devices, hosts, the run directory) is the command line's; what decides the
+weights is here. A recipe is frozen, written into the run directory and into every weights file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import field
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Side = Annotated[int, Field(ge=32, multiple_of=32)]
+Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
+Share = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, StringConstraints(min_length=1)]
+Minutes = Annotated[
+    str,
+    StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
+    Field(description="minutes as in '10 min'"),
+]
+
+
+def _clash(sentence: str, *keys: str) -> PydanticCustomError:
+    """Values that are each right and do not go together.
+
+    Args:
+        sentence: what is wrong, whole.
+        keys: the keys of this class that are involved, the one the sentence is about first.
+    """
+    return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
+
+
+def _rising(milestones: tuple[int, ...]) -> tuple[int, ...]:
+    if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
+        raise PydanticCustomError("rising", "expected steps that rise, each larger than the one before")
+    return milestones
+
+
+Milestones = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_rising)]
+
+
+@dataclass(frozen=True, config=_config)
+class Model:
+    """The network.
+
+    Attributes:
+        name: one of the names ``rankless.models.zoo`` knows.
+        image_size: the network's input in pixels: one side, or [height, width]; multiples of 32.
+        width: factor on every channel count of the backbone and neck.
+        dropout: share of channels dropped before each head's last convolution.
+    """
+
+    name: Name = "yolov4-tiny"
+    image_size: Side | Size = 416
+    width: Positive = 1.0
+    dropout: Share = 0.0
+
+
+@dataclass(frozen=True, config=_config)
+class Augment:
+    """How training pictures are varied. Zero switches a part off.
+
+    Attributes:
+        flip: chance of a mirror image.
+        hue: largest turn of the hue, as a share of the full circle.
+        saturation, value: largest factor on saturation and value is ``1 + x``, smallest ``1 / (1 + x)``.
+        scale: largest zoom is ``1 + x``, smallest ``1 / (1 + x)``.
+        translate: largest shift, as a share of the input's side.
+    """
+
+    flip: Fraction = 0.5
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.015
+    saturation: NotNegative = 0.5
+    value: NotNegative = 0.3
+    scale: NotNegative = 0.3
+    translate: Share = 0.1
+
+
+@dataclass(frozen=True, config=_config)
+class Data:
+    """The pictures.
+
+    Attributes:
+        root: ``digits`` (built in), a folder, or a ``data.yaml``.
+        train, val: names of the splits trained and scored on.
+        train_images, val_images: how many scenes the built-in data has; other data brings its own number.
+        augment: how training pictures are varied.
+    """
+
+    root: Name = "digits"
+    train: Name = "train"
+    val: Name = "val"
+    train_images: Count = 4096
+    val_images: Count = 256
+    augment: Augment = field(default_factory=Augment)
+
+
+@dataclass(frozen=True, config=_config)
+class Batch:
+    """One step's pictures: ``images`` of them, worked through ``micro`` at a time.
+
+    Attributes:
+        images: the global batch, whatever the number of devices.
+        micro: pictures in one micro-batch; divides ``images``.
+    """
+
+    images: Count = 64
+    micro: Count = 8
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step: the largest number of ranks that can share it."""
+        return self.images // self.micro
+
+    @model_validator(mode="after")
+    def _micro_divides_images(self) -> Self:
+        if self.images % self.micro:
+            divisors = [d for d in range(1, min(self.images, 1 << 16) + 1) if self.images % d == 0]
+            below = max(d for d in divisors if d < self.micro)
+            above = min((d for d in divisors if d > self.micro), default=None)
+            nearest = f"{below} and {above}" if above else f"{below}"
+            raise _clash(
+                f"'batch.micro' is {self.micro}, which does not divide batch.images ({self.images}); "
+                f"nearest that do: {nearest}",
+                "micro",
+                "images",
+            )
+        return self
+
+
+@dataclass(frozen=True, config=_config)
+class Loss:
+    """The detection loss. ``auto`` is the loss the model was published with.
+
+    Attributes:
+        name: which loss.
+        box, objectness, classes: factors on the parts; ``auto`` is the published one.
+        ignore: predictions that overlap any truth by more than this IoU are no negatives.
+        anchor_iou: YOLOv4: every anchor of a layer whose shape matches by more than this IoU is positive
+            too (1: only the best).
+        smoothing: label smoothing of the classes.
+    """
+
+    name: Literal["auto", "yolov3", "yolov4"] = "auto"
+    box: Literal["auto"] | NotNegative = "auto"
+    objectness: Literal["auto"] | NotNegative = "auto"
+    classes: Literal["auto"] | NotNegative = "auto"
+    ignore: Literal["auto"] | Fraction = "auto"
+    anchor_iou: Literal["auto"] | Fraction = "auto"
+    smoothing: Share = 0.0
+
+
+@dataclass(frozen=True, config=_config)
+class Optim:
+    """The optimiser.
+
+    Attributes:
+        name: ``sgd`` (with momentum) or ``adamw``.
+        lr: the highest learning rate; the schedule is a factor on it.
+        momentum: SGD's momentum.
+        nesterov: SGD looks ahead.
+        betas: AdamW's averaging factors.
+        weight_decay: on weights of convolutions and linear layers only, never on biases and norms.
+        clip: largest global norm of the gradient; 0 switches it off.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.01
+    momentum: Share = 0.9
+    nesterov: bool = False
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    weight_decay: NotNegative = 5e-4
+    clip: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and self.name != "sgd":
+            raise _clash(
+                f"'optim.nesterov' is true, which optim.name '{self.name}' does not know: "
+                "leave it out, or use 'sgd'",
+                "nesterov",
+                "name",
+            )
+        if self.nesterov and self.momentum == 0:
+            raise _clash(
+                "'optim.nesterov' is true, which needs momentum, and optim.momentum is 0: "
+                "give a momentum such as 0.9, or leave nesterov out",
+                "nesterov",
+                "momentum",
+            )
+        return self
+
+
+@dataclass(frozen=True, config=_config)
+class Schedule:
+    """The learning rate as a function of the step.
+
+    Attributes:
+        name: ``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone) or ``constant``.
+        warmup: steps over which the rate rises from nothing.
+        warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
+        final: cosine's last rate, as a share of ``optim.lr``.
+        milestones: steps at which ``step`` lowers the rate, rising.
+        gamma: the factor at each milestone.
+    """
+
+    name: Literal["cosine", "step", "constant"] = "cosine"
+    warmup: CountOrZero = 0
+    warmup_power: Positive = 1.0
+    final: Fraction = 0.01
+    milestones: Milestones = ()
+    gamma: Positive = 0.1
+
+    @model_validator(mode="after")
+    def _steps_are_named(self) -> Self:
+        if self.name == "step" and not self.milestones:
+            raise _clash(
+                "'schedule.name' is 'step', which needs schedule.milestones: give the steps at which "
+                "the rate falls, as in [4000, 4500]",
+                "name",
+                "milestones",
+            )
+        return self
+
+
+@dataclass(frozen=True, config=_config)
+class Ema:
+    """An exponential moving average of the weights; it is what is evaluated and what predicts.
+
+    Attributes:
+        decay: share kept each step; 0 switches it off. Ramps up as ``min(decay, (1 + step) / (10 + step))``.
+    """
+
+    decay: Share = 0.0
+
+
+@dataclass(frozen=True, config=_config)
+class Evaluate:
+    """Scoring during the run and after it.
+
+    Attributes:
+        every: epochs between evaluations; the last step is always evaluated. 0: only then.
+        confidence: detections scored lower are left out.
+        iou: NMS removes a detection that overlaps a better one of its class by more.
+        detections: at most so many per picture.
+    """
+
+    every: CountOrZero = 1
+    confidence: Fraction = 0.001
+    iou: Fraction = 0.6
+    detections: Count = 100
+
+
+@dataclass(frozen=True, config=_config)
+class Checkpoint:
+    """When the state is saved.
+
+    Attributes:
+        every: steps between checkpoints, or minutes as in ``10 min``; the last step is always saved.
+        keep: how many of the newest stay; the best stays too.
+    """
+
+    every: Count | Minutes = "10 min"
+    keep: Count = 2
+
+
+@dataclass(frozen=True, config=_config)
+class Recipe:
+    """A whole recipe; see the classes of its parts.
+
+    Attributes:
+        task: ``detect``, or ``package.module:Class`` for a task of your own.
+        epochs: passes over the training pictures.
+        seed: keys all chance.
+        precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
+            (fp16 on older GPUs).
+        batch_norm: statistics of the ``micro``-batch, of the whole global batch (``sync``), or ``frozen``.
+        reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order to the backend.
+        workers: loader processes of each rank; 0 loads in the rank itself.
+        threads: threads of one operation on the CPU; it changes the bits of a convolution.
+    """
+
+    task: Name = "detect"
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    epochs: Count = 100
+    seed: CountOrZero = 0
+    loss: Loss = field(default_factory=Loss)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    batch_norm: Literal["micro", "sync", "frozen"] = "micro"
+    reduce: Literal["exact", "fast"] = "exact"
+    ema: Ema = field(default_factory=Ema)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    workers: CountOrZero = 0
+    threads: Count = 1

@@ -1,0 +1,164 @@
+"""A recipe's keys in words: what exists, what was meant, what is expected.
+
+All of it is read from the recipe's JSON Schema, so each fact is written once: as the types in ``recipe.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rankless.recipe import Recipe
+
+KeyPath = tuple[str, ...]
+"""Keys from the outside in: ``("optim", "lr")``."""
+
+adapter = TypeAdapter(Recipe)
+
+
+@cache
+def leaves() -> dict[KeyPath, dict[str, Any]]:
+    """The JSON Schema of every key that holds a value, by path, in the recipe's order."""
+    return {path: schema for path, schema in _walk() if "properties" not in schema}
+
+
+@cache
+def sections() -> dict[KeyPath, tuple[str, ...]]:
+    """The keys of every section, by path; the recipe itself is ``()``."""
+    return {path: tuple(schema["properties"]) for path, schema in _walk() if "properties" in schema}
+
+
+def shown(value: Any) -> str:
+    """A value as a user would write it, cut to a readable length."""
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a section" if value else "an empty section"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        # What is inside a list inside a list is not looked at: anchors can make it endless.
+        items = ["[…]" if isinstance(item, list) else shown(item) for item in value[:8]]
+        text = f"[{', '.join(items)}{', …' * (len(value) > 8)}]"
+    else:
+        text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """``; did you mean 'x'?`` with the word that resembles ``word`` most, or nothing."""
+    match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def instead_of(path: KeyPath) -> str:
+    """What to write for a key that does not exist, as the end of a sentence."""
+    every = [*leaves(), *(section for section in sections() if section)]
+    dotted, names = ".".join(path), [".".join(other) for other in every]
+    if dotted in names:
+        *outer, last = dotted.split(".")
+        return (
+            f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
+        )
+    if same := [".".join(other) for other in every if other[-1] == path[-1]]:
+        return nearest(dotted, same, cutoff=0)
+    # 'batch' alone resembles 'batch.size', but is no answer to it.
+    if near := nearest(dotted, (name for name in names if "." in name or len(path) == 1)):
+        return near
+    for leaf in difflib.get_close_matches(path[-1], [other[-1] for other in every], n=1, cutoff=0.75):
+        return nearest(dotted, [".".join(other) for other in every if other[-1] == leaf], cutoff=0)
+    here = path[:-1] if path[:-1] in sections() else ()
+    return f"; expected one of {', '.join(sections()[here])}"
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """A JSON Schema in words: ``a whole number of at least 1``."""
+    if "anyOf" in schema:
+        return ", or ".join(expected(option) for option in schema["anyOf"])
+    words = _words(schema)
+    if words:
+        return f"one of {', '.join(words)}" if len(words) > 1 else f"'{words[0]}'"
+    kind = schema["type"]
+    if kind == "array":
+        items = schema.get("prefixItems")
+        count = f"a list of {len(items)}" if items else "a list"
+        return f"{count}, each {expected(items[0] if items else schema['items'])}"
+    if kind in ("integer", "number"):
+        return _number(schema)
+    if kind == "boolean":
+        return "true or false"
+    described: str = schema.get("description", "text that is not empty")
+    return described
+
+
+def mistake(path: KeyPath, value: Any) -> str:
+    """What is wrong with the value of a key, what was expected and the nearest that is right."""
+    schema = leaves()[path]
+    what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}"
+    if value is None:
+        return f"{what}; leave the key out for the default, {shown(schema['default'])}"
+    if isinstance(value, str):
+        words = [word for option in _options(schema) for word in _words(option)]
+        return what + (nearest(value.lower(), words) or _unquoted(value, schema))
+    return what + _nearest_multiples(value, schema)
+
+
+def _walk() -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    whole = adapter.json_schema()
+
+    def walk(path: KeyPath, schema: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        yield path, schema
+        for name, inner in schema.get("properties", {}).items():
+            yield from walk((*path, name), inner)
+
+    return walk((), whole)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    options: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    return options
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    return list(schema.get("enum", [])) or ([schema["const"]] if "const" in schema else [])
+
+
+def _number(schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    kind = "a whole number" if schema["type"] == "integer" else "a number"
+    if "multipleOf" in schema:
+        kind = f"a multiple of {schema['multipleOf']}"
+    if least is not None and most is not None:
+        return f"{kind} from {least} to {most}"
+    if least is not None and below is not None:
+        return f"{kind} of at least {least} and below {below}"
+    if least is not None:
+        return f"{kind} of at least {least}"
+    return f"{kind} above {above}" if above is not None else kind
+
+
+def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
+    """A hint for a number that is text because of its quotes or its underscores."""
+    if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return ""
+    return f"; write {text.replace('_', '')} without quotes"
+
+
+def _nearest_multiples(value: Any, schema: Mapping[str, Any]) -> str:
+    step = next((option["multipleOf"] for option in _options(schema) if "multipleOf" in option), None)
+    hints = []
+    for number in value if isinstance(value, list) else [value]:
+        if step and isinstance(number, int) and not isinstance(number, bool) and number % step:
+            below = max(number // step, 1) * step
+            hints.append(f"nearest to {number}: {below} and {below + step}")
+    return "; " + ", ".join(hints) if hints else ""

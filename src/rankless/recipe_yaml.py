@@ -1,0 +1,185 @@
+"""YAML as recipes use it: the scalars of YAML 1.2, the line of every key, and no surprises.
+
+PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. Here the core schema of
+YAML 1.2 (chapter 10.3) decides. Tags are never obeyed, a key given twice is a fault, and whatever cannot be
+read is told with its file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from rankless.errors import UserError
+
+Path = tuple[str, ...]
+"""Keys from the outside in: ``("optim", "lr")``."""
+
+_SCALARS = {
+    "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
+    "bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF")),
+    "int": (re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"), list("-+0123456789")),
+    "float": (
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+        ),
+        list("-+.0123456789"),
+    ),
+}
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes with the tags of YAML 1.2; :func:`_value` makes values of them, no constructor does."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text in quotes if a reader of YAML 1.1 or of YAML 1.2 would take it for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _name, (_pattern, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
+# Line breaks of other scripts (U+0085, U+2028) are folded away by readers unless they are escaped.
+_Dumper.add_representer(
+    str,
+    lambda dumper, data: dumper.represent_scalar(
+        _TAG + "str", data, style=None if data.isprintable() else '"'
+    ),
+)
+_Dumper.add_representer(
+    list, lambda dumper, data: dumper.represent_sequence(_TAG + "seq", data, flow_style=True)
+)
+
+
+def read(text: str, place: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
+    """The value of a YAML text, and the line on which each key of its mappings stands.
+
+    Args:
+        text: one YAML document.
+        place: its name in faults.
+        lines: whether faults name the line (not for a value from the command line).
+
+    Returns:
+        The value, made of dict, list, str, int, float, bool and None; lines by path, from 1. Nothing is
+        expanded: what an anchor names twice is twice the same object.
+
+    Raises:
+        UserError: the text is no YAML, gives a key twice, or uses tags.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        reading = _Reading(place, lines)
+        value = reading.value(node, ()) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{place}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else place
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise UserError(f"{where}: this is not YAML: {what}{_cure(what)}") from None
+    except yaml.reader.ReaderError as error:
+        raise UserError(
+            f"{place}: this is not YAML: character {error.position + 1} is not one that YAML allows "
+            f"(number {error.character:#x})"
+        ) from None
+    except RecursionError:
+        raise UserError(f"{place}: nested too deeply") from None
+    if reading.faults:
+        raise UserError(reading.faults)
+    return value, reading.lines
+
+
+def write(tree: dict[str, Any]) -> str:
+    """YAML text, keys in the order given, lists on one line; :func:`read` gives an equal value."""
+    text: str = yaml.dump(
+        tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
+    )
+    return text
+
+
+class _Reading:
+    """Nodes to values; collects lines and faults on the way."""
+
+    def __init__(self, place: str, with_lines: bool) -> None:
+        self.place, self.with_lines = place, with_lines
+        self.lines: dict[Path, int] = {}
+        self.faults: list[str] = []
+        self._made: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        if id(node) in self._open:
+            self._fault(node, "an anchor may not contain itself")
+            return None
+        if id(node) in self._made:
+            return self._made[id(node)]
+        self._open.add(id(node))
+        self._made[id(node)] = made = self._make(node, path)
+        self._open.discard(id(node))
+        return made
+
+    def _make(self, node: yaml.Node, path: Path) -> Any:
+        tag = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and tag == "map":
+            return dict(self._entries(node, path))
+        if isinstance(node, yaml.SequenceNode) and tag == "seq":
+            return [self.value(item, path) for item in node.value]
+        if isinstance(node, yaml.ScalarNode) and (tag == "str" or tag in _SCALARS):
+            if tag == "str" or _SCALARS[tag][0].match(node.value):
+                return _scalar(tag, node.value)
+            self._fault(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
+            return None
+        self._fault(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: leave it out")
+        return None
+
+    def _entries(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
+        first: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fault(key_node, "a key must be a word")
+                continue
+            name, line = key_node.value, key_node.start_mark.line + 1
+            here = (*path, name)
+            if name in first:
+                before = f" (before: line {first[name]})" if self.with_lines else ""
+                self._fault(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep one")
+                continue
+            first[name] = line
+            self.lines[here] = line
+            yield name, self.value(value_node, here)
+
+    def _fault(self, node: yaml.Node, sentence: str) -> None:
+        where = f"{self.place}:{node.start_mark.line + 1}" if self.with_lines else self.place
+        self.faults.append(f"{where}: {sentence}")
+
+
+def _scalar(tag: str, text: str) -> Any:
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return text[0] in "tT"
+    if tag == "int" and len(text) < 4000:  # Python converts no more than 4,300 digits
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if tag == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def _cure(what: str) -> str:
+    """What to do about a syntax error of the common kinds."""
+    if "'\\t'" in what:
+        return " (indent with spaces)"
+    if "cannot start any token" in what:
+        return " (put the text in quotes)"
+    if "mapping values are not allowed" in what:
+        return " (a text with ': ' in it needs quotes)"
+    return ""

@@ -1,0 +1,151 @@
+"""Detection: a YOLO model, its loss, what it finds in a picture, and the COCO score of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import batched_nms
+
+from rankless.data.detection import DetectionExamples, collate, open_pictures
+from rankless.data.letterbox import to_source
+from rankless.errors import UserError
+from rankless.losses.yolo import from_recipe
+from rankless.metrics.coco import Truth, coco_scores
+from rankless.models.zoo import build, variant
+from rankless.recipe import Recipe
+from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
+from rankless.yolo_grid import decode
+
+# The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
+SCENE_SIZE = (256, 256)
+# So many of the best candidates of a picture reach NMS; its cost grows with their square.
+CANDIDATES = 3000
+
+
+class Detect:
+    """The task ``detect``; see :class:`rankless.tasks.protocol.Task`.
+
+    Args:
+        recipe: the whole recipe.
+        class_names: of a trained model; the training data then is not opened to learn them.
+
+    Raises:
+        UserError: no such model, a loss setting that the loss does not have, or data that cannot be opened.
+    """
+
+    score_name = "AP"
+
+    def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
+        self.recipe = recipe
+        side = recipe.model.image_size
+        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        chosen = variant(recipe.model.name)
+        self.heads = chosen.heads()
+        self._loss = from_recipe(recipe.loss, chosen.loss_name)
+        if class_names is None:
+            class_names = self._training.pictures.class_names
+        self.class_names = tuple(class_names)
+
+    def model(self) -> nn.Module:
+        """The bare model on the CPU, freshly initialised from torch's global generator."""
+        return build(self.recipe.model, len(self.class_names))
+
+    def training_data(self) -> DetectionExamples:
+        """The training pictures, varied as the recipe says."""
+        return self._named_alike(self._training, self.recipe.data.train)
+
+    def evaluation_data(self) -> DetectionExamples:
+        """The validation pictures, letterboxed and not varied."""
+        return self._named_alike(self._evaluation, self.recipe.data.val)
+
+    def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
+        """Items as one batch, their targets padded to the longest list."""
+        return collate(items)
+
+    def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
+        """The loss of one micro-batch, summed over its pictures; ``count`` is their number."""
+        return self._loss(model(network_input(batch.images)), self.heads, batch)
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
+        """What the model finds in each picture of the batch, in pixels of the sources.
+
+        A score is objectness times class probability. One box may carry several classes (COCO's practice);
+        NMS works class by class. Equal scores stay in the order of the model's outputs.
+        """
+        raw = model(network_input(batch.images))
+        boxes, scores = [], []
+        for output, head in zip(raw, self.heads, strict=True):
+            place, objectness, classes = decode(output, head)
+            boxes.append(place.flatten(1, 3))
+            scores.append((objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()).flatten(1, 3))
+        pictures = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
+        places = zip(batch.indices, batch.letterboxes, strict=True)
+        return [
+            self._best(index, letterbox, place, score)
+            for (index, letterbox), (place, score) in zip(places, pictures, strict=True)
+        ]
+
+    def score(self, predictions: Sequence[Detections]) -> Scores:
+        """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures."""
+        data = self.evaluation_data()
+        truths = [data.ground_truth(index) for index in range(len(data))]
+        return coco_scores(
+            predictions, [Truth(truth.boxes, truth.labels) for truth in truths], self.class_names
+        )
+
+    @cached_property
+    def _training(self) -> DetectionExamples:
+        data = self.recipe.data
+        pictures = open_pictures(
+            data.root, data.train, images=data.train_images, seed=self.recipe.seed, size=SCENE_SIZE
+        )
+        return DetectionExamples(pictures, self.size, self.recipe.seed, data.augment)
+
+    @cached_property
+    def _evaluation(self) -> DetectionExamples:
+        data = self.recipe.data
+        # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
+        pictures = open_pictures(data.root, data.val, images=data.val_images, seed=0, size=SCENE_SIZE)
+        return DetectionExamples(pictures, self.size, self.recipe.seed, None)
+
+    def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:
+        """The examples, once it is sure that their labels mean what the model's outputs mean."""
+        found = tuple(examples.pictures.class_names)
+        if found != self.class_names:
+            raise UserError(
+                f"The split '{split}' of {self.recipe.data.root} has other classes than the model: "
+                f"{_listed(found)}, expected {_listed(self.class_names)}. Give data with the model's classes "
+                "in the model's order, or train anew."
+            )
+        return examples
+
+    def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
+        """The detections of one picture: (P, 4) xyxy in pixels of the input, (P, C) -> best first."""
+        settings = self.recipe.evaluate
+        classes = scores.shape[1]
+        flat = scores.flatten()
+        candidates = (flat > settings.confidence).nonzero().squeeze(1)
+        candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
+        found = to_source(boxes[candidates // classes], letterbox)
+        # What lies wholly in the grey margin has no area in the source.
+        seen = (found[:, 2:] > found[:, :2]).all(1)
+        found, candidates = found[seen], candidates[seen]
+        confidence, labels = flat[candidates], candidates % classes
+        # NMS may hand back equal scores in any order; theirs here is the order they came in.
+        kept = batched_nms(found, confidence, labels, settings.iou).sort().values[: settings.detections]
+        return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
+
+
+def network_input(images: Tensor) -> Tensor:
+    """uint8 (B, 3, H, W) as the network reads it, in training as in prediction: float 0..1, channels_last."""
+    return images.contiguous(memory_format=torch.channels_last).float() / 255
+
+
+def _listed(names: Sequence[str]) -> str:
+    """How many names, and the first few."""
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"{len(names)} ({shown})"

@@ -1,0 +1,112 @@
+"""What is due after a step: the journal, the best score, a checkpoint. Only rank 0 writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.journal import Journal
+from rankless.recipe import Recipe
+from rankless.run_directory import RunDirectory
+from rankless.train import checkpoint
+from rankless.train.progress import Teller
+from rankless.train.state import TrainingState
+from rankless.types import Scores
+from rankless.world.join import World
+
+
+class Due:
+    """Writes what a run leaves behind.
+
+    Args:
+        recipe: when to save and what to keep.
+        run: where to.
+        state: what is saved.
+        class_names: written into the weights.
+        world: the ranks.
+        start: steps done already.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        state: TrainingState,
+        class_names: Sequence[str],
+        world: World,
+        start: int,
+    ) -> None:
+        self.recipe, self.run, self.state, self.world = recipe, run, state, world
+        self.class_names = class_names
+        self.saved, self.saved_at = start, time.monotonic()
+        self.is_best = False
+        self.journal: Journal | None = None
+        self.teller: Teller | None = None
+
+    def log(self, entry: dict[str, Any], seconds: float) -> None:
+        """One step's line."""
+        self._write(entry)
+        if self.teller:
+            self.teller.step(entry, seconds)
+
+    def scored(self, step: int, scores: Scores, name: str) -> None:
+        """One evaluation's line; the best weights so far are saved at once."""
+        score = scores.get(name)
+        best = self.state.best
+        if isinstance(score, float) and (best is None or score > best["score"]):
+            self.state.best, self.is_best = {"step": step, "score": score}, True
+        self._write({"evaluation": step, "scores": scores})
+        if self.teller:
+            self.teller.scores(step, scores, self.is_best)
+
+    def save(self, step: int, *, now: bool) -> None:
+        """A checkpoint, if the recipe, the best score or ``now`` asks for one.
+
+        Raises:
+            UserError: it was asked for ``now`` and cannot be written; any other is tried again later.
+        """
+        if not (now or self.is_best or self._is_time(step)) or not self.world.is_first:
+            self.is_best = False
+            return
+        best, self.is_best = self.is_best, False
+        try:
+            if self.journal:
+                self.journal.flush()
+            checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
+            if best:
+                self.run.point("best", step)
+            kept = self.state.best["step"] if self.state.best else None
+            checkpoint.tidy(self.run, self.recipe.checkpoint.keep, kept)
+        except OSError as error:
+            self._not_saved(step, error, fatal=now)
+        self.saved, self.saved_at = step, time.monotonic()
+
+    def _is_time(self, step: int) -> bool:
+        every = self.recipe.checkpoint.every
+        if isinstance(every, int):
+            return step % every == 0
+        return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))
+
+    def _not_saved(self, step: int, error: OSError, *, fatal: bool) -> None:
+        sentence = f"the checkpoint of step {step} could not be written ({error})"
+        if fatal:
+            raise UserError(
+                f"{sentence}; make room and go on from the newest one: "
+                f"rankless train --resume --run {self.run.path}"
+            ) from error
+        if self.teller:
+            self.teller.say(f"warning: {sentence}; training goes on, the next one is tried when it is due")
+        self._write({"event": "not saved", "at": step, "text": str(error)})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self.journal is None:
+            return
+        try:
+            self.journal.write(**entry)
+        except OSError as error:
+            raise UserError(
+                f"{self.run.journal} cannot be written ({error}): make room and go on from the newest "
+                f"checkpoint: rankless train --resume --run {self.run.path}"
+            ) from error

@@ -1,0 +1,193 @@
+"""The training loop: draw, forward, backward, reduce, clip, step, average, and then what is due."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rankless.data.loader import micro_batches
+from rankless.errors import UserError
+from rankless.evaluate import evaluate
+from rankless.journal import Journal
+from rankless.recipe import Recipe
+from rankless.run_directory import RunDirectory
+from rankless.tasks import open_task
+from rankless.tasks.protocol import Task
+from rankless.train import checkpoint
+from rankless.train.due import Due
+from rankless.train.optimisation import rate, set_rate
+from rankless.train.passes import Totals
+from rankless.train.plan import Plan
+from rankless.train.progress import Teller
+from rankless.train.state import TrainingState
+from rankless.types import Scores
+from rankless.world.join import World
+
+Observer = Callable[[int, TrainingState, Scores | None], None]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run that ends early: the first steps of a recipe, with evaluations of a few pictures in between.
+
+    Attributes:
+        steps: how many.
+        pictures: how many are predicted in an evaluation.
+    """
+
+    steps: int
+    pictures: int = 32
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop; the step under way is finished and saved first.
+
+    Attributes:
+        signal: the signal that came, 0 without one.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def listen(self) -> None:
+        """From now on SIGTERM and SIGINT are requests."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: object) -> None:
+        self.signal = self.signal or number
+
+
+def train(
+    recipe: Recipe,
+    run: RunDirectory,
+    world: World,
+    *,
+    resume: bool,
+    task: Task | None = None,
+    stop: StopRequest | None = None,
+    rehearsal: Rehearsal | None = None,
+    observe: Observer | None = None,
+) -> bool:
+    """Train a recipe as one of the ranks of ``world``.
+
+    Args:
+        recipe: with its precision resolved.
+        run: where everything is written, by rank 0 alone.
+        resume: go on from the newest whole checkpoint, if there is one.
+        task: None opens the one that the recipe names.
+        stop: looked at after every step.
+        rehearsal: end early.
+        observe: called on every rank after every step, with the scores where it was evaluated; must not change a thing.
+
+    Returns:
+        Whether all steps are done; False after a stop request, when the state was saved.
+
+    Raises:
+        UserError: faulty data, a checkpoint that does not fit, a loss that is no number, a full disk.
+    """
+    task = task or open_task(recipe)
+    stop = stop or StopRequest()
+    data = task.training_data()
+    plan = Plan(recipe, len(data))
+    state = TrainingState(task, recipe, world, len(data))
+    start, warnings = _restore(state, run, world, resume)
+    last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
+    due = Due(recipe, run, state, task.class_names, world, start)
+    pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
+    with (
+        Teller(last, start, recipe.batch.images, speaks=world.is_first) as teller,
+        micro_batches(
+            data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
+        ) as batches,
+        _journal(run, world, start, warnings, teller) as journal,
+    ):
+        due.journal, due.teller = journal, teller
+        state.training_mode()
+        for step in range(start, last):
+            began, waited = time.perf_counter(), batches.waited
+            lr = recipe.optim.lr * rate(recipe.schedule, step, plan.steps)
+            set_rate(state.optimiser, lr)
+            state.statistics.begin()
+            totals = state.passes.run(step, batches, state.scaler.scale, bool(stop.signal))
+            norm, skipped = state.update(step, totals)
+
+            done, stopping = step + 1, bool(totals.stop)
+            entry = _entry(done, plan, lr, totals, skipped)
+            if norm is not None:
+                entry["gradient_norm"] = float(norm)
+            seconds = time.perf_counter() - began
+            entry["timing"] = {
+                "seconds": round(seconds, 4),
+                "waited": round((batches.waited - waited) / seconds, 3),
+            }
+            due.log(entry, seconds)
+            scores = None
+            if plan.is_evaluated(done) or (rehearsal and done in (last // 2, last)):
+                limit = rehearsal.pictures if rehearsal else None
+                scores = evaluate(task, state.scored, recipe, world, limit=limit)
+                state.training_mode()
+                due.scored(done, scores, task.score_name)
+            due.save(done, now=done == last or stopping)
+            if observe:
+                observe(done, state, scores)
+            if stopping and done < last:
+                return False
+    return True
+
+
+def _restore(
+    state: TrainingState, run: RunDirectory, world: World, resume: bool
+) -> tuple[int, list[str]]:
+    """Go on where the newest whole checkpoint stands, the same one on every rank."""
+    warnings: list[str] = []
+    step: int | None = None
+    if resume:
+        step = world.broadcast(checkpoint.newest(run, warnings.append) if world.is_first else None)
+    if step is not None:
+        state.restore(checkpoint.load(run, step), str(run.step_directory(step)))
+    return step or 0, warnings
+
+
+@contextmanager
+def _journal(
+    run: RunDirectory, world: World, start: int, warnings: list[str], teller: Teller
+) -> Iterator[Journal | None]:
+    """The journal on rank 0, None elsewhere."""
+    for warning in warnings:
+        teller.say(f"warning: {warning}")
+    if start:
+        teller.say(f"going on after step {start}")
+    if not world.is_first:
+        yield None
+        return
+    journal = Journal(run.journal, start)
+    try:
+        for warning in warnings:
+            journal.write(event="warning", text=warning)
+        journal.write(event="resume" if start else "start", at=start, world_size=world.size)
+        yield journal
+    finally:
+        journal.close()
+
+
+def _entry(done: int, plan: Plan, lr: float, totals: Totals, skipped: bool) -> dict[str, Any]:
+    """The journal's line of one step."""
+    count = float(totals.count)
+    loss = float(totals.loss) / max(count, 1e-12)
+    if not math.isfinite(loss) and not skipped:
+        raise UserError(
+            f"the loss became {loss} in step {done}: lower optim.lr (now {plan.recipe.optim.lr:g}), lengthen "
+            "schedule.warmup, set optim.clip, or look at the labels; the checkpoints before it are whole"
+        )
+    entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr, "loss": loss}
+    entry["parts"] = {name: float(value) / max(count, 1e-12) for name, value in totals.parts.items()}
+    entry["count"] = count
+    if skipped:
+        entry["skipped"] = True
+    return entry

@@ -1,0 +1,169 @@
+"""Forward, backward and reduce of one step: leaves the summed gradients and the summed counts on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.precision import autocast
+from rankless.randomness import torch_seed
+from rankless.recipe import Recipe
+from rankless.tasks.protocol import Task
+from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.types import LossSum
+from rankless.world.exchange import Exchange, add_in_place
+from rankless.world.join import World
+from rankless.world.reduce import GradientSum, add_gradients
+from rankless.world.share import Fold, Node
+from rankless.world.sync_norm import SideBySide
+
+Gradients = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all micro-batches of a step, the same on every rank.
+
+    Attributes:
+        loss, count: the loss to divide and what to divide it by, scalars.
+        parts: named sums.
+        stop: how many ranks were asked to stop.
+        statistics: (S,) sum of the micro-batches' batch-norm statistics.
+    """
+
+    loss: Tensor
+    count: Tensor
+    parts: dict[str, Tensor]
+    stop: Tensor
+    statistics: Tensor
+
+
+class LossModule(nn.Module):
+    """The task's loss as a module, so that data-parallel wrappers can call it."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model = model
+        self.task = task
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        loss = self.task.loss(self.model, batch)
+        return loss.sum, loss.count, dict(loss.parts)
+
+
+class Passes:
+    """The passes of a step with the statistics of each micro-batch (``micro``) or none at all (``frozen``).
+
+    Args:
+        task, model: the bare model on its device, its frozen parts frozen.
+        statistics: of the model's norms.
+        recipe: precision (resolved), seed, batch and reduce.
+        world: the ranks.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+    ) -> None:
+        self.model, self.statistics, self.recipe, self.device = model, statistics, recipe, world.device
+        self.own = world.own_micro_batches(recipe.batch.micro_batches)
+        self.plan = Exchange(recipe.batch.micro_batches, world.rank, world.size)
+        self.names: list[str] = []
+        self._wrap(LossModule(model, task))
+
+    def _wrap(self, module: LossModule) -> None:
+        self.gradients = GradientSum(module, self.plan, exact=self.recipe.reduce == "exact")
+
+    def run(
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], asked_to_stop: bool
+    ) -> Totals:
+        """Work this rank's micro-batches of ``step`` through, one after another.
+
+        Args:
+            step: from 0; keys the dropout.
+            batches: the next own micro-batches.
+            scale: of the loss, before the backward pass (fp16).
+            asked_to_stop: whether this rank got a signal; told to all.
+        """
+        side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
+        pending = None
+        for leaf in self.own:
+            batch = next(batches).to(self.device)
+            torch.manual_seed(torch_seed(self.recipe.seed, "dropout", step, leaf))
+            with self.gradients.micro_batch(leaf):
+                with autocast(self.recipe.precision, self.device):
+                    loss = LossSum(*self.gradients.module(batch))
+                side.push(Node(0, leaf), self._leaf(loss, asked_to_stop and leaf == self.own.start))
+                if leaf == self.own[-1]:
+                    sums = [value for _, value in side.stack]
+                    pending = self.plan.start(sums, torch.empty_like(sums[0]))
+                scale(loss.sum).backward()
+        if pending is None:
+            raise RuntimeError("a rank without micro-batches")
+        pending.combine()
+        pending.finish()
+        return self._totals(pending.result)
+
+    def _leaf(self, loss: LossSum, stop: bool) -> Tensor:
+        """What one micro-batch adds to the totals: loss, count, stop, parts, statistics; float64, flat."""
+        self.names = sorted(loss.parts)
+        scalars = [loss.sum.detach(), loss.count, torch.tensor(float(stop)), *(loss.parts[n] for n in self.names)]
+        vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
+        return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
+
+    def _totals(self, vector: Tensor) -> Totals:
+        parts = {name: vector[3 + place] for place, name in enumerate(self.names)}
+        return Totals(vector[0], vector[1], parts, vector[2], vector[3 + len(self.names) :])
+
+
+class SyncPasses(Passes):
+    """The passes of a step whose batch norms see the global batch: all own micro-batches side by side."""
+
+    def _wrap(self, module: LossModule) -> None:
+        self.side = SideBySide(module, self.plan, self.own)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def run(
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], asked_to_stop: bool
+    ) -> Totals:
+        """See :meth:`Passes.run`; the memory is that of all own micro-batches at once."""
+        drawn = [next(batches).to(self.device) for _ in self.own]
+
+        def forward(number: int) -> LossSum:
+            with autocast(self.recipe.precision, self.device):
+                return LossSum(*self.side.replicas[number](drawn[number]))
+
+        def seed(number: int) -> None:
+            torch.manual_seed(torch_seed(self.recipe.seed, "dropout", step, self.own[number]))
+
+        losses, token = self.side.run(forward, seed)
+        torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
+        stops = [asked_to_stop and number == 0 for number in range(len(losses))]
+        totals = self.side.total([self._leaf(loss, stop) for loss, stop in zip(losses, stops, strict=True)])
+        self._sum_gradients()
+        return self._totals(totals)
+
+    def _sum_gradients(self) -> None:
+        fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
+        for leaf, replica in zip(self.own, self.side.replicas, strict=True):
+            trained = [p for p in replica.parameters() if p.requires_grad]
+            fold.push(Node(0, leaf), [p.grad for p in trained if p.grad is not None])
+            for parameter in trained:
+                parameter.grad = None
+        total = self.plan.total([torch.cat([g.flatten() for g in node]) for _, node in fold.stack])
+        start = 0
+        for parameter in self.parameters:
+            piece = total[start : start + parameter.numel()].view(parameter.shape)
+            parameter.grad = torch.empty_like(parameter).copy_(piece)
+            start += parameter.numel()
+
+
+def make_passes(
+    task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+) -> Passes:
+    """The passes that ``recipe.batch_norm`` asks for."""
+    kind = SyncPasses if recipe.batch_norm == "sync" and batch_norms(model) else Passes
+    return kind(task, model, statistics, recipe, world)

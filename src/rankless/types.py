@@ -1,0 +1,143 @@
+"""Words that several rooms share: what one picture, one batch, one loss and one detection are.
+
+Inside the program a box is ``xyxy`` in pixels, everywhere. Images are ``uint8`` RGB ``(3, H, W)`` until the
+model's input is normalised on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture with its ground truth, in the pixels of ``image``.
+
+    Attributes:
+        image: uint8 RGB, (3, H, W).
+        boxes: float32 xyxy in pixels, (N, 4).
+        labels: int64 class ids, (N,).
+    """
+
+    image: Tensor
+    boxes: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """How a picture was placed on the network's input: ``input = source * scale + (left, top)``.
+
+    Attributes:
+        scale: pixels of the input per pixel of the source.
+        left, top: where the source's corner lies on the input, in pixels.
+        height, width: the source's size in pixels.
+    """
+
+    scale: float
+    left: float
+    top: float
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class DetectionItem:
+    """One network input with its targets, before collation.
+
+    Attributes:
+        image: uint8 RGB of the network's size, (3, H, W).
+        boxes: float32 xyxy in pixels of the network input, (N, 4).
+        labels: int64, (N,).
+        index: the picture's number in its data set.
+        letterbox: how the source picture lies on the input.
+    """
+
+    image: Tensor
+    boxes: Tensor
+    labels: Tensor
+    index: int
+    letterbox: Letterbox
+
+
+@dataclass
+class DetectionBatch:
+    """One micro-batch. Targets are padded to the longest list, so shapes are known without the device.
+
+    Attributes:
+        images: uint8, (B, 3, H, W).
+        boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
+        labels: int64, (B, T); zeros where ``valid`` is false.
+        valid: bool, (B, T).
+        indices: the pictures' numbers, length B.
+        letterboxes: how each source lies on its input, length B.
+    """
+
+    images: Tensor
+    boxes: Tensor
+    labels: Tensor
+    valid: Tensor
+    indices: list[int]
+    letterboxes: list[Letterbox]
+
+    def to(self, device: torch.device) -> DetectionBatch:
+        """A copy with its tensors on ``device``, without waiting for the transfer."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> DetectionBatch:
+        """A copy in page-locked memory (called by the data loader when the device is a GPU)."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> DetectionBatch:
+        """A copy with every tensor changed."""
+        return replace(
+            self,
+            images=change(self.images),
+            boxes=change(self.boxes),
+            labels=change(self.labels),
+            valid=change(self.valid),
+        )
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss that is not yet divided.
+
+    The sum over the micro-batch's images and the count to divide by are added over all micro-batches of a step;
+    the division happens once, by the global count.
+
+    Attributes:
+        sum: scalar with a gradient.
+        count: scalar without one: images, positives, pixels, whatever the task divides by.
+        parts: named sums for the journal, scalars without gradients.
+    """
+
+    sum: Tensor
+    count: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What was found in one picture, in pixels of the source picture, best first.
+
+    Attributes:
+        index: the picture's number in its data set (or in the list of sources).
+        boxes: float32 xyxy, (K, 4), on the CPU.
+        scores: float32 in 0..1, (K,).
+        labels: int64, (K,).
+    """
+
+    index: int
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+Scores = dict[str, Any]
+"""What a metric says: names to numbers, JSON-ready."""

@@ -1,0 +1,97 @@
+"""Joining the other ranks: the one place that reads what torchrun, Slurm or Kubernetes set.
+
+A process that nobody launched is a world of one; nothing below knows the difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankless.errors import UserError
+from rankless.world.share import own_micro_batches
+
+# Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
+TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together.
+
+    Attributes:
+        rank: this process's number in 0..size-1.
+        size: how many processes.
+        device: where this rank computes.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks and writes."""
+        return self.rank == 0
+
+    def own_micro_batches(self, micro_batches: int) -> range:
+        """The micro-batches of a step that are this rank's."""
+        if self.size > micro_batches:
+            raise UserError(
+                f"{self.size} devices, but a step has only {micro_batches} micro-batches to share: use at most "
+                f"{micro_batches} devices, a larger batch.images or a smaller batch.micro"
+            )
+        return own_micro_batches(micro_batches, self.rank, self.size)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others."""
+        gathered: list[Any] | None = [None] * self.size if self.is_first else None
+        dist.gather_object(value, gathered)
+        return gathered
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's ``value`` on every rank."""
+        holder = [value]
+        dist.broadcast_object_list(holder)
+        return holder[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        # An object on the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
+        self.broadcast(None)
+
+
+@contextmanager
+def join() -> Iterator[World]:
+    """Be one of the ranks that the environment describes, or a world of one."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device, backend = _device_and_backend()
+    if size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    try:
+        yield World(rank, size, device)
+    finally:
+        # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def _device_and_backend() -> tuple[torch.device, str]:
+    """NCCL only where each local rank has a GPU of its own; ranks that share a card talk through gloo."""
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not cards or os.environ.get("RANKLESS_CPU"):
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % cards)
+    torch.cuda.set_device(device)
+    return device, "cpu:gloo,cuda:nccl" if local_size <= cards and dist.is_nccl_available() else "gloo"

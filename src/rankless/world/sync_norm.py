@@ -1,0 +1,233 @@
+"""Batch norm over the global batch, whatever the number of ranks and micro-batches.
+
+A rank works its micro-batches through side by side: each has a thread and a replica of the module that shares
+the weights. A thread runs until its next batch norm and waits there; when the last one has come, the norm is
+computed for all of them at once with sums that are added along the fixed tree, and they go on. One thread runs
+at a time. The same happens backwards, inside autograd.
+
+``torch.nn.SyncBatchNorm`` knows neither micro-batches nor CPUs, and adds in the backend's order.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.world.exchange import Exchange, add_in_place
+from rankless.world.share import Fold, Node
+
+Result = TypeVar("Result")
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class SideBySide:
+    """Runs one function for every own micro-batch, all of them meeting at each batch norm.
+
+    Args:
+        module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory.
+        plan: who holds which part of the tree.
+        own: this rank's micro-batches.
+
+    Attributes:
+        replicas: one module per own micro-batch, each with gradients of its own.
+
+    Raises:
+        UserError: the module holds a batch norm that is not one of PyTorch's plain ones.
+    """
+
+    def __init__(self, module: nn.Module, plan: Exchange, own: range) -> None:
+        foreign = [
+            f"{name} ({type(m).__name__})"
+            for name, m in module.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and type(m) not in _PLAIN
+        ]
+        if foreign:
+            raise UserError(
+                "batch_norm is 'sync', but the model has norms of another kind than nn.BatchNorm1d/2d/3d: "
+                f"{', '.join(foreign[:5])}; use batch_norm: micro"
+            )
+        self.plan, self.own = plan, own
+        self.replicas = [_sharing_copy(module) for _ in own]
+        self.device = next(module.parameters()).device
+        self.turn = threading.Condition()
+        for number, replica in enumerate(self.replicas):
+            for place, norm in enumerate(m for m in replica.modules() if type(m) in _PLAIN):
+                norm.forward = _Meeting(self, number, place, norm)
+
+    def run(self, work: Callable[[int], Result], seed: Callable[[int], None]) -> tuple[list[Result], Tensor]:
+        """``work(i)`` for the i-th own micro-batch.
+
+        Args:
+            work: the forward pass of one micro-batch; may draw from torch's global generators.
+            seed: called first, seeds them for that micro-batch.
+
+        Returns:
+            The results, and a token whose gradient (zero) must flow into the backward pass beside the losses: it
+            keeps the norms' exchanges in one order on all ranks.
+        """
+        count = len(self.replicas)
+        self.arrived: list[Tensor | None] = [None] * count
+        self.answers: list[Tensor | None] = [None] * count
+        self.running, self.token = 0, torch.zeros((), requires_grad=True)
+        self.random: list[list[Tensor] | None] = [None] * count
+        self.failure: BaseException | None = None
+        results: list[Any] = [None] * count
+
+        def body(number: int) -> None:
+            try:
+                self._wait_for_turn(number)
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)  # a new thread begins on card 0
+                seed(number)
+                results[number] = work(number)
+            except BaseException as error:
+                self.failure = self.failure or error
+            with self.turn:
+                self.running = count if self.failure else number + 1
+                self.turn.notify_all()
+
+        threads = [threading.Thread(target=body, args=(number,), daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+        return results, self.token
+
+    def meet(self, number: int, norm: Any, place: int, values: Tensor) -> Tensor:
+        """Called by replica ``number`` at its norm: wait for the others, get the normalised values."""
+        self.arrived[number] = values
+        norms = [self._norm(i, place) for i in range(len(self.replicas))]
+        self.random[number] = _random_state(values.device)
+        if number == len(self.replicas) - 1:
+            weights = [n.weight for n in norms]
+            biases = [n.bias for n in norms]
+            *answers, self.token = _GlobalNorm.apply(
+                self, norms[0], len(norms), self.token, *self.arrived, *weights, *biases
+            )
+            self.answers = list(answers)
+            following = 0
+        else:
+            following = number + 1
+        with self.turn:
+            self.running = following
+            self.turn.notify_all()
+        if following != number:
+            self._wait_for_turn(number)
+        _set_random_state(self.random[number], values.device)
+        answer = self.answers[number]
+        if answer is None:
+            raise RuntimeError("the replicas of one model met at different batch norms")
+        return answer
+
+    def _norm(self, number: int, place: int) -> nn.Module:
+        meetings = [m.forward for m in self.replicas[number].modules() if isinstance(m.forward, _Meeting)]
+        return meetings[place].norm
+
+    def _wait_for_turn(self, number: int) -> None:
+        with self.turn:
+            self.turn.wait_for(lambda: self.running == number or self.failure is not None)
+        if self.failure is not None:
+            raise RuntimeError("another micro-batch failed") from self.failure
+
+    def total(self, leaves: Sequence[Tensor]) -> Tensor:
+        """The sum of one vector per micro-batch over all ranks, along the tree."""
+        fold: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
+        for leaf, value in zip(self.own, leaves, strict=True):
+            fold.push(Node(0, leaf), value)
+        return self.plan.total([value for _, value in fold.stack])
+
+
+class _Meeting:
+    """Stands in for a norm's ``forward`` in a replica."""
+
+    def __init__(self, side: SideBySide, number: int, place: int, norm: nn.Module) -> None:
+        self.side, self.number, self.place, self.norm = side, number, place, norm
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return self.side.meet(self.number, self.norm, self.place, values)
+
+
+class _GlobalNorm(torch.autograd.Function):
+    """Batch norm of several micro-batches as one batch (Ioffe & Szegedy 2015), two passes over the values."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, side: SideBySide, norm: Any, count: int, token: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        values, weights = tensors[:count], tensors[count : 2 * count]
+        biases = tensors[2 * count :]
+        dims = [0, *range(2, values[0].ndim)]
+        wide = [_wide(v) for v in values]
+        size = values[0].new_tensor([0.0], dtype=wide[0].dtype)
+        first = side.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
+        number = first[-1]
+        mean = first[:-1] / number
+        squares = side.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
+        variance = squares / number
+        inverse = torch.rsqrt(variance + norm.eps)
+        if norm.running_mean is not None:
+            unbiased = squares / (number - 1).clamp(min=1)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+        normal = [(v - _shaped(mean, v)) * _shaped(inverse, v) for v in wide]
+        outputs = [
+            (n * _shaped(w, n) + _shaped(b, n)).to(v.dtype)
+            for n, w, b, v in zip(normal, weights, biases, values, strict=True)
+        ]
+        ctx.side, ctx.count, ctx.dims, ctx.dtypes = side, count, dims, [v.dtype for v in values]
+        ctx.save_for_backward(number, inverse, *normal, *weights)
+        return (*outputs, token.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        number, inverse, *rest = ctx.saved_tensors
+        normal, weights = rest[: ctx.count], rest[ctx.count :]
+        outer = [_wide(g) for g in gradients[:-1]]
+        for_bias = [g.sum(ctx.dims) for g in outer]
+        for_weight = [(g * n).sum(ctx.dims) for g, n in zip(outer, normal, strict=True)]
+        leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
+        plain, scaled = (ctx.side.total(leaves) / number).chunk(2)
+        inner = [
+            (_shaped(w * inverse, g) * (g - _shaped(plain, g) - n * _shaped(scaled, g))).to(dtype)
+            for g, n, w, dtype in zip(outer, normal, weights, ctx.dtypes, strict=True)
+        ]
+        return (None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _shaped(channels: Tensor, like: Tensor) -> Tensor:
+    """(C,) -> (1, C, 1, …), as many dimensions as ``like``."""
+    return channels.view(1, -1, *[1] * (like.ndim - 2))
+
+
+def _sharing_copy(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are the same memory, with gradients of its own."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
+    }
+    memo.update({id(b): b for b in module.buffers()})
+    return copy.deepcopy(module, memo)
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_random_state(states: list[Tensor] | None, device: torch.device) -> None:
+    if states is None:
+        return
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

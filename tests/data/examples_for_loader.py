@@ -1,0 +1,46 @@
+"""Examples that the loader tests send to real processes; a module of its own, so that it pickles by name."""
+
+import os
+import signal
+import time
+
+import torch
+
+from rankless.data.pictures import UnreadablePicture
+from rankless.types import Picture
+
+
+class Noise:
+    """Pictures of noise; number 13 cannot be read."""
+
+    class_names = ("x",)
+
+    def __len__(self) -> int:
+        return 20
+
+    def source(self, index: int) -> str:
+        return str(index)
+
+    def picture(self, index: int) -> Picture:
+        if index == 13:
+            raise UnreadablePicture("thirteen.jpg", "cut short")
+        chance = torch.Generator().manual_seed(index)
+        image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=chance)
+        return Picture(
+            image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long()
+        )
+
+
+class Facts:
+    """Items that tell about the process they were made in."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def item(self, index: int, epoch: int) -> tuple[int, ...]:
+        if index == 2:
+            raise ZeroDivisionError("a fault of the program")
+        if index == 1:
+            time.sleep(60)
+        ignored = all(signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM))
+        return os.getpid(), torch.get_num_threads(), int(ignored), index

@@ -1,0 +1,171 @@
+"""Augmentation: boxes follow their pixels, colour follows the colour wheel, nothing else moves."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.data.augment import augment, colour_matrix, recolour
+from rankless.data.letterbox import GREY, letterbox, to_input
+from rankless.randomness import generator
+from rankless.recipe import Augment
+from rankless.types import Picture
+
+OFF = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
+MOVES = Augment(flip=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)
+SIZE = (128, 160)
+
+
+def picture(height: int, width: int, box: tuple[int, int, int, int]) -> Picture:
+    image = torch.zeros(3, height, width, dtype=torch.uint8)
+    image[:, box[1] : box[3], box[0] : box[2]] = 255
+    return Picture(image, torch.tensor([box], dtype=torch.float32), torch.tensor([3]))
+
+
+@given(height=st.integers(5, 300), width=st.integers(5, 300), seed=st.integers(0, 99))
+def test_all_off_is_the_letterbox_bit_for_bit(height: int, width: int, seed: int) -> None:
+    image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+    boxes = torch.tensor([[0.0, 0, width, height], [1, 1, 1.5, 1.5]])
+    got, got_boxes, labels, where = augment(
+        Picture(image, boxes, torch.tensor([1, 2])), SIZE, OFF, generator(seed)
+    )
+    expected, expected_where = letterbox(image, SIZE)
+    assert torch.equal(got, expected) and where == expected_where
+    assert torch.allclose(got_boxes, to_input(boxes, where), rtol=0, atol=1e-3)
+    assert labels.tolist() == [1, 2]
+
+
+@given(seed=st.integers(0, 10**6), height=st.integers(60, 400), width=st.integers(60, 400))
+def test_a_box_follows_its_pixels(seed: int, height: int, width: int) -> None:
+    chance = np.random.default_rng(seed)
+    x, y = int(chance.integers(0, width - 30)), int(chance.integers(0, height - 30))
+    box = (x, y, int(chance.integers(x + 20, width)), int(chance.integers(y + 20, height)))
+    image, boxes, labels, _ = augment(picture(height, width, box), SIZE, MOVES, generator(seed))
+    bright = (image[0] > 184).numpy()  # above the grey around, brighter than half
+    if len(boxes) == 0:
+        return
+    rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
+    found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+    assert np.abs(np.array(found) - boxes[0].numpy()).max() < 1.5
+    assert labels.tolist() == [3]
+
+
+def test_most_boxes_stay_and_cut_ones_go() -> None:
+    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.99)
+    kept = 0
+    for seed in range(200):
+        source = picture(128, 160, (0, 0, 160, 128))
+        image, boxes, _, _ = augment(source, SIZE, options, generator(seed))
+        share = float((image[0] == 255).float().mean())  # of the box, which is the whole picture
+        assert len(boxes) == (share >= 0.25), share
+        if len(boxes):
+            kept += 1
+            sides = boxes[0, 2:] - boxes[0, :2]
+            assert float(sides.prod()) == pytest.approx(share * 160 * 128, rel=1e-3)
+    assert 20 < kept < 180
+
+
+def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
+    options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.45)
+    sliver = torch.tensor([[0.0, 0, 4, 128]])
+    tiny = torch.tensor([[80.0, 64, 81, 65]])
+    image = torch.zeros(3, *SIZE, dtype=torch.uint8)
+    seen = set()
+    for seed in range(400):
+        _, boxes, labels, where = augment(
+            Picture(image, torch.cat((sliver, tiny)), torch.tensor([0, 1])), SIZE, options, generator(seed)
+        )
+        left = 4 + where.left  # pixels of the sliver still on the input, if it is cut
+        if where.left < 0:
+            assert (0 in labels.tolist()) == (left >= 2)
+            seen.add(left >= 2)
+        assert 1 in labels.tolist()  # one pixel, but never shifted as far as the border
+        assert bool((boxes >= 0).all())
+    assert seen == {True, False}
+
+
+def test_draws_cover_their_ranges_evenly() -> None:
+    image = torch.full((3, *SIZE), 200, dtype=torch.uint8)
+    options = Augment(flip=0.3, hue=0.0, saturation=0.0, value=0.0, scale=1.0, translate=0.2)
+    source = Picture(image, torch.tensor([[0.0, 0, 20, 128]]), torch.tensor([0]))
+    scales, flips = [], 0
+    for seed in range(1000):
+        _, boxes, _, where = augment(source, SIZE, options, generator(seed, "t"))
+        scales.append(np.log2(where.scale))
+        flips += len(boxes) > 0 and float(boxes[0, 0]) > 80
+    assert -1 <= min(scales) < -0.97 and 0.97 < max(scales) <= 1
+    assert abs(np.mean(scales)) < 0.07  # zooms in and out are equally likely
+    assert 0.15 < flips / 1000 < 0.35
+
+
+def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() -> None:
+    source = picture(100, 120, (10, 10, 60, 60))
+    first = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
+    again = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    uncoloured = augment(source, SIZE, Augment(hue=0.0), generator(1, "augment", 2, 3))
+    assert uncoloured[3] == first[3]
+    assert int(source.image.max()) == 255 and source.boxes.tolist() == [[10, 10, 60, 60]]  # untouched
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    source = picture(301, 403, (20, 30, 200, 280))
+    source.image.copy_(torch.randint(0, 256, source.image.shape, dtype=torch.uint8))
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append([augment(source, SIZE, Augment(), generator(seed))[0] for seed in range(8)])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_picture_without_boxes() -> None:
+    source = Picture(
+        torch.zeros(3, 50, 60, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    )
+    for seed in range(4):
+        _, boxes, labels, _ = augment(source, SIZE, Augment(), generator(seed))
+        assert boxes.shape == (0, 4) and labels.shape == (0,)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 20), (640, 200)])
+def test_the_grey_around_is_not_recoloured(height: int, width: int) -> None:
+    options = Augment(flip=0.0, hue=0.1, saturation=0.5, value=0.9, scale=0.0, translate=0.0)
+    for seed in range(6):
+        source = picture(height, width, (0, 0, width, height))
+        placed, _, _, _ = augment(source, SIZE, options, generator(seed))
+        assert bool((placed[:, :, :50] == GREY).all()) and bool((placed[:, :, 115:] == GREY).all())
+
+
+def test_a_third_of_the_circle_sends_red_to_green_and_grey_stays() -> None:
+    assert np.allclose(colour_matrix(1 / 3, 1, 1) @ [1, 0, 0], [0, 1, 0], atol=1e-6)
+    assert np.allclose(colour_matrix(1 / 3, 1, 1) @ [0, 1, 0], [0, 0, 1], atol=1e-6)
+    assert np.allclose(colour_matrix(0, 1, 1), np.eye(3))
+    for hue, saturation in ((0.2, 0.5), (0.7, 2), (0.4, 0)):
+        assert np.allclose(colour_matrix(hue, saturation, 1.5) @ [0.3, 0.3, 0.3], [0.45] * 3, atol=1e-6)
+
+
+@given(rgb=st.tuples(*[st.floats(0.2, 0.8)] * 3), hue=st.floats(-0.05, 0.05), value=st.floats(0.5, 1.2))
+def test_hue_turns_as_on_the_colour_wheel(rgb: tuple[float, float, float], hue: float, value: float) -> None:
+    before = colorsys.rgb_to_hsv(*rgb)
+    after = colorsys.rgb_to_hsv(*(colour_matrix(hue, 1.0, value) @ np.array(rgb)).tolist())
+    if before[1] < 0.15:
+        return  # greys have no hue to speak of
+    turned = (after[0] - before[0] + 0.5) % 1 - 0.5
+    # The hexagon of HSV against the circle of a rotation: their angles differ by at most 1.12°, either end.
+    assert abs(turned - hue) < 2 * 1.2 / 360 + 1e-3
+
+
+def test_recolour_against_float64() -> None:
+    image = torch.randint(0, 256, (3, 37, 53), dtype=torch.uint8)
+    matrix = colour_matrix(0.1, 1.4, 1.2)
+    exact = np.einsum("ij,jhw->ihw", matrix.astype(np.float64), image.numpy().astype(np.float64)).clip(0, 255)
+    got = recolour(image, matrix).numpy()
+    assert np.abs(got - exact).max() <= 0.5 + 1e-3
+    assert torch.equal(recolour(image, np.eye(3, dtype=np.float32)), image)

@@ -1,0 +1,114 @@
+"""Items, batches and the choice of the data source."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rankless.data.detection import DetectionExamples, collate, open_pictures
+from rankless.data.letterbox import letterbox, to_input, to_source
+from rankless.errors import UserError
+from rankless.recipe import Augment
+from rankless.types import DetectionItem, Letterbox, Picture
+
+
+class Drawn:
+    """Six pictures of different sizes, number i with i boxes."""
+
+    class_names = ("x", "y")
+
+    def __len__(self) -> int:
+        return 6
+
+    def source(self, index: int) -> str:
+        return f"drawn/{index}"
+
+    def picture(self, index: int) -> Picture:
+        chance = np.random.default_rng(index)
+        height, width = 60 + 10 * index, 90 - 5 * index
+        corner = chance.uniform(0, 30, (index, 2))
+        boxes = np.concatenate((corner, corner + chance.uniform(5, 25, (index, 2))), 1).astype(np.float32)
+        image = torch.from_numpy(chance.integers(0, 256, (3, height, width), dtype=np.uint8))
+        return Picture(image, torch.from_numpy(boxes), torch.arange(index) % 2)
+
+
+SIZE = (64, 96)
+
+
+def test_evaluation_items_are_letterboxed_whatever_the_epoch() -> None:
+    examples = DetectionExamples(Drawn(), SIZE, seed=3, augment=None)
+    for index in range(len(examples)):
+        source, item = Drawn().picture(index), examples.item(index, epoch=index)
+        image, where = letterbox(source.image, SIZE)
+        assert torch.equal(item.image, image) and item.letterbox == where and item.index == index
+        assert torch.equal(item.boxes, to_input(source.boxes, where))
+        assert torch.allclose(to_source(item.boxes, where), source.boxes, atol=1e-4)
+        truth = examples.ground_truth(index)
+        assert torch.equal(truth.boxes, source.boxes) and torch.equal(truth.labels, source.labels)
+        assert (truth.height, truth.width) == source.image.shape[1:]
+
+
+def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
+    def image(seed: int, index: int, epoch: int) -> torch.Tensor:
+        return DetectionExamples(Drawn(), SIZE, seed, Augment()).item(index, epoch).image
+
+    examples = DetectionExamples(Drawn(), SIZE, 1, Augment())
+    backwards = [examples.item(index, 2).image for index in reversed(range(6))][::-1]
+    assert all(torch.equal(backwards[index], image(1, index, 2)) for index in range(6))
+    assert not torch.equal(image(1, 4, 2), image(1, 4, 3))
+    assert not torch.equal(image(1, 4, 2), image(2, 4, 2))
+    copy = pickle.loads(pickle.dumps(examples))
+    assert torch.equal(copy.item(4, 2).image, image(1, 4, 2))
+
+
+def test_collate_pads_to_the_longest() -> None:
+    examples = DetectionExamples(Drawn(), SIZE, 0, None)
+    items = [examples.item(index, 0) for index in (2, 0, 5, 1)]
+    batch = collate(items)
+    assert batch.images.shape == (4, 3, *SIZE) and batch.images.dtype == torch.uint8
+    assert batch.images.is_contiguous()
+    assert batch.boxes.shape == (4, 5, 4) and batch.boxes.dtype == torch.float32
+    assert batch.labels.dtype == torch.int64 and batch.valid.dtype == torch.bool
+    assert batch.valid.sum(1).tolist() == [2, 0, 5, 1] and batch.indices == [2, 0, 5, 1]
+    for row, item in enumerate(items):
+        assert torch.equal(batch.boxes[row][batch.valid[row]], item.boxes)
+        assert torch.equal(batch.labels[row][batch.valid[row]], item.labels)
+        assert torch.equal(batch.images[row], item.image)
+        assert batch.letterboxes[row] == item.letterbox
+    assert not batch.boxes[~batch.valid].any() and not batch.labels[~batch.valid].any()
+
+
+def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
+    image, where = torch.zeros(3, 32, 32, dtype=torch.uint8), Letterbox(1.0, 0.0, 0.0, 32, 32)
+    empty = DetectionItem(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 7, where)
+    for count in (1, 3):
+        batch = collate([empty] * count)
+        assert batch.boxes.shape == (count, 1, 4) and not batch.valid.any()
+
+
+def test_digits_are_built_in() -> None:
+    pictures = open_pictures("digits", "val", images=3, seed=0, size=(64, 96))
+    assert len(pictures) == 3 and len(pictures.class_names) == 10
+    assert pictures.picture(0).image.shape == (3, 64, 96)
+    item = DetectionExamples(pictures, (64, 96), 0, None).item(1, 0)
+    assert torch.equal(item.image, pictures.picture(1).image)
+
+
+def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "images" / "val"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (40, 20)).save(folder / "a.png")
+    (tmp_path / "labels" / "val").mkdir(parents=True)
+    (tmp_path / "labels" / "val" / "a.txt").write_text("0 .5 .5 .5 .5")
+    (tmp_path / "data.yaml").write_text("val: images/val\nnames: [x]\n")
+    for root in (tmp_path, tmp_path / "data.yaml"):
+        pictures = open_pictures(str(root), "val", images=9, seed=0, size=(64, 64))
+        assert pictures.class_names == ("x",) and len(pictures) == 1
+        (folder / "a.png").touch()
+        truth = DetectionExamples(pictures, (64, 64), 0, None).ground_truth(0)
+        assert (truth.boxes.tolist(), truth.height, truth.width) == ([[10, 5, 30, 15]], 20, 40)
+    with pytest.raises(UserError, match="'digits'"):
+        open_pictures(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))

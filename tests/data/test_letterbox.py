@@ -1,0 +1,117 @@
+"""The letterbox: geometry against an independent sub-pixel measurement, and exact inverses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.letterbox import GREY, letterbox, place, to_input, to_source
+from rankless.types import Letterbox
+
+SIDES = st.integers(1, 700)
+SIZE = (96, 128)
+
+
+def test_a_picture_of_the_right_size_is_returned_as_it_is() -> None:
+    image = torch.randint(0, 256, (3, *SIZE), dtype=torch.uint8)
+    placed, where = letterbox(image, SIZE)
+    assert placed is image
+    assert where == Letterbox(1.0, 0.0, 0.0, *SIZE)
+
+
+@given(height=SIDES, width=SIDES)
+def test_the_picture_fills_one_side_and_lies_in_the_middle(height: int, width: int) -> None:
+    placed, where = letterbox(torch.full((3, height, width), 7, dtype=torch.uint8), SIZE)
+    assert placed.shape == (3, *SIZE) and placed.dtype == torch.uint8
+    inside = placed[0] == 7
+    assert bool(((placed == 7) | (placed == GREY)).all())
+    rows, columns = int(inside.any(1).sum()), int(inside.any(0).sum())
+    scale = min(SIZE[0] / height, SIZE[1] / width)
+    assert where.scale == scale and (where.height, where.width) == (height, width)
+    assert rows == SIZE[0] or columns == SIZE[1]
+    assert rows == max(1, math.floor(height * scale + 1e-6))
+    assert columns == max(1, math.floor(width * scale + 1e-6))
+    assert where.left == int(inside.any(0).nonzero()[0]) and where.top == int(inside.any(1).nonzero()[0])
+    assert abs(where.left - (SIZE[1] - columns) / 2) <= 0.5 and abs(where.top - (SIZE[0] - rows) / 2) <= 0.5
+
+
+@pytest.mark.parametrize(("height", "width"), [(67, 101), (300, 203), (101, 67), (480, 640)])
+@pytest.mark.parametrize("zoom", [0.6, 0.83, 1.0, 1.37, 2.9])
+def test_every_pixel_lies_where_the_placement_says(height: int, width: int, zoom: float) -> None:
+    """On a ramp the resampled value tells the source coordinate: measured against the formula."""
+    across = torch.linspace(0, 255, width).round().to(torch.uint8).expand(3, height, width).contiguous()
+    down = (
+        torch.linspace(0, 255, height).round().to(torch.uint8)[:, None].expand(3, height, width).contiguous()
+    )
+    scale = min(SIZE[0] / height, SIZE[1] / width) * zoom
+    left, top = (-40, -17) if zoom > 1.2 else (13, 9)
+    for ramp, side, axis in ((across, width, 1), (down, height, 0)):
+        placed, where = place(ramp, SIZE, scale, left, top)
+        offset = where.left if axis == 1 else where.top
+        assert abs(offset - (left if axis == 1 else top)) < 1
+        values = placed[0].double()
+        source = (torch.arange(SIZE[axis]) + 0.5 - offset) / scale - 0.5  # pixel centres
+        source = source if axis == 1 else source[:, None]
+        expected = (source * 255 / (side - 1)).expand(*SIZE)
+        rows = (torch.arange(SIZE[0]) + 0.5 - where.top) / scale
+        columns = (torch.arange(SIZE[1]) + 0.5 - where.left) / scale
+        margin = 2 + 2 / scale  # at the picture's own edge the filter is cut off
+        inside = (
+            ((rows > margin) & (rows < height - margin))[:, None]
+            & (columns > margin)
+            & (columns < width - margin)
+        )
+        assert int(inside.sum()) > 100
+        level = 255 / (side - 1)  # a ramp's step in grey levels, rounded to whole ones twice
+        error = (values - expected)[inside]
+        assert error.abs().max() < 1.01 + 0.5 * level * (level > 1)
+        assert abs(error.mean()) < 0.1  # no shift: below a tenth of a grey level on average
+
+
+def test_resampling_agrees_with_another_library() -> None:
+    chance = np.random.default_rng(0)
+    small = Image.fromarray(chance.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    source = small.resize((240, 160), Image.Resampling.BICUBIC)
+    expected = np.asarray(source.resize((96, 64), Image.Resampling.BILINEAR)).astype(int)
+    placed, where = letterbox(torch.from_numpy(np.array(source)).permute(2, 0, 1), (64, 96))
+    assert where.scale == 0.4
+    assert np.abs(placed.permute(1, 2, 0).numpy().astype(int) - expected).max() <= 1
+
+
+def test_memory_layout_does_not_matter() -> None:
+    rows_first = torch.randint(0, 256, (100, 77, 3), dtype=torch.uint8).permute(2, 0, 1)
+    assert torch.equal(letterbox(rows_first, SIZE)[0], letterbox(rows_first.contiguous(), SIZE)[0])
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000), data=st.data())
+def test_to_source_undoes_to_input(height: int, width: int, data: st.DataObject) -> None:
+    where = Letterbox(
+        data.draw(st.floats(0.05, 8)),
+        data.draw(st.floats(-50, 50)),
+        data.draw(st.floats(-50, 50)),
+        height,
+        width,
+    )
+    share = st.floats(0, 1)
+    corners = [data.draw(share) * side for side in (width, height, width, height)]
+    boxes = torch.tensor([corners, corners], dtype=torch.float64)
+    assert torch.allclose(to_source(to_input(boxes, where), where), boxes, rtol=0, atol=1e-9)
+    assert torch.equal(boxes, torch.tensor([corners, corners], dtype=torch.float64))  # not edited in place
+    assert torch.allclose(to_source(to_input(boxes.float(), where), where), boxes.float(), rtol=0, atol=0.01)
+
+
+def test_to_source_clips() -> None:
+    where = Letterbox(0.5, 10, 0, 100, 200)
+    boxes = torch.tensor([[-50.0, -50, 500, 500]])
+    assert to_source(boxes, where).tolist() == [[0, 0, 200, 100]]
+    assert to_source(boxes[:0], where).shape == (0, 4)
+
+
+@pytest.mark.parametrize(("left", "top"), [(-1000, 0), (1000, 0), (0, -1000), (0, 1000)])
+def test_a_picture_shifted_out_of_sight_leaves_grey(left: int, top: int) -> None:
+    placed, _ = place(torch.zeros(3, 50, 60, dtype=torch.uint8), SIZE, 1.3, left, top)
+    assert bool((placed == GREY).all())

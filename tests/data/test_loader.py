@@ -1,0 +1,176 @@
+"""Loader processes change the time and nothing else: batches, faults, chance and ends."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankless.data.detection import DetectionExamples, collate
+from rankless.data.loader import micro_batches
+from rankless.data.order import micro_batch
+from rankless.data.pictures import UnreadablePicture
+from rankless.errors import UserError
+from rankless.recipe import Augment, Batch
+
+sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
+from examples_for_loader import Facts, Noise
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def endless(drawn: list[int], seed: int = 5) -> Iterator[Sequence[tuple[int, int]]]:
+    batch = Batch(images=6, micro=3)
+    for step in itertools.count():
+        for number in range(batch.micro_batches):
+            drawn.append(step)
+            yield micro_batch(12, seed, step, number, batch)
+
+
+EXAMPLES = DetectionExamples(Noise(), (32, 64), 1, Augment())
+
+
+def test_the_number_of_processes_changes_no_batch() -> None:
+    runs = []
+    for workers in (0, 2):
+        drawn: list[int] = []
+        state = torch.random.get_rng_state()
+        with micro_batches(EXAMPLES, collate, endless(drawn), workers=workers) as batches:
+            runs.append(list(itertools.islice(batches, 9)))
+            assert batches.waited > 0
+            before = batches.waited
+            time.sleep(0.2)
+            assert batches.waited == before
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert len(drawn) <= 9 + 2 * workers  # an endless plan is drawn as it is needed
+        with pytest.raises(StopIteration):
+            next(batches)
+        batches.close()
+    for a, b in zip(*runs, strict=True):
+        assert a.indices == b.indices and a.letterboxes == b.letterboxes
+        for name in ("images", "boxes", "labels", "valid"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+    seen = [index for batch in runs[0][:4] for index in batch.indices]
+    assert sorted(seen) == list(range(12))  # one epoch of 12 pictures in four micro-batches of 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
+    plan = [[(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)]]
+    batches = micro_batches(EXAMPLES, collate, plan, workers=workers)
+    assert next(batches).indices == [1, 2]
+    with pytest.raises(UserError) as caught:
+        next(batches)
+    assert type(caught.value) is UnreadablePicture
+    assert (caught.value.path, caught.value.reason) == ("thirteen.jpg", "cut short")
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_processes_have_one_thread_ignore_signals_and_end() -> None:
+    batches = micro_batches(Facts(), list, [[(0, 0)]] * 100, workers=2)
+    facts = [next(batches)[0] for _ in range(6)]
+    processes = {pid for pid, *_ in facts}
+    assert len(processes) == 2 and os.getpid() not in processes
+    assert {threads for _, threads, *_ in facts} == {1}
+    assert all(ignored for _, _, ignored, _ in facts)
+    for pid in processes:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    assert {next(batches)[0][0] for _ in range(10)} == processes  # still at work
+    started = time.perf_counter()
+    batches.close()
+    assert time.perf_counter() - started < 2
+    assert not any(alive(pid) for pid in processes)
+
+
+def test_a_stuck_process_does_not_hold_up_the_end() -> None:
+    batches = micro_batches(Facts(), list, [[(0, 0)]] * 4 + [[(0, 1)]] * 4, workers=2)
+    processes = [process.pid for process in multiprocessing.active_children()]
+    assert len(processes) == 2
+    for _ in range(4):
+        next(batches)
+    time.sleep(0.3)  # now both are stuck
+    started = time.perf_counter()
+    batches.close()
+    assert time.perf_counter() - started < 3
+    assert not any(alive(pid) for pid in processes if pid)
+
+
+def test_a_fault_of_the_program_keeps_its_trace() -> None:
+    with (
+        micro_batches(Facts(), list, [[(0, 2)]], workers=1) as batches,
+        pytest.raises(ZeroDivisionError, match="in item"),
+    ):
+        next(batches)
+
+
+def test_a_plan_ends() -> None:
+    with micro_batches(Facts(), list, [[(0, 0)], [(0, 0), (3, 0)]], workers=0) as batches:
+        assert [len(batch) for batch in batches] == [1, 2]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+RANK = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+from rankless.data.loader import micro_batches
+from examples_for_loader import Facts
+
+def save_and_wait(number, frame):
+    time.sleep(0.5)
+    print(*{{next(batches)[0][0] for _ in range(50)}}, flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    batches = micro_batches(Facts(), list, [[(0, 0)]] * 10**6, workers=2)
+    signal.signal(signal.SIGTERM, save_and_wait)
+    print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
+    if {waits}:
+        signal.pause()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("waits", [True, False])
+def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: bool) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK.format(folder=str(Path(__file__).parent), waits=waits))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    ) as rank:
+        assert rank.stdout is not None
+        processes = set(map(int, rank.stdout.readline().split()))
+        assert len(processes) == 2
+        if waits:
+            os.killpg(
+                rank.pid, signal.SIGTERM
+            )  # as a scheduler does: the rank still needs data for its last step
+            assert set(map(int, rank.stdout.readline().split())) == processes
+            rank.kill()
+        status = rank.wait(30)
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in processes)
+    assert status == (-signal.SIGKILL if waits else 0)

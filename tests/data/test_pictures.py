@@ -1,0 +1,129 @@
+"""Reading pictures: every format against Pillow's own reading, and every kind of damage told."""
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from rankless.data.pictures import EXTENSIONS, UnreadablePicture, is_picture, read, size
+from rankless.errors import UserError
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+RGB = Image.fromarray(PIXELS)
+
+
+def rows(picture: torch.Tensor) -> np.ndarray:
+    assert picture.dtype == torch.uint8 and picture.shape[0] == 3
+    return picture.permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("ending", ["png", "bmp", "tif", "tiff", "ppm"])
+def test_lossless_formats_come_back_exactly(tmp_path: Path, ending: str) -> None:
+    RGB.save(tmp_path / f"a.{ending}")
+    assert np.array_equal(rows(read(tmp_path / f"a.{ending}")), PIXELS)
+    assert size(str(tmp_path / f"a.{ending}")) == (20, 30)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "webp", "gif"])
+def test_lossy_formats_come_back_nearly(tmp_path: Path, ending: str) -> None:
+    smooth = Image.fromarray(np.linspace(0, 255, 64).astype(np.uint8)[None].repeat(48, 0)).convert("RGB")
+    smooth.save(tmp_path / f"a.{ending}")
+    error = np.abs(rows(read(tmp_path / f"a.{ending}")).astype(int) - np.asarray(smooth))
+    assert error.mean() < 3
+    assert size(tmp_path / f"a.{ending}") == (48, 64)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    RGB.save(tmp_path / f"a.{ending}", exif=exif)
+    with Image.open(tmp_path / f"a.{ending}") as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    assert np.array_equal(rows(read(tmp_path / f"a.{ending}")), expected)
+    assert size(tmp_path / f"a.{ending}") == expected.shape[:2]
+
+
+def test_grey_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
+    grey = PIXELS[..., 0]
+    Image.fromarray(grey).save(tmp_path / "l.png")
+    assert np.array_equal(rows(read(tmp_path / "l.png")), grey[..., None].repeat(3, 2))
+    Image.fromarray(grey > 99).save(tmp_path / "one.png")
+    assert np.array_equal(rows(read(tmp_path / "one.png"))[..., 1], np.where(grey > 99, 255, 0))
+    palette = RGB.quantize(16)
+    palette.save(tmp_path / "p.png", transparency=bytes([0, 128, 255]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Pillow warns of a palette with alpha
+        assert np.array_equal(rows(read(tmp_path / "p.png")), np.asarray(palette.convert("RGB")))
+    Image.new("CMYK", (8, 4), (0, 255, 255, 0)).save(
+        tmp_path / "c.jpg"
+    )  # no cyan, all magenta and yellow: red
+    assert np.abs(rows(read(tmp_path / "c.jpg")).astype(int) - [255, 0, 0]).max() < 4
+
+
+def test_alpha_is_dropped(tmp_path: Path) -> None:
+    image = RGB.copy()
+    image.putalpha(Image.fromarray(PIXELS[..., 1]))
+    image.save(tmp_path / "a.png")
+    assert np.array_equal(rows(read(tmp_path / "a.png")), PIXELS)
+
+
+def test_sixteen_bits_become_the_upper_eight(tmp_path: Path) -> None:
+    deep = (PIXELS[..., 0].astype(np.uint16) << 8) | 0x5A
+    Image.fromarray(deep).save(tmp_path / "a.png")
+    Image.fromarray(deep).save(tmp_path / "a.tif")
+    for name in ("a.png", "a.tif"):
+        assert np.array_equal(rows(read(tmp_path / name))[..., 2], PIXELS[..., 0])
+
+
+def test_the_tensor_is_its_own(tmp_path: Path) -> None:
+    RGB.save(tmp_path / "a.png")
+    picture = read(tmp_path / "a.png")
+    picture += 1  # a read-only buffer would warn
+    assert not np.array_equal(rows(picture), PIXELS)
+
+
+def damaged(folder: Path) -> dict[str, Path]:
+    RGB.resize((300, 200)).save(folder / "whole.jpg")
+    content = (folder / "whole.jpg").read_bytes()
+    files = {
+        "short.jpg": content[: len(content) // 2],
+        "text.png": b"this is no picture",
+        "empty.gif": b"",
+        "header.png": b"\x89PNG\r\n\x1a\n" + bytes(40),
+    }
+    for name, bytes_ in files.items():
+        (folder / name).write_bytes(bytes_)
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(folder / "float.tif")
+    (folder / "folder.jpg").mkdir()
+    return {name: folder / name for name in (*files, "float.tif", "folder.jpg", "missing.jpg")}
+
+
+def test_damage_is_told_with_the_path_and_a_reason(tmp_path: Path) -> None:
+    for path in damaged(tmp_path).values():
+        with pytest.raises(UnreadablePicture) as caught:
+            read(path)
+        assert isinstance(caught.value, UserError)
+        assert str(path) in str(caught.value) and caught.value.reason
+        assert "0x" not in str(caught.value)
+    with pytest.raises(UnreadablePicture, match="No such file"):
+        size(tmp_path / "missing.jpg")
+
+
+def test_the_fault_pickles() -> None:
+    fault = UnreadablePicture("a.jpg", "cut short")
+    copy = pickle.loads(pickle.dumps(fault))
+    assert isinstance(copy, UnreadablePicture)
+    assert (copy.path, copy.reason, copy.faults) == ("a.jpg", "cut short", fault.faults)
+
+
+def test_endings_are_compared_in_lower_case() -> None:
+    assert (
+        is_picture("A/B.JPG") and is_picture("x.WebP") and not is_picture("x.txt") and not is_picture("jpg")
+    )
+    assert all(ending == ending.lower() and ending.startswith(".") for ending in EXTENSIONS)

@@ -1,0 +1,239 @@
+"""The COCO metric against pycocotools, against values by hand, and against published data if at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from rankless.metrics.coco import Truth, coco_scores
+from rankless.types import Detections
+
+NAMES = ("cup", "dog", "kite")
+
+
+def found(index: int, rows: list[tuple[float, ...]]) -> Detections:
+    """Detections from rows of x1, y1, x2, y2, score, label."""
+    table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+    return Detections(index, table[:, :4], table[:, 4], table[:, 5].long())
+
+
+def truth(rows: list[tuple[float, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Truths from rows of x1, y1, x2, y2, label."""
+    table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 5)
+    return table[:, :4], table[:, 4].long()
+
+
+def by_pycocotools(detections, truths, classes: int) -> dict[str, float | list[float]]:
+    """The twelve numbers and each class's AP and AP50 by the reference implementation."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        api = COCO()
+        api.dataset = {
+            "images": [{"id": i} for i in range(len(truths))],
+            "categories": [{"id": c} for c in range(classes)],
+            "annotations": [
+                {
+                    "id": 1 + 1000 * i + j,
+                    "image_id": i,
+                    "category_id": int(label),
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "area": (x2 - x1) * (y2 - y1),
+                    "iscrowd": 0,
+                }
+                for i, (boxes, labels) in enumerate(truths)
+                for j, ((x1, y1, x2, y2), label) in enumerate(zip(boxes.tolist(), labels, strict=True))
+            ],
+        }
+        api.createIndex()
+        results = api.loadRes(
+            [
+                {"image_id": i, "category_id": int(c), "bbox": [x1, y1, x2 - x1, y2 - y1], "score": s}
+                for i, d in enumerate(detections)
+                for (x1, y1, x2, y2), s, c in zip(d.boxes.tolist(), d.scores.tolist(), d.labels, strict=True)
+            ]
+        )
+        evaluation = COCOeval(api, results, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    places = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR100": 8}
+    scores = {key: evaluation.stats[place] for key, place in places.items()}
+    precision = evaluation.eval["precision"][:, :, :, 0, 2]
+    for c in range(classes):
+        for key, part in (("AP", precision[:, :, c]), ("AP50", precision[0, :, c])):
+            scores[f"{c}/{key}"] = part.mean()  # a class is all −1 or has none
+    return scores
+
+
+def random_data(seed: int):
+    """Pictures, some empty, with found boxes near true ones, doubles, strays and equal scores."""
+    rng = np.random.default_rng(seed)
+    detections, truths = [], []
+    for index in range(int(rng.integers(1, 9))):
+        n = int(rng.integers(0, 7))
+        corner, side = rng.uniform(0, 300, (n, 2)), np.exp(rng.uniform(math.log(6), math.log(250), (n, 2)))
+        boxes = np.concatenate([corner, corner + side], 1)
+        labels = rng.integers(0, len(NAMES), n)
+        truths.append((torch.tensor(boxes, dtype=torch.float32), torch.tensor(labels)))
+        rows = []
+        for box, label in zip(boxes, labels, strict=True):
+            for _ in range(int(rng.integers(0, 3))):
+                moved = box + rng.normal(0, 0.08, 4) * np.tile(box[2:] - box[:2], 2)
+                moved[2:] = np.maximum(moved[2:], moved[:2] + 1)
+                shown = label if rng.random() < 0.8 else rng.integers(0, len(NAMES))
+                rows.append((*moved, round(float(rng.random()), 1), shown))
+        for _ in range(int(rng.integers(0, 5))):
+            x, y, w, h = rng.uniform(1, 200, 4)
+            rows.append((x, y, x + w, y + h, round(float(rng.random()), 1), rng.integers(0, len(NAMES))))
+        detections.append(found(index, rows))
+    return detections, truths
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_equals_pycocotools(seed):
+    detections, truths = random_data(seed)
+    if not any(len(d.scores) for d in detections) or not any(len(labels) for _, labels in truths):
+        return  # pycocotools cannot load empty results; see the tests of nothing below
+    scores = coco_scores(detections, truths, NAMES)
+    flat = {key: value for key, value in scores.items() if key != "per_class"}
+    flat |= {f"{NAMES.index(n)}/{k}": v for n, part in scores["per_class"].items() for k, v in part.items()}
+    expected = by_pycocotools(detections, truths, len(NAMES))
+    assert flat.keys() == expected.keys()
+    for key, value in expected.items():
+        assert (-1 if flat[key] is None else flat[key]) == pytest.approx(value, abs=1e-9), key
+
+
+def test_more_than_a_hundred_of_a_class_in_a_picture_equals_pycocotools():
+    boxes = [(i, 0, i + 10, 10) for i in range(0, 2000, 10)]
+    rng = np.random.default_rng(3)
+    detections = [found(0, [(*box, float(rng.random()), 0) for box in boxes])]
+    truths = [truth([(*box, 0) for box in boxes])]
+    scores = coco_scores(detections, truths, NAMES[:1])
+    assert scores["AR100"] == pytest.approx(0.5)  # the best 100 of 200
+    assert scores["AP"] == pytest.approx(by_pycocotools(detections, truths, 1)["AP"], abs=1e-9)
+
+
+def test_values_by_hand():
+    # One cup found exactly, one missed; a stray scores lower than the hit. Precision is 1 up to recall
+    # 0.5, and 51 of the 101 recalls (0, 0.01 … 0.50) are reached.
+    box = (10.0, 10.0, 110.0, 110.0)
+    detections = [found(0, [(*box, 0.9, 0), (300, 300, 400, 400, 0.3, 0)]), found(1, [])]
+    truths = [truth([(*box, 0)]), truth([(20, 20, 60, 60, 0)])]
+    scores = coco_scores(detections, truths, NAMES)
+    assert scores["AP"] == scores["AP50"] == scores["AP75"] == pytest.approx(51 / 101)
+    assert scores["AR100"] == pytest.approx(0.5)
+    assert scores["APl"] == pytest.approx(1.0)  # 100² pixels
+    assert scores["APm"] == 0.0  # 40² pixels, missed
+    assert scores["APs"] is None
+    assert scores["per_class"]["cup"] == {"AP": scores["AP"], "AP50": scores["AP50"]}
+    assert scores["per_class"]["dog"] == {"AP": None, "AP50": None}
+    assert json.loads(json.dumps(scores, allow_nan=False)) == scores
+
+
+def test_iou_thresholds_by_hand():
+    # 80 of 100 columns are shared: IoU 0.8, so seven of the ten thresholds (0.50 … 0.80) are met.
+    scores = coco_scores([found(0, [(0, 0, 80, 100, 0.5, 1)])], [truth([(0, 0, 100, 100, 1)])], NAMES)
+    assert scores["AP"] == pytest.approx(0.7)
+    assert scores["AP50"] == scores["AP75"] == pytest.approx(1.0)
+
+
+def test_a_better_scored_stray_halves_precision():
+    rows = [(0, 0, 50, 50, 0.5, 1), (200, 200, 250, 250, 0.9, 1)]
+    assert coco_scores([found(0, rows)], [truth([(0, 0, 50, 50, 1)])], NAMES)["AP"] == pytest.approx(0.5)
+
+
+def test_crowds_and_areas_are_told_apart():
+    boxes, labels = truth([(0, 0, 50, 50, 0), (100, 100, 300, 300, 0)])
+    marked = Truth(boxes, labels, crowd=torch.tensor([False, True]), areas=torch.tensor([100.0, 40000.0]))
+    detections = [found(0, [(0, 0, 50, 50, 0.5, 0), (110, 110, 290, 290, 0.9, 0)])]
+    scores = coco_scores(detections, [marked], NAMES)
+    assert scores["AP"] == pytest.approx(1.0)  # what lies in a crowd counts neither way
+    assert scores["APs"] == pytest.approx(1.0) and scores["APm"] is None  # by the given area, not the box's
+    assert coco_scores(detections, [(boxes, labels)], NAMES)["AP"] < 1
+
+
+def test_nothing_found():
+    scores = coco_scores([found(0, []), found(1, [])], [truth([(0, 0, 20, 20, 0)]), truth([])], NAMES)
+    assert (scores["AP"], scores["AP50"], scores["APs"], scores["AR100"]) == (0.0, 0.0, 0.0, 0.0)
+    assert scores["APl"] is None
+
+
+@pytest.mark.parametrize("rows", [[], [(0, 0, 20, 20, 0.5, 0)]])
+@pytest.mark.parametrize("pictures", [0, 2])
+def test_nothing_to_find(rows, pictures):
+    scores = coco_scores([found(i, rows) for i in range(pictures)], [truth([])] * pictures, NAMES)
+    per_class = scores.pop("per_class")
+    assert set(scores) == {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"}
+    assert set(scores.values()) == {None} and list(per_class) == list(NAMES)
+
+
+def test_order_of_the_list_decides_not_the_index():
+    box = (0.0, 0.0, 50.0, 50.0)
+    detections = [found(7, [(*box, 0.5, 0)]), found(3, [])]
+    assert coco_scores(detections, [truth([(*box, 0)]), truth([])], NAMES)["AP"] == pytest.approx(1.0)
+    assert coco_scores(detections, [truth([]), truth([(*box, 0)])], NAMES)["AP"] == 0.0
+
+
+def test_classes_of_one_name_are_kept_apart():
+    scores = coco_scores([found(0, [])], [truth([(0, 0, 9, 9, 1)])], ("cup", "cup"))
+    assert [part["AP"] for part in scores["per_class"].values()] == [None, 0.0]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="1 predictions for 2 pictures"):
+        coco_scores([found(0, [])], [truth([]), truth([])], NAMES)
+    with pytest.raises(ValueError, match="picture 0: label 3"):
+        coco_scores([found(0, [(0, 0, 9, 9, 0.5, 3)])], [truth([])], NAMES)
+
+
+def test_silent_and_without_traces(capfd, caplog):
+    modules = {name for name in sys.modules if name.startswith("pycocotools")}
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002 - the global state is what is watched
+    detections, truths = random_data(5)
+    caplog.set_level(20)
+    first = coco_scores(detections, truths, NAMES)
+    assert coco_scores(detections, truths, NAMES) == first
+    assert capfd.readouterr() == ("", "") and not caplog.records
+    assert {name for name in sys.modules if name.startswith("pycocotools")} == modules
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+@pytest.mark.skipif("RANKLESS_COCO100" not in os.environ, reason="RANKLESS_COCO100 names no folder")
+def test_published_hundred_images_of_coco():
+    folder = Path(os.environ["RANKLESS_COCO100"])
+    data = json.loads((folder / "instances_val2014_100.json").read_text())
+    results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
+    expected = json.loads((folder / "expected_pycocotools.json").read_text())
+    ids = sorted(category["id"] for category in data["categories"])
+    images = sorted(image["id"] for image in data["images"])
+
+    def columns(rows, keys):
+        boxes = torch.tensor([row["bbox"] for row in rows], dtype=torch.float64).reshape(-1, 4)
+        labels = torch.tensor([ids.index(row["category_id"]) for row in rows], dtype=torch.int64)
+        more = [torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in keys]
+        return torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1), labels, *more
+
+    truths, detections = [], []
+    for index, image in enumerate(images):
+        rows = [row for row in data["annotations"] if row["image_id"] == image]
+        truths.append(Truth(*columns(rows, ("iscrowd", "area"))))
+        boxes, labels, scores = columns([row for row in results if row["image_id"] == image], ("score",))
+        detections.append(Detections(index, boxes, scores, labels))
+    scores = coco_scores(detections, truths, [str(category) for category in ids])
+    for key in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"):
+        assert scores[key] == pytest.approx(expected["bbox"][key], abs=1e-6), key
+    for category, value in expected["AP50_per_category_id"].items():
+        assert scores["per_class"][category]["AP50"] == pytest.approx(value, abs=1e-6), category

@@ -1,0 +1,180 @@
+"""The networks against published sizes and against an interpreter of the published cfg files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rankless import recipe
+from rankless.errors import UserError
+from rankless.models.darknet import scaled
+from rankless.models.layers import ConvBlock
+from rankless.models.zoo import MODELS, build
+
+# The layers of cfg/yolov3-tiny.cfg and cfg/yolov4-tiny.cfg in their order: ("c", filters, size, stride),
+# ("m", size, stride), ("r", *layers), ("h", layer) the second half of a layer's channels, ("u",) upsampling,
+# ("y",) a head, whose convolution is linear and has a bias.
+CFG = {
+    "yolov3-tiny": [
+        *(("c", 16, 3, 1), ("m", 2, 2), ("c", 32, 3, 1), ("m", 2, 2), ("c", 64, 3, 1), ("m", 2, 2)),
+        *(("c", 128, 3, 1), ("m", 2, 2), ("c", 256, 3, 1), ("m", 2, 2), ("c", 512, 3, 1), ("m", 2, 1)),
+        *(("c", 1024, 3, 1), ("c", 256, 1, 1), ("c", 512, 3, 1), ("y",), ("y-end",)),
+        *(("r", -4), ("c", 128, 1, 1), ("u",), ("r", -1, 8), ("c", 256, 3, 1), ("y",), ("y-end",)),
+    ],
+    "yolov4-tiny": [
+        *(("c", 32, 3, 2), ("c", 64, 3, 2), ("c", 64, 3, 1), ("h", -1), ("c", 32, 3, 1), ("c", 32, 3, 1)),
+        *(("r", -1, -2), ("c", 64, 1, 1), ("r", -6, -1), ("m", 2, 2)),
+        *(("c", 128, 3, 1), ("h", -1), ("c", 64, 3, 1), ("c", 64, 3, 1), ("r", -1, -2), ("c", 128, 1, 1)),
+        *(("r", -6, -1), ("m", 2, 2), ("c", 256, 3, 1), ("h", -1), ("c", 128, 3, 1), ("c", 128, 3, 1)),
+        *(("r", -1, -2), ("c", 256, 1, 1), ("r", -6, -1), ("m", 2, 2), ("c", 512, 3, 1)),
+        *(("c", 256, 1, 1), ("c", 512, 3, 1), ("y",), ("y-end",)),
+        *(("r", -4), ("c", 128, 1, 1), ("u",), ("r", -1, 23), ("c", 256, 3, 1), ("y",), ("y-end",)),
+    ],
+}
+
+
+def interpret(layers, parts, x):
+    """Darknet's forward pass: ``parts`` are the model's convolutions in the order of the cfg."""
+    parts = iter(parts)
+    outputs, heads = [], []
+    for kind, *arguments in layers:
+        if kind == "c":
+            part = next(parts)
+            filters, size, stride = arguments
+            weight = part.conv.weight
+            assert weight.shape[0] == filters
+            y = F.conv2d(x, weight, stride=stride, padding=size // 2)
+            norm = part.norm
+            y = F.batch_norm(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5)
+            x = F.leaky_relu(y, 0.1)
+        elif kind == "y":
+            part = next(parts)
+            x = F.conv2d(x, part.weight, part.bias)
+            heads.append(x)
+        elif kind == "m" and arguments[1] == 1:
+            x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-1e30), 2, 1)
+        elif kind == "m":
+            x = F.max_pool2d(x, 2, 2)
+        elif kind == "u":
+            x = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        elif kind == "h":
+            x = outputs[arguments[0]][:, outputs[arguments[0]].shape[1] // 2 :]
+        elif kind == "r":
+            x = torch.cat([outputs[number] for number in arguments], 1)
+        outputs.append(x)
+    assert next(parts, None) is None
+    return heads
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_computes_what_the_cfg_says(name):
+    torch.manual_seed(1)
+    model = build(recipe.Model(name=name), classes=3).eval()
+    parts = [m for m in model.modules() if isinstance(m, ConvBlock)]
+    inside = {id(part.conv) for part in parts}
+    parts = [
+        m
+        for m in model.modules()
+        if isinstance(m, ConvBlock) or (isinstance(m, nn.Conv2d) and id(m) not in inside)
+    ]
+    for m in model.modules():  # numbers that show a missing or misplaced norm
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.uniform_(m.bias, -0.5, 0.5)
+            nn.init.uniform_(m.running_mean, -0.5, 0.5)
+            nn.init.uniform_(m.running_var, 0.5, 1.5)
+    x = torch.rand(1, 3, 64, 96)
+    with torch.no_grad():
+        found = model(x)
+        expected = interpret(CFG[name], parts, x)
+    assert len(found) == len(expected) == len(model.heads)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "gflops"), [("yolov3-tiny", 8_852_366, 5.57), ("yolov4-tiny", 6_056_606, 6.91)]
+)
+def test_published_size_and_work(name, parameters, gflops):
+    model = build(recipe.Model(name=name), classes=80).eval()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.no_grad():
+        model.to("meta")(torch.empty(1, 3, 416, 416))
+    assert counter.get_total_flops() / 1e9 == pytest.approx(gflops, abs=0.006)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("width", [0.25, 0.5, 1.0])
+def test_outputs_have_the_shape_the_heads_say(name, width):
+    model = build(recipe.Model(name=name, width=width, dropout=0.2), classes=7)
+    raw = model(torch.rand(2, 3, 64, 96).contiguous(memory_format=torch.channels_last))
+    for output, head in zip(raw, model.heads, strict=True):
+        assert output.shape == (2, 3 * 12, 64 // head.stride, 96 // head.stride)
+        assert len(head.mask) == 3
+    assert [head.stride for head in model.heads] == [32, 16]
+    torch.stack([output.sum() for output in raw]).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_anchors_and_scale_are_the_published_ones():
+    v3 = build(recipe.Model(name="yolov3-tiny", width=0.25), classes=1)
+    v4 = build(recipe.Model(name="yolov4-tiny", width=0.25), classes=1)
+    assert [head.mask for head in v3.heads] == [(3, 4, 5), (0, 1, 2)]
+    assert [head.mask for head in v4.heads] == [(3, 4, 5), (1, 2, 3)]
+    assert {head.scale_xy for head in v3.heads} == {1.0}
+    assert {head.scale_xy for head in v4.heads} == {1.05}
+    assert v3.heads[0].anchors == v4.heads[0].anchors
+    assert v3.heads[0].anchors[3:] == ((81, 82), (135, 169), (344, 319))
+    assert (v3.loss_name, v4.loss_name) == ("yolov3", "yolov4")
+
+
+def test_dropout_adds_nothing_to_the_weights_and_rests_in_evaluation():
+    torch.manual_seed(0)
+    plain = build(recipe.Model(width=0.25), classes=2).eval()
+    torch.manual_seed(0)
+    dropping = build(recipe.Model(width=0.25, dropout=0.5), classes=2)
+    assert plain.state_dict().keys() == dropping.state_dict().keys()
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        once, again = dropping(x)[0], dropping(x)[0]
+        assert not torch.equal(once, again)
+        dropping.load_state_dict(plain.state_dict())
+        assert torch.equal(dropping.eval()(x)[0], plain(x)[0])
+
+
+def test_a_fresh_model_expects_few_objects_and_every_class_alike():
+    torch.manual_seed(0)
+    model = build(recipe.Model(width=0.25), classes=10).train()
+    for output in model(torch.rand(4, 3, 64, 64)):
+        cells = output.detach().unflatten(1, (3, 15))
+        assert cells[:, :, 4].sigmoid().mean().item() == pytest.approx(0.01, rel=0.3)
+        assert cells[:, :, 5:].sigmoid().mean().item() == pytest.approx(0.1, rel=0.3)
+
+
+def test_momentum_is_set_everywhere():
+    model = build(recipe.Model(width=0.25), classes=1, momentum=0.01)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(norms) == 19  # of 21 convolutions, the two heads have none
+    assert {norm.momentum for norm in norms} == {0.01}
+    assert {norm.eps for norm in norms} == {1e-5}
+
+
+@pytest.mark.parametrize(
+    ("channels", "width", "expected"),
+    [(64, 1, 64), (32, 0.5, 16), (32, 0.1, 8), (100, 1, 104), (24, 0.5, 16)],
+)
+def test_channels_are_multiples_of_eight(channels, width, expected):
+    assert scaled(channels, width) == expected
+
+
+def test_unknown_model_is_named_with_the_nearest():
+    with pytest.raises(UserError, match=r"'YOLOv4_tiny'.*did you mean 'yolov4-tiny'.*yolov3-tiny"):
+        build(recipe.Model(name="YOLOv4_tiny"), classes=3)
+
+
+def test_no_classes_is_a_fault():
+    with pytest.raises(UserError, match="0 classes"):
+        build(recipe.Model(), classes=0)

@@ -1,0 +1,220 @@
+"""The detection task: decoding to source pixels, NMS, order, and the score of perfect answers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.data.letterbox import to_input
+from rankless.errors import UserError
+from rankless.recipe import Data, Evaluate, Loss, Model, Recipe
+from rankless.tasks.detect import Detect, network_input
+from rankless.types import DetectionBatch, Detections, Letterbox
+from rankless.yolo_grid import YoloHead
+
+NAMES = ("cat", "dog", "owl")
+PLACE = Letterbox(scale=0.5, left=0.0, top=8.0, height=96, width=128)  # 128×96 on 64×64
+
+
+def recipe(**evaluate) -> Recipe:
+    return Recipe(
+        model=Model(name="yolov3-tiny", width=0.25, image_size=64),
+        data=Data(root="nowhere"),
+        evaluate=Evaluate(**evaluate),
+    )
+
+
+class Says(nn.Module):
+    """A model whose outputs are what the test wants to be found, in pixels of the input."""
+
+    def __init__(self, heads: tuple[YoloHead, ...], wishes: list[tuple[list[float], float, list[float]]]):
+        super().__init__()
+        self.heads, self.wishes = heads, wishes
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        assert images.dtype == torch.float32 and images.min() >= 0 and images.max() <= 1
+        outputs = []
+        for number, head in enumerate(self.heads):
+            side = 64 // head.stride
+            raw = torch.full((len(images), 3, 5 + len(NAMES), side, side), -20.0)
+            for box, objectness, classes in self.wishes if number == 1 else []:
+                x1, y1, x2, y2 = box
+                cx, cy = (x1 + x2) / 2 / head.stride, (y1 + y2) / 2 / head.stride
+                # the first free anchor of the cell
+                free = (raw[0, :, 4, int(cy), int(cx)] == -20).nonzero()[0, 0]
+                pw, ph = head.anchors[head.mask[free]]
+                numbers = [logit(cx % 1), logit(cy % 1), math.log((x2 - x1) / pw), math.log((y2 - y1) / ph)]
+                numbers += [logit(objectness), *map(logit, classes)]
+                raw[:, free, :, int(cy), int(cx)] = torch.tensor(numbers)
+            outputs.append(raw.flatten(1, 2))
+        return outputs
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def batch_of(count: int = 1, place: Letterbox = PLACE) -> DetectionBatch:
+    return DetectionBatch(
+        torch.full((count, 3, 64, 64), 200, dtype=torch.uint8),
+        torch.zeros(count, 0, 4),
+        torch.zeros(count, 0, dtype=torch.int64),
+        torch.zeros(count, 0, dtype=torch.bool),
+        [10 + number for number in range(count)],
+        [place] * count,
+    )
+
+
+def find(wishes, **evaluate) -> Detections:
+    task = Detect(recipe(**evaluate), NAMES)
+    (found,) = task.predict(Says(task.heads, wishes), batch_of())
+    return found
+
+
+LOW = 1e-6
+
+
+def test_boxes_come_back_in_source_pixels_with_their_scores():
+    found = find([([10.0, 18.0, 30.0, 38.0], 0.9, [LOW, 0.8, LOW])], confidence=0.05)
+    assert found.index == 10
+    assert found.labels.tolist() == [1]
+    assert found.scores.tolist() == pytest.approx([0.72])
+    assert found.boxes[0].tolist() == pytest.approx([20, 20, 60, 60], abs=1e-3)
+
+
+def test_boxes_are_clipped_to_the_source_and_the_margins_hold_none():
+    found = find(
+        [([-6.0, 2.0, 14.0, 31.0], 0.9, [0.9, LOW, LOW]), ([40.0, 1.0, 52.0, 7.0], 0.9, [0.9, LOW, LOW])],
+        confidence=0.05,
+    )
+    assert found.boxes.tolist() == [
+        pytest.approx([0, 0, 28, 46], abs=1e-3)
+    ]  # the other lies above the source
+
+
+def test_nms_works_class_by_class_and_one_box_may_carry_two_classes():
+    near = [
+        ([10.0, 18.0, 30.0, 38.0], 0.9, [0.9, 0.5, LOW]),
+        ([11.0, 18.0, 31.0, 38.0], 0.9, [0.8, 0.7, LOW]),
+    ]
+    found = find(near, confidence=0.05, iou=0.5)
+    assert found.labels.tolist() == [0, 1]
+    assert found.scores.tolist() == pytest.approx([0.81, 0.63])
+    assert found.boxes[:, 0].tolist() == pytest.approx([20, 22], abs=1e-3)
+    assert len(find(near, confidence=0.05, iou=0.95).labels) == 4  # their IoU is 0.905
+
+
+def test_the_confidence_threshold_and_the_largest_number():
+    wishes = [([8.0 + 16 * n, 20.0, 20.0 + 16 * n, 30.0], 0.5 + 0.1 * n, [0.99, LOW, LOW]) for n in range(3)]
+    assert len(find(wishes, confidence=0.55).labels) == 2
+    best = find(wishes, confidence=0.001, detections=2)
+    assert best.scores.tolist() == pytest.approx([0.693, 0.594])
+    assert best.scores.dtype == torch.float32 and best.labels.dtype == torch.int64
+    empty = find([], confidence=0.01)
+    assert empty.boxes.shape == (0, 4)
+
+
+def test_equal_scores_stay_in_the_order_of_the_cells():
+    wishes = [([16.0 * n + 2, 18.0, 16.0 * n + 13, 30.0], 0.5, [0.5, LOW, 0.5]) for n in (2, 0, 3, 1)]
+    found = find(wishes, confidence=0.05)
+    corners = found.boxes[:, 0].tolist()
+    assert corners == sorted(corners)
+    assert found.labels.tolist() == [0, 2] * 4
+
+
+def test_a_picture_does_not_depend_on_its_neighbours():
+    task = Detect(recipe(confidence=0.0), NAMES)
+    model = task.model().eval()
+    batch = batch_of(3)
+    batch.images = torch.randint(0, 256, batch.images.shape, dtype=torch.uint8)
+    together = task.predict(model, batch)
+    assert [found.index for found in together] == [10, 11, 12]
+    for number, found in enumerate(together):
+        alone = batch_of(1)
+        alone.images = batch.images[[number]]
+        (single,) = task.predict(model, alone)
+        assert len(found.labels) == 100
+        torch.testing.assert_close(single.scores, found.scores)
+
+
+def test_input_is_zero_to_one_in_channels_last():
+    images = torch.arange(2 * 3 * 4 * 4).remainder(256).to(torch.uint8).view(2, 3, 4, 4)
+    found = network_input(images)
+    assert torch.equal(found, images / 255)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def digits(**data) -> Recipe:
+    return Recipe(
+        model=Model(name="yolov4-tiny", width=0.25, image_size=(96, 128)),
+        data=Data(train_images=5, val_images=4, **data),
+        seed=3,
+    )
+
+
+def test_a_batch_of_digits_has_a_loss_that_reaches_every_weight():
+    task = Detect(digits())
+    assert task.class_names == tuple("0123456789")
+    torch.manual_seed(0)
+    model = task.model()
+    examples = task.training_data()
+    assert len(examples) == 5
+    found = task.loss(model, task.collate([examples.item(index, 0) for index in (0, 3)]))
+    found.sum.backward()
+    assert found.count.item() == 2
+    assert set(found.parts) == {"box", "objectness", "classes"}
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_true_boxes_score_one_and_wrong_ones_nothing():
+    task = Detect(digits())
+    data = task.evaluation_data()
+    truths = [data.ground_truth(index) for index in range(len(data))]
+    right = [Detections(i, t.boxes, torch.ones(len(t.labels)), t.labels) for i, t in enumerate(truths)]
+    assert task.score(right)[task.score_name] == pytest.approx(1)
+    wrong = [
+        Detections(i, t.boxes, torch.ones(len(t.labels)), (t.labels + 1) % 10) for i, t in enumerate(truths)
+    ]
+    assert task.score(wrong)[task.score_name] == pytest.approx(0)
+
+
+def test_targets_follow_the_letterbox():
+    task = Detect(digits())
+    data = task.evaluation_data()
+    item, truth = data.item(2, 0), data.ground_truth(2)
+    assert item.image.shape == (3, 96, 128)
+    torch.testing.assert_close(item.boxes, to_input(truth.boxes, item.letterbox))
+
+
+def test_validation_scenes_are_every_seeds_and_training_scenes_are_not():
+    first, second = Detect(digits()), Detect(Recipe(data=Data(train_images=5, val_images=4), seed=4))
+
+    def scene(examples):
+        return examples.pictures.picture(1).image
+
+    assert torch.equal(scene(first.evaluation_data()), scene(second.evaluation_data()))
+    assert not torch.equal(scene(first.training_data()), scene(second.training_data()))
+
+
+def test_given_class_names_open_no_data():
+    task = Detect(recipe(), NAMES)  # its data root does not exist
+    assert task.class_names == NAMES
+    assert len(task.model().heads) == 2
+    with pytest.raises(UserError):
+        Detect(recipe())
+
+
+def test_data_with_other_classes_than_the_model_is_a_fault():
+    task = Detect(digits(), NAMES)
+    with pytest.raises(UserError, match=r"'val' of digits .*10 \(0, 1, .*expected 3 \(cat, dog, owl\)"):
+        task.evaluation_data()
+
+
+def test_faults_of_the_recipe_are_told_at_once():
+    with pytest.raises(UserError, match="no such model"):
+        Detect(Recipe(model=Model(name="yolov9")), NAMES)
+    with pytest.raises(UserError, match="anchor_iou"):
+        Detect(Recipe(model=Model(name="yolov3-tiny"), loss=Loss(anchor_iou=0.5)), NAMES)

@@ -1,0 +1,278 @@
+"""The command line: light to start, one clear sentence for a mistake, the right exit codes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from rankless import __version__ as rankless_version
+from rankless import cli
+from rankless.recipe import Recipe
+from rankless.recipe_file import dump, load, shipped
+
+HEAVY = {"torch", "torchvision", "numpy", "sklearn", "PIL", "scipy"}
+
+
+def rankless(*words: str, check: str = "pass") -> subprocess.CompletedProcess[str]:
+    """A process that runs one command, then ``check``."""
+    code = f"import sys; from rankless.cli import main; code = main({list(words)!r}); {check}; sys.exit(code)"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def faults(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The lines on stderr of a command that must exit with 2."""
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
+
+
+@dataclass
+class Calls:
+    """Stands in for the rooms that do the work; keeps what it was asked."""
+
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    ok: bool = True
+
+    def train(self, recipe, run, *, devices, resume):
+        self.asked.append((recipe, run, devices, resume))
+        return 5
+
+    def evaluate(self, target, overrides, *, devices, split):
+        self.asked.append((target, tuple(overrides), devices, split))
+        return {"AP": 0.25, "APl": None, "images": 3, "per_class": {"cat": {"AP": 0.5, "AP50": None}}}
+
+    def predict(self, target, sources, *, out, confidence):
+        self.asked.append((target, sources, out, confidence))
+        pictures = [SimpleNamespace(detections=[1, 2]), SimpleNamespace(detections=[3])]
+        report = SimpleNamespace(pictures=pictures, failed=self.failed, out=out)
+        report.exit_code = 1 if self.failed else 0
+        report.as_json = lambda: {"pictures": []}
+        return report
+
+    def verify(self, recipe, worlds, steps, echo):
+        self.asked.append((recipe, list(worlds), steps))
+        echo("equal")
+        return SimpleNamespace(ok=self.ok, as_json=lambda: {"ok": self.ok})
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    """The working rooms replaced, in an empty working directory."""
+    made = Calls()
+    launch = ModuleType("rankless.launch")
+    launch.local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
+    monkeypatch.setitem(sys.modules, "rankless.launch", launch)
+    monkeypatch.setitem(sys.modules, "rankless.predict", SimpleNamespace(predict=made.predict))
+    monkeypatch.setitem(sys.modules, "rankless.verify", SimpleNamespace(verify=made.verify))
+    digests = SimpleNamespace(digest_file=lambda path: f"digest of {path}")
+    monkeypatch.setitem(sys.modules, "rankless.models.weights", digests)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["recipes"], ["train", "digits", "lr=x"]])
+def test_light_commands_import_nothing_heavy(words):
+    done = rankless(*words, check=f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)))")
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_help_names_every_command_and_a_first_step(capsys):
+    assert cli.main([]) == 0
+    page = capsys.readouterr().out
+    for verb in ("train", "evaluate", "predict", "digest", "verify", "recipes"):
+        assert f"│ {verb} " in page
+        assert cli.main([verb, "--help"]) == 0
+        own = capsys.readouterr().out
+        assert own.startswith(f"Usage: rankless {verb} ")
+        assert f"Example:\n  rankless {verb}" in own.replace("Examples", "Example")
+        assert len(own.splitlines()) < 30
+    assert page.rstrip().endswith("rankless train digits")
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{rankless_version}\n"
+
+
+def test_the_module_runs():
+    command = [sys.executable, "-m", "rankless", "recipes", "digits"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed.startswith(f"# {shipped()['digits']}\n")
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+        (["train", "digits", "--devces", "2"], "Unknown option: --devces. Did you mean --devices?"),
+        (["train", "digits", "--run"], "--run requires an argument"),
+        (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
+        (["train", "digits", "--devices", "0"], "--devices has '0'"),
+        (["train"], "no recipe given"),
+        (["train", "epochs=3"], "no recipe given"),
+        (["train", "--resume"], "--resume needs the run"),
+        (["train", "--resume", "--run", "gone"], "--run gone: no run to resume there"),
+        (["train", "digts"], "no recipe 'digts'"),
+        (["train", "digits", "other"], "command line: 'other': expected key=value"),
+        (["evaluate"], "TARGET requires an argument"),
+        (["evaluate", "run", "other"], "'other': expected key=value"),
+        (["predict", "run"], "no pictures given"),
+        (
+            ["predict", "run", "a.jpg", "--confidence", "25"],
+            "--confidence is 25: expected a number from 0 to 1",
+        ),
+        (["predict", "run", "a.jpg", "--confidence", "nan"], "--confidence is nan"),
+        (["predict", "run", "a.jpg", "--confidence", "much"], "--confidence"),
+        (["digest", "gone"], "gone: no such file"),
+        (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
+        (["verify", "--steps", "1.5"], "--steps has '1.5'"),
+        (["recipes", "digts"], "no shipped recipe 'digts'"),
+        (["recipes", "digits", "more"], "one word too many: 'more'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):
+    (line,) = faults(capsys, *words)
+    assert sentence in line
+    assert not calls.asked
+
+
+def test_every_fault_of_a_recipe_has_its_line(calls, capsys):
+    Path("my.yaml").write_text("epochs: 0\noptim: {lrr: 1}\n")
+    assert faults(capsys, "train", "my.yaml", "lr=1") == [
+        "my.yaml:1: 'epochs' is 0: expected a whole number of at least 1",
+        "my.yaml:2: key 'optim.lrr': no such key; did you mean 'optim.lr'?",
+        "command line: key 'lr': no such key; did you mean 'optim.lr'?",
+    ]
+
+
+def test_a_mistake_in_a_process_exits_with_2_and_no_traceback():
+    done = rankless("train", "digits", "batch.micro=7")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: command line: 'batch.micro' is 7")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_says_that_it_is_one(calls, capsys, monkeypatch):
+    monkeypatch.setattr(calls, "asked", None)
+    assert cli.main(["train", "digits", "--run", "x"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "this is a bug in Rankless" in error
+
+
+def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankless.recipe_file.load", interrupt)
+    assert cli.main(["train", "digits"]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("interrupted")
+    assert "Traceback" not in error
+
+
+def test_a_reader_that_leaves_early_is_no_fault():
+    code = "import sys; from rankless.cli import main; sys.exit(main(['recipes', '--schema']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()  # type: ignore[union-attr]
+    assert process.stderr.read() == b""  # type: ignore[union-attr]
+    process.stderr.close()  # type: ignore[union-attr]
+    assert process.wait(60) == 0
+
+
+# --- the verbs --------------------------------------------------------------------------------------------
+
+
+def test_train(calls):
+    assert cli.main(["train", "digits", "optim.lr=0.5", "--devices", "2"]) == 5
+    assert calls.asked == [(load("digits", ["optim.lr=0.5"]), Path("runs/digits"), 2, False)]
+
+
+def test_train_takes_its_words_in_any_order_and_a_free_directory(calls):
+    Path("runs/my").mkdir(parents=True)
+    Path("my.yaml").write_text("seed: 4")
+    assert cli.main(["train", "--devices", "auto", "epochs=2", "my.yaml", "epochs=3"]) == 5
+    assert calls.asked == [(Recipe(seed=4, epochs=3), Path("runs/my-2"), None, False)]
+
+
+def test_resume_takes_the_recipe_of_the_run_or_the_given_one(calls):
+    Path("x").mkdir()
+    Path("x/recipe.yaml").write_text(dump(Recipe(seed=7)))
+    for words in ("--resume --run x", "--run x --resume epochs=20", "digits --resume --run=x"):
+        assert cli.main(["train", *words.split()]) == 5
+    assert calls.asked == [
+        (Recipe(seed=7), Path("x"), None, True),
+        (Recipe(seed=7, epochs=20), Path("x"), None, True),
+        (load("digits"), Path("x"), None, True),
+    ]
+
+
+def test_evaluate(calls, capsys):
+    assert cli.main(["evaluate", "runs/x", "evaluate.iou=0.5", "--split", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["per_class"] == {"cat": {"AP": 0.5, "AP50": None}}
+    assert cli.main(["evaluate", "runs/x"]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert words == [["AP", "0.2500"], ["APl", "–"], ["images", "3"], [],
+                     ["class", "AP", "AP50"], ["cat", "0.5000", "–"]]  # fmt: skip
+    assert calls.asked == [
+        (Path("runs/x"), ("evaluate.iou=0.5",), None, "test"),
+        (Path("runs/x"), (), None, None),
+    ]
+
+
+def test_predict(calls, capsys):
+    assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5"]) == 0
+    assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5)]
+    assert capsys.readouterr().out == "3 found; pictures: 2; results in found\n"
+    calls.failed.append(("c.jpg", "cut short"))
+    assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"pictures": []}
+    assert err == "c.jpg: cut short\n"
+
+
+def test_digest(calls, capsys):
+    Path("w").write_bytes(b"")
+    assert cli.main(["digest", "w"]) == 0
+    assert capsys.readouterr().out == "digest of w  w\n"
+    assert cli.main(["digest", "w", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"sha256": "digest of w", "weights": "w"}
+
+
+def test_verify(calls, capsys):
+    assert cli.main(["verify"]) == 0
+    assert capsys.readouterr().out == "equal\n"
+    calls.ok = False
+    assert cli.main(["verify", "digits", "seed=3", "--worlds", "1,2,3", "--steps", "4", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ({"ok": False}, "equal\n")
+    assert calls.asked == [(load("digits"), [1, 2], 20), (load("digits", ["seed=3"]), [1, 2, 3], 4)]
+
+
+def test_recipes(capsys):
+    assert cli.main(["recipes"]) == 0
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == list(shipped())
+    assert cli.main(["recipes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == shipped()
+    assert cli.main(["recipes", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["image_size"] == 256
+    assert cli.main(["recipes", "--schema"]) == 0
+    assert "optim" in json.loads(capsys.readouterr().out)["properties"]
