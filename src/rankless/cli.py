@@ -59,7 +59,7 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (a resumed run brings its own), "
+            help="A shipped recipe or a YAML file (digits if not given; a resumed run brings its own), "
             "and changes to it, such as optim.lr=0.02.",
         ),
     ],
@@ -76,18 +76,14 @@ def train(
     name, overrides = _recipe_and_overrides(recipe)
     if resume and run is None:
         raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
-    if name is not None:
-        loaded = recipe_file.load(name, overrides)
-    elif resume and run is not None:
+    if resume and run is not None and name is None:
         kept = run / "recipe.yaml"
         if not kept.is_file():
             raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
         loaded = recipe_file.load(kept, overrides)
     else:
-        raise UserError(
-            "no recipe given: expected a YAML file or one of the shipped "
-            f"{', '.join(recipe_file.shipped())}, as in: rankless train digits"
-        )
+        name = name or "digits"
+        loaded = recipe_file.load(name, overrides)
     if run is None:
         from rankless.run_directory import new_run_directory
 

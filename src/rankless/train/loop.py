@@ -101,7 +101,7 @@ def train(
     due = Due(recipe, run, state, task.class_names, world, start)
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
     with (
-        Teller(last, start, recipe.batch.images, speaks=world.is_first) as teller,
+        Teller(last, start, recipe.batch.images, speaks=world.is_first and not rehearsal) as teller,
         micro_batches(
             data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
         ) as batches,
