@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 STOPPED = 85
-"""Exit code of a run that was asked to stop, saved its state and can be resumed: a scheduler may requeue it."""
+"""Exit code of a run that was asked to stop and saved its state: a scheduler may requeue it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

@@ -21,7 +21,9 @@ from rankless.types import Scores
 from rankless.world.join import World
 
 
-def evaluate(task: Task, model: nn.Module, recipe: Recipe, world: World, *, limit: int | None = None) -> Scores:
+def evaluate(
+    task: Task, model: nn.Module, recipe: Recipe, world: World, *, limit: int | None = None
+) -> Scores:
     """The scores of ``model``, the same dict on every rank.
 
     Args:
@@ -29,8 +31,8 @@ def evaluate(task: Task, model: nn.Module, recipe: Recipe, world: World, *, limi
         model: the bare model on the world's device; it is put into evaluation mode and left so.
         recipe: precision (resolved), the size of a batch and the loader processes.
         world: the ranks that share the work.
-        limit: predict only so many of the first pictures and give a digest of the predictions instead of scores:
-            a check that takes the same path.
+        limit: predict only so many of the first pictures and give a digest of the predictions instead of
+            scores: a check that takes the same path.
     """
     data = task.evaluation_data()
     count = len(data) if limit is None else min(limit, len(data))
@@ -58,16 +60,23 @@ def evaluate(task: Task, model: nn.Module, recipe: Recipe, world: World, *, limi
 
 
 def fingerprint(value: Any) -> str:
-    """A digest of tensors, numbers and texts in lists, tuples, dicts and dataclasses, down to the last bit."""
+    """A digest, down to the last bit, of tensors, numbers and texts in lists, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
-        parts = [str(plain.dtype), str(tuple(plain.shape)), plain.flatten().view(torch.uint8).numpy().tobytes()]
+        parts: list[str | bytes] = [
+            str(plain.dtype),
+            str(tuple(plain.shape)),
+            plain.flatten().view(torch.uint8).numpy().tobytes(),
+        ]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [type(value).__name__, *(fingerprint(getattr(value, f.name)) for f in dataclasses.fields(value))]
+        parts = [
+            type(value).__name__,
+            *(fingerprint(getattr(value, f.name)) for f in dataclasses.fields(value)),
+        ]
     elif isinstance(value, dict):
-        parts = [fingerprint(item) for item in value.items()]
+        parts = ["dict", *(fingerprint(item) for item in value.items())]
     elif isinstance(value, list | tuple):
-        parts = [fingerprint(item) for item in value]
+        parts = ["list", *(fingerprint(item) for item in value)]
     else:
         parts = [repr(value)]
     whole = hashlib.blake2b(digest_size=12)

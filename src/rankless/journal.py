@@ -1,7 +1,8 @@
 """The journal of a run: one JSON object a line.
 
 Numbers (lines with ``step`` or ``evaluation``) are the same however the run was disturbed and resumed, and
-stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` tell what happened.
+stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` tell what
+happened.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Journal:
         if path.exists():
             kept = [line for line in read(path) if step_of(line) <= step]
             write_atomically(path, "".join(_line(line) for line in kept))
-        self.file = path.open("a", encoding="utf-8")
+        # Without a buffer: what a full disk refused must not come again when the file is closed.
+        self.file = path.open("ab", buffering=0)
 
     def write(self, **entry: Any) -> None:
         """Append one line.
@@ -36,8 +38,9 @@ class Journal:
         Raises:
             OSError: the disk is full.
         """
-        self.file.write(_line(entry))
-        self.file.flush()
+        rest = _line(entry).encode()
+        while rest:
+            rest = rest[self.file.write(rest) :]
 
     def flush(self) -> None:
         """Wait until all lines are on the disk."""

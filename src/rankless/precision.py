@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from rankless.recipe import Precision
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def resolve(precision: str, device: torch.device) -> str:
+def resolve(precision: Precision, device: torch.device) -> Precision:
     """What ``auto`` means on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
 
     Returns:

@@ -25,6 +25,7 @@ Side = Annotated[int, Field(ge=32, multiple_of=32)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
 Share = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Minutes = Annotated[
     str,
     StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
@@ -301,7 +302,7 @@ class Recipe:
     loss: Loss = field(default_factory=Loss)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Precision = "auto"
     batch_norm: Literal["micro", "sync", "frozen"] = "micro"
     reduce: Literal["exact", "fast"] = "exact"
     ema: Ema = field(default_factory=Ema)

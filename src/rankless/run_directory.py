@@ -1,9 +1,10 @@
 """The run directory: where training and everything after it meet.
 
-    runs/NAME/
-      recipe.yaml  environment.json  journal.jsonl  logs/
-      checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors  state.json  SHA256SUMS
-      checkpoints/last  checkpoints/best      (text files that hold the name of a step, replaced atomically)
+runs/NAME/
+  recipe.yaml  environment.json  journal.jsonl  logs/
+  checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
+                               state.json  SHA256SUMS
+  checkpoints/last  checkpoints/best      (text files that hold the name of a step, replaced atomically)
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def weights_of(target: Path) -> Path:
             return _checkpoint_weights(run, name, step)
     if run.journal.exists() or run.recipe.exists():
         raise UserError(f"{target}: this run has no checkpoint yet; train it on with --resume --run {target}")
-    raise UserError(f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file")
+    raise UserError(
+        f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
+    )
 
 
 def _checkpoint_weights(run: RunDirectory, name: str, step: int | None) -> Path:

@@ -108,8 +108,8 @@ class DetectionBatch:
 class LossSum:
     """A loss that is not yet divided.
 
-    The sum over the micro-batch's images and the count to divide by are added over all micro-batches of a step;
-    the division happens once, by the global count.
+    The sum over the micro-batch's images and the count to divide by are added over all micro-batches of a
+    step; the division happens once, by the global count.
 
     Attributes:
         sum: scalar with a gradient.

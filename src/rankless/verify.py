@@ -81,7 +81,9 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
             "(batch.images / batch.micro): leave it out, or use a smaller batch.micro"
         )
     if len(worlds) < 2:
-        raise UserError(f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2")
+        raise UserError(
+            f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2"
+        )
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
     first: list[dict[str, Any]] = []
@@ -127,7 +129,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _first_difference(one: list[dict[str, Any]], other: list[dict[str, Any]], who: str) -> str | None:
     """The first step and tensor in which two traces differ."""
     for a, b in zip(one, other, strict=False):
-        names = [name for name in a["tensors"] if a["tensors"][name] != b["tensors"].get(name)]
+        both = {**a["tensors"], **b["tensors"]}
+        names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             return f"step {a['step']}, {names[0]}{more} ({who})"

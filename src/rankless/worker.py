@@ -1,54 +1,32 @@
-"""One rank: ``python -m rankless.worker JOB.json``, started by a launcher.
+"""One rank: ``python -m rankless.worker JOB.json [PID]``, started by a launcher, whose process PID is.
 
-It settles into the process (threads, signals, output, bound to its launcher's life), joins the others, does the
-job, and leaves a note of how it ended beside the job. Only rank 0 speaks; the others write into logs.
+It settles into the process (threads, signals, output, bound to its launcher's life), joins the others, does
+the job, and leaves a note of how it ended beside the job. Only rank 0 speaks, on the standard output; all the
+rest that libraries and interpreters have to say goes into logs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import faulthandler
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
+from rankless.job import LOST_PEER, Job, leave_note, log_of, read_job
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a launcher asks of its ranks; lies as JSON in a folder of its own.
-
-    Attributes:
-        verb: ``train`` or ``evaluate``.
-        run: the run directory (train).
-        recipe: the recipe as JSON, its precision resolved.
-        resume: go on from the newest checkpoint (train).
-        rehearse: end after so many steps and write digests of every tensor after each (train); 0 is a real run.
-        weights: the weights file (evaluate).
-        logs: where ranks other than the first write.
-    """
-
-    verb: str
-    recipe: str
-    logs: str
-    run: str = ""
-    resume: bool = False
-    rehearse: int = 0
-    weights: str = ""
 
 
 def main() -> int:
     """Do the job that the first argument names; the exit code."""
     place = Path(sys.argv[1])
-    job = Job(**json.loads(place.read_text(encoding="utf-8")))
+    job = read_job(place)
     rank = int(os.environ.get("RANK", "0"))
-    _settle(job, rank)
+    _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     from rankless.train.loop import StopRequest  # torch is imported from here on
 
     stop = StopRequest()
@@ -59,29 +37,24 @@ def main() -> int:
         leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
         return error.exit_code
     except Exception as error:
-        if _is_lost_peer(error):
+        from rankless.world.join import is_lost_peer
+
+        if is_lost_peer(error):
             # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
-            return 1
+            return LOST_PEER
         raise
     if rank == 0:
         leave_note(place, rank, answer)
     return 0
 
 
-def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
-    """Say how a rank ended, beside the job."""
-    beside = place.with_name(f".note-{rank}")
-    beside.write_text(json.dumps(note), encoding="utf-8")
-    beside.replace(place.with_name(f"note-{rank}.json"))
-
-
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     from rankless.recipe_file import from_json
     from rankless.run_directory import RunDirectory
     from rankless.train.loop import Rehearsal, train
-    from rankless.train.trace import Trace
     from rankless.train.settings import computes_like
+    from rankless.train.trace import Trace
     from rankless.world.join import join
 
     recipe = from_json(job.recipe)
@@ -98,7 +71,8 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             observe=trace,
         )
         world.barrier()
-    return {"exit": 0, "finished": finished, "signal": stop.signal}
+    # The request may have come to another rank than this.
+    return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
 
 
 def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
@@ -126,33 +100,21 @@ def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     return {"exit": 0, "scores": scores}
 
 
-def _settle(job: Job, rank: int) -> None:
-    """Die with the launcher, and leave the terminal to rank 0."""
+def _settle(job: Job, rank: int, launcher: int) -> None:
+    """Die with the launcher, and leave the terminal to what rank 0 says on purpose."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if rank:
+        if os.getppid() != launcher:  # it died before it could be watched
+            os._exit(1)
+    try:
         Path(job.logs).mkdir(parents=True, exist_ok=True)
-        log = os.open(Path(job.logs) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.close(log)
-
-
-def _is_lost_peer(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone."""
-    import torch.distributed as dist
-
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError):
-        return True
-    signs = ("onnection closed", "onnection reset", "roken pipe", "Timed out", "timeout", "gloo", "NCCL")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def write_job(job: Job, folder: Path) -> Path:
-    """The job as a file for :func:`main`."""
-    place = folder / "job.json"
-    place.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    return place
+        log = os.open(log_of(Path(job.logs), rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    except OSError:  # a full disk; what needs it will say so
+        log = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2) if rank else (2,):
+        os.dup2(log, stream)
+    os.close(log)
+    faulthandler.enable()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ CFG = {
         *(("r", -4), ("c", 128, 1, 1), ("u",), ("r", -1, 23), ("c", 256, 3, 1), ("y",), ("y-end",)),
     ],
 }
+CFG["yolov4-tiny-3l"] = [
+    *CFG["yolov4-tiny"],
+    *(("r", -3), ("c", 64, 1, 1), ("u",), ("r", -1, 15), ("c", 128, 3, 1), ("y",), ("y-end",)),
+]
 
 
 def interpret(layers, parts, x):
@@ -96,13 +100,18 @@ def test_computes_what_the_cfg_says(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "gflops"), [("yolov3-tiny", 8_852_366, 5.57), ("yolov4-tiny", 6_056_606, 6.91)]
+    ("name", "side", "parameters", "gflops"),
+    [
+        ("yolov3-tiny", 416, 8_852_366, 5.57),
+        ("yolov4-tiny", 416, 6_056_606, 6.91),
+        ("yolov4-tiny-3l", 608, 6_327_453, 17.74),
+    ],
 )
-def test_published_size_and_work(name, parameters, gflops):
+def test_published_size_and_work(name, side, parameters, gflops):
     model = build(recipe.Model(name=name), classes=80).eval()
     assert sum(p.numel() for p in model.parameters()) == parameters
     with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.no_grad():
-        model.to("meta")(torch.empty(1, 3, 416, 416))
+        model.to("meta")(torch.empty(1, 3, side, side))
     assert counter.get_total_flops() / 1e9 == pytest.approx(gflops, abs=0.006)
 
 
@@ -114,7 +123,7 @@ def test_outputs_have_the_shape_the_heads_say(name, width):
     for output, head in zip(raw, model.heads, strict=True):
         assert output.shape == (2, 3 * 12, 64 // head.stride, 96 // head.stride)
         assert len(head.mask) == 3
-    assert [head.stride for head in model.heads] == [32, 16]
+    assert [head.stride for head in model.heads] == [32, 16, 8][: len(raw)]
     torch.stack([output.sum() for output in raw]).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 

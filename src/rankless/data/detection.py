@@ -69,6 +69,9 @@ class DetectionExamples:
         size: the network's input (H, W) in pixels.
         seed: the recipe's; keys the augmentation.
         augment: how pictures are varied; None only letterboxes them, as evaluation and prediction do.
+
+    Attributes:
+        notes: what was clipped, missing or left out when the pictures were opened, as sentences.
     """
 
     def __init__(self, pictures: Pictures, size: tuple[int, int], seed: int, augment: Augment | None) -> None:
@@ -76,6 +79,7 @@ class DetectionExamples:
         self.size = size
         self.seed = seed
         self.augment = augment
+        self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -72,7 +72,7 @@ class MicroBatches(Generic[B]):
     ) -> None:
         self.waited = 0.0
         if workers:
-            _start_forkserver()
+            _start_forkserver(examples, collate)
         loader = DataLoader(
             _Fetch(examples),
             batch_sampler=plan,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
@@ -156,13 +156,16 @@ class _Guarded:
             return _Fault(error)
 
 
-def _start_forkserver() -> None:
+def _start_forkserver(examples: object, collate: object) -> None:
     """Starts the process that loader processes are forked from, which has imported torch but has no threads.
 
+    It imports what examples and batches are made of as well: every evaluation starts loader processes anew,
+    and each would spend seconds on that.
     It is started with the ending signals blocked and its children inherit that: a signal sent to the whole
     process group must not take the data away from a rank that is about to save its last step.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    kinds = {type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *sorted(kinds)])
     resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:

@@ -6,13 +6,14 @@ again. When it is asked to stop it lets the ranks finish their step and save.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,95 +23,156 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from rankless.job import LOST_PEER
+from rankless.launch.requests import ASKS, Requests
+
 GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
+NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
 HOPELESS = 3  # restarts without a step forward
 _LOOPBACK = "127.0.0.1"
 
 
-class Agent(LocalElasticAgent):  # type: ignore[misc]
+class Agent(LocalElasticAgent):
     """Supervises the ranks.
 
     Args:
         spec: what to run.
         logs: where torch keeps its own files.
+        requests: the signals that this process gets.
+        grace: seconds for the ranks to end when they are asked to.
         ended: whether some rank has left a note that it ended on purpose.
         progress: a number that grows as the job gets on.
         say: told in a sentence what happened.
+
+    Attributes:
+        blamed: the rank whose death made the agent give up, None where it did not.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
         logs: Path,
+        requests: Requests,
+        grace: float,
         ended: Callable[[], bool],
         progress: Callable[[], int],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
+        self.requests, self.grace = requests, grace
         self.ended, self.progress, self.say = ended, progress, say
         self.reached, self.stuck = progress(), 0
+        self.blamed: int | None = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """No signal comes to a rank before it listens: they are blocked until it unblocks them."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+        try:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        if self.requests.first is not None:
+            raise SignalException("asked to stop", self.requests.first)
+        codes: dict[int, int] = {}
+        if any(code for code in self._codes().values()):
+            codes = self._end_the_rest()
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
             if self.ended():
                 self._remaining_restarts = 0
             else:
-                self._judge(result)
+                self._judge(codes or {rank: f.exitcode for rank, f in result.failures.items()})
         return result
 
-    def _judge(self, result: RunResult) -> None:
+    def _codes(self) -> dict[int, int | None]:
+        """Exit codes by rank; None where it lives."""
+        return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+
+    def _handlers(self) -> Mapping[int, Any]:
+        handlers: Mapping[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        return handlers
+
+    def _end_the_rest(self) -> dict[int, int]:
+        """One rank died: the others cannot go on, and torch would let them wait for half a minute.
+
+        Returns:
+            The codes of all that failed by themselves.
+        """
+        self._wait_for_all(NOTICE)
+        codes = {rank: code for rank, code in self._codes().items() if code}
+        self._kill_all()
+        return codes
+
+    def _wait_for_all(self, seconds: float) -> None:
+        """Wait until every rank has ended, at most so long, and not when somebody hurries."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
+            time.sleep(0.02)
+
+    def _kill_all(self) -> None:
+        for handler in self._handlers().values():
+            if handler.proc.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    handler.close(signal.SIGKILL)  # its whole process group
+                handler.proc.wait()
+
+    def _judge(self, codes: Mapping[int, int]) -> None:
         """Say who died; give up when it happens again and again at the same place."""
         reached = self.progress()
         self.stuck = 0 if reached > self.reached else self.stuck + 1
         self.reached = max(self.reached, reached)
-        # Of all that ended, those killed by a signal are the cause; the rest only missed them.
-        failures = sorted(result.failures.items(), key=lambda item: item[1].exitcode)
-        rank, failure = failures[0]
-        how = (
-            f"was killed by {signal.Signals(-failure.exitcode).name}"
-            if failure.exitcode < 0
-            else f"ended with code {failure.exitcode}"
-        )
-        if self.stuck >= HOPELESS:
+        # Of all that ended, those that a signal killed are the cause, then those with an error of their own.
+        rank = min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
+        died = f"rank {rank} {_how(codes[rank])}"
+        if self.stuck > HOPELESS:
             self._remaining_restarts = 0
-            self.say(f"rank {rank} {how}; {HOPELESS} restarts did not get a step further, giving up")
+            self.blamed = rank
+            self.say(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
         else:
-            self.say(f"rank {rank} {how}; restarting from the newest checkpoint")
+            self.say(f"{died}; restarting from the newest checkpoint")
 
     def _shutdown(self, death_sig: Any = None, *rest: Any, **named: Any) -> None:
         """Torch allows 30 seconds; a step and its checkpoint may take longer."""
-        if death_sig is None:
-            super()._shutdown(*rest, **named)
-            return
-        handlers = list(self._pcontext.subprocess_handlers.values()) if self._pcontext else []
-        for handler in handlers:
-            if handler.proc.poll() is None:
-                handler.proc.send_signal(death_sig)
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until and any(handler.proc.poll() is None for handler in handlers):
-            time.sleep(0.05)
-        super()._shutdown(death_sig, *rest, **named)
+        if death_sig is not None:
+            number = signal.SIGINT if death_sig == signal.SIGINT else signal.SIGTERM
+            for handler in self._handlers().values():
+                if handler.proc.poll() is None:
+                    handler.proc.send_signal(number)
+            self._wait_for_all(self.grace)
+        self._kill_all()
+        super()._shutdown(*rest, **named)
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
 
 
 def supervise(
     job: Path,
     devices: int,
+    *,
+    grace: float,
     ended: Callable[[], bool],
     progress: Callable[[], int],
     say: Callable[[str], None],
-) -> signal.Signals | None:
+) -> tuple[signal.Signals | None, int | None]:
     """Run ``devices`` ranks of a job on this machine until all have ended.
 
     Args:
         job: a file that :mod:`rankless.worker` reads.
         devices: how many ranks.
-        ended, progress, say: see :class:`Agent`.
+        grace, ended, progress, say: see :class:`Agent`.
 
     Returns:
-        The signal that ended it, or None. How the job ended is in the notes that its ranks left.
+        The signal that ended it, or None; and the rank that made the agent give up, or None. How the job
+        ended is in the notes that its ranks left.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _hush()
     if sys.platform == "linux":
         # Gloo otherwise takes the address that the host's name resolves to, which may be none.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -129,16 +191,25 @@ def supervise(
         local_world_size=devices,
         rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
         entrypoint=sys.executable,
-        args=("-m", "rankless.worker", str(job)),
+        args=("-m", "rankless.worker", str(job), str(os.getpid())),
         max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
         monitor_interval=0.1,
         local_addr=_LOOPBACK,
     )
-    agent = Agent(spec, job.parent / "torch", ended, progress, say)
-    try:
-        agent.run()
-    except SignalException as stopped:
-        return signal.Signals(stopped.sigval)
-    finally:
-        spec.rdzv_handler.shutdown()
-    return None
+    with Requests() as requests:
+        agent = Agent(spec, job.parent / "torch", requests, grace, ended, progress, say)
+        try:
+            agent.run()
+        except SignalException:
+            return requests.first, None
+        finally:
+            spec.rdzv_handler.shutdown()
+    return None, agent.blamed
+
+
+def _hush() -> None:
+    """The agent speaks for torch's loggers, which are cut off at their root: each has a level of its own."""
+    root = logging.getLogger("torch.distributed.elastic")
+    root.propagate = False
+    if not root.handlers:
+        root.addHandler(logging.NullHandler())

@@ -6,29 +6,31 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from rich.console import Console
 
 from rankless import journal
 from rankless.errors import INTERRUPTED, STOPPED, UserError
-from rankless.launch.agent import supervise
+from rankless.job import Job, log_of, notes, read_notes, write_job
+from rankless.launch.agent import GRACE, supervise
 from rankless.launch.resume import check_resume
 from rankless.models import weights
 from rankless.precision import resolve
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
 from rankless.run_directory import RunDirectory, weights_of, write_atomically
-from rankless.worker import Job, write_job
+
+_SHOWN = 30  # lines of a log
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,22 @@ class Ending:
     Attributes:
         note: what rank 0 left, or the rank that found a fault; empty when none did.
         signal: what ended the launcher, None if nothing did.
+        blamed: the rank that died again and again, None if none did.
     """
 
     note: dict[str, Any]
     signal: signal.Signals | None
+    blamed: int | None
 
 
 def train(
-    recipe: Recipe, run: Path, *, devices: int | None, resume: bool, rehearse: int = 0, traces: Path | None = None
+    recipe: Recipe,
+    run: Path,
+    *,
+    devices: int | None = None,
+    resume: bool = False,
+    rehearse: int = 0,
+    traces: Path | None = None,
 ) -> int:
     """Train on this machine and say how it went.
 
@@ -68,16 +78,20 @@ def train(
     with _locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
         recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
-        write_atomically(directory.recipe, dump(recipe))
-        write_atomically(directory.environment, json.dumps(_environment(ranks), indent=1) + "\n")
-        console = Console(quiet=bool(rehearse), highlight=False, soft_wrap=True)
+        try:
+            write_atomically(directory.recipe, dump(recipe))
+            write_atomically(directory.environment, json.dumps(_environment(ranks), indent=1) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{run}: cannot be written ({error}); make room, or give another --run"
+            ) from error
         if not rehearse:
-            console.print(f"training in {run} on {_named(ranks)}, {recipe.precision}", markup=False)
+            print(f"training in {run} on {_named(ranks)}, {recipe.precision}", flush=True)
         job = Job(
             "train", to_json(recipe), str(directory.logs), run=str(run), resume=resume, rehearse=rehearse
         )
         ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
-        return _told(ending, directory, recipe, console)
+        return _told(ending, directory, quiet=bool(rehearse))
 
 
 def evaluate(
@@ -104,6 +118,8 @@ def evaluate(
         ranks = _ranks(devices, None)
         ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:
+        if ending.signal is signal.SIGINT:
+            raise KeyboardInterrupt
         raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
     return {"weights": str(path), **ending.note["scores"]}
 
@@ -114,33 +130,44 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
         folder = traces or Path(scratch)
         place = write_job(job, folder)
 
-        def notes() -> list[Path]:
-            return sorted(folder.glob("note-*.json"))
-
         def say(sentence: str) -> None:
-            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody may be there to hear it
+                print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
-        ended_by = supervise(place, ranks, lambda: bool(notes()), progress, say)
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in notes()]
+        ended_by, blamed = supervise(
+            place,
+            ranks,
+            grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
+            ended=lambda: bool(notes(place)),
+            progress=progress,
+            say=say,
+        )
+        found = read_notes(place)
+        if blamed is not None and not found:
+            _show_log(log_of(Path(job.logs), blamed))
     faults = [note for note in found if note.get("faults")]
     if faults:
         raise UserError(dict.fromkeys(sentence for note in faults for sentence in note["faults"]))
-    return Ending(found[0] if found else {}, ended_by)
+    return Ending(found[0] if found else {}, ended_by, blamed)
 
 
-def _told(ending: Ending, run: RunDirectory, recipe: Recipe, console: Console) -> int:
+def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
     """Say how a training ended; the exit code."""
     again = f"rankless train --resume --run {run.path}"
-    stopped_by = ending.signal or (signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None)
+    stopped_by = ending.signal or (
+        signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None
+    )
     if ending.note.get("finished"):
+        if quiet:
+            return 0
         scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
         best = run.pointed("best")
         for entry in scores:
             if entry["evaluation"] == best:
                 shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
-                console.print(f"best (step {best}): {shown}", markup=False)
-        console.print(f"run directory: {run.path}", markup=False)
-        console.print(f"next: rankless predict {run.path} PICTURES", markup=False)
+                print(f"best (step {best}): {shown}")
+        print(f"run directory: {run.path}")
+        print(f"next: rankless predict {run.path} PICTURES")
         return 0
     if stopped_by is not None:
         step = run.pointed("last")
@@ -156,8 +183,8 @@ def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
     """Hold the run directory; the lock of a dead process is gone with it."""
     if resume and not run.recipe.exists():
         raise UserError(
-            f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was started, "
-            "or leave --resume out"
+            f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was "
+            "started, or leave --resume out"
         )
     if not resume and run.checkpoints.exists() and run.steps():
         raise UserError(
@@ -168,17 +195,41 @@ def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
         run.path.mkdir(parents=True, exist_ok=True)
         file = (run.path / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"{run.path}: cannot be used as a run directory ({error}); give another --run") from error
+        raise UserError(
+            f"{run.path}: cannot be used as a run directory ({error}); give another --run"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UserError(
-                f"{run.path}: another process trains in this directory now; wait for it, or give another --run"
+                f"{run.path}: another process trains in this directory now; "
+                "wait for it, or give another --run"
             ) from error
+        _sweep(run)
         if not resume and run.journal.exists():
             run.journal.unlink()  # of a start that died before its first checkpoint
         yield file
+
+
+def _sweep(run: RunDirectory) -> None:
+    """Remove what died half-written; nobody else is here."""
+    for left in (*run.path.glob(".*.tmp"), *run.checkpoints.glob(".*.tmp")):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _show_log(log: Path) -> None:
+    """The end of a rank's log, for an error of the program's; a rank that a signal killed left none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    if starts:
+        print("\n".join(lines[starts[-1] :][-_SHOWN:]), file=sys.stderr)
 
 
 def _device() -> torch.device:
@@ -197,8 +248,9 @@ def _ranks(devices: int | None, recipe: Recipe | None) -> int:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
     if most and devices > most:
         raise UserError(
-            f"--devices is {devices}, but a step has only {most} micro-batches to share (batch.images / batch.micro): "
-            f"use at most {most} devices, a larger batch.images or a smaller batch.micro"
+            f"--devices is {devices}, but a step has only {most} micro-batches to share "
+            f"(batch.images / batch.micro): use at most {most} devices, a larger batch.images or a smaller "
+            "batch.micro"
         )
     return devices
 

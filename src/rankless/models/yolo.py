@@ -31,12 +31,14 @@ class Level:
             level before, and is then upsampled and put before the tap.
         expand: channels of the 3×3 convolution before the prediction.
         mask: the anchors this head owns.
+        passes: what the next level reads: what the 3×3 convolution takes in, or what it puts out.
     """
 
     stage: int
     reduce: int
     expand: int
     mask: tuple[int, ...]
+    passes: Literal["input", "output"] = "input"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Variant:
         )
 
 
+_YOLOV4_ANCHORS = ((12, 16), (19, 36), (40, 28), (36, 75), (76, 55), (72, 146), (142, 110), (192, 243), (459, 401))
 _TINY_ANCHORS = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
 
 # Darknet's cfg/yolov3-tiny.cfg
@@ -95,6 +98,19 @@ YOLOV4_TINY = Variant(
         Level(stage=3, reduce=128, expand=256, mask=(1, 2, 3)),
     ),
     anchors=_TINY_ANCHORS,
+    loss_name="yolov4",
+    scale_xy=1.05,
+)
+
+# AlexeyAB's cfg/yolov4-tiny-3l.cfg: a third head at stride 8, with YOLOv4's anchors.
+YOLOV4_TINY_3L = Variant(
+    stages=YOLOV4_TINY_STAGES,
+    levels=(
+        Level(stage=4, reduce=256, expand=512, mask=(6, 7, 8)),
+        Level(stage=3, reduce=128, expand=256, mask=(3, 4, 5), passes="output"),
+        Level(stage=2, reduce=64, expand=128, mask=(0, 1, 2)),
+    ),
+    anchors=_YOLOV4_ANCHORS,
     loss_name="yolov4",
     scale_xy=1.05,
 )
@@ -126,8 +142,10 @@ class LevelLayers(nn.Module):
         super().__init__()
         reduce, expand = scaled(level.reduce, width), scaled(level.expand, width)
         self.reduce = ConvBlock(below or tap, reduce, 1, activation=activation, momentum=momentum)
-        self.channels = reduce + tap if below else reduce
-        self.expand = ConvBlock(self.channels, expand, activation=activation, momentum=momentum)
+        merged = reduce + tap if below else reduce
+        self.passes_output = level.passes == "output"
+        self.channels = expand if self.passes_output else merged
+        self.expand = ConvBlock(merged, expand, activation=activation, momentum=momentum)
         self.dropout = nn.Dropout2d(dropout) if dropout else nn.Identity()
         self.predict = nn.Conv2d(expand, outputs, 1)
 
@@ -137,7 +155,8 @@ class LevelLayers(nn.Module):
             x = self.reduce(tap)
         else:
             x = torch.cat((upsample(self.reduce(below)), tap), 1)
-        return x, self.predict(self.dropout(self.expand(x)))
+        expanded = self.expand(x)
+        return expanded if self.passes_output else x, self.predict(self.dropout(expanded))
 
 
 class DetectionModel(nn.Module):

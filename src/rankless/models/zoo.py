@@ -7,11 +7,12 @@ import difflib
 from rankless import recipe
 from rankless.errors import UserError
 from rankless.models.layers import BATCH_NORM_MOMENTUM
-from rankless.models.yolo import YOLOV3_TINY, YOLOV4_TINY, DetectionModel, Variant
+from rankless.models.yolo import YOLOV3_TINY, YOLOV4_TINY, YOLOV4_TINY_3L, DetectionModel, Variant
 
 MODELS: dict[str, Variant] = {
     "yolov3-tiny": YOLOV3_TINY,
     "yolov4-tiny": YOLOV4_TINY,
+    "yolov4-tiny-3l": YOLOV4_TINY_3L,
 }
 
 

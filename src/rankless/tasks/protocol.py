@@ -17,14 +17,17 @@ from rankless.types import LossSum, Scores
 
 
 class Examples(Protocol):
-    """A data set as the engine sees it. Must pickle: loader processes receive a copy."""
+    """A data set as the engine sees it. Must pickle: loader processes receive a copy.
+
+    It may have ``notes``, sentences about what was clipped or left out: they are told when a run begins.
+    """
 
     def __len__(self) -> int:
         """How many pictures."""
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the recipe's seed alone."""
+        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone."""
         ...
 
 

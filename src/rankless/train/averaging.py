@@ -21,7 +21,10 @@ class Average:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
 
     def update(self, model: nn.Module, step: int) -> None:
-        """Move towards ``model`` after step ``step`` (from 0): kept is ``min(decay, (1 + step) / (10 + step))``."""
+        """Move towards ``model`` after step ``step`` (from 0).
+
+        Kept is ``min(decay, (1 + step) / (10 + step))``.
+        """
         kept = min(self.decay, (1 + step) / (10 + step))
         mine, theirs = list(self.model.state_dict().values()), list(model.state_dict().values())
         pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.is_floating_point()]

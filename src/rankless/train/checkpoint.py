@@ -1,7 +1,7 @@
 """Checkpoints: written beside, flushed, checked and renamed; a half-written one is never seen.
 
-A checkpoint holds what decides the next number and nothing of who computed it, so any number of ranks can go on
-from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
+A checkpoint holds what decides the next number and nothing of who computed it, so any number of ranks can go
+on from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
 """
 
 from __future__ import annotations
@@ -106,10 +106,12 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     for step in reversed(steps):
         if (fault := damage(run.step_directory(step))) is None:
             return step
-        warn(f"checkpoint {run.step_directory(step)} is damaged ({fault}); falling back to the one before")
+        folder = run.step_directory(step)
+        warn(f"checkpoint {folder} is damaged ({fault}); falling back to the one before")
     if steps:
         raise UserError(
-            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; start anew in another run directory"
+            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
+            "start anew in another run directory"
         )
     return None
 
@@ -118,7 +120,7 @@ def damage(folder: Path) -> str | None:
     """What is wrong with the checkpoint in ``folder``; None when it is whole."""
     try:
         lines = (folder / SUMS).read_text().splitlines()
-        listed = dict(reversed(line.split("  ", 1)) for line in lines)
+        listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         for name in ("model.safetensors", "training.safetensors", "state.json"):
             if name not in listed:
                 return f"{SUMS} does not list {name}"
@@ -143,9 +145,18 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written."""
-    for step in run.steps()[:-keep]:
-        if step != best:
+    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written.
+
+    Args:
+        run: where.
+        keep: how many stay.
+        best: the step that stays too.
+    """
+    # Those after the last that was written are damaged: the run fell back behind them.
+    last = run.pointed("last") or 0
+    kept = [step for step in run.steps() if step <= last][-keep:]
+    for step in run.steps():
+        if step not in kept and step != best:
             shutil.rmtree(run.step_directory(step), ignore_errors=True)
     for left in run.checkpoints.glob(".step-*.tmp"):
         shutil.rmtree(left, ignore_errors=True)

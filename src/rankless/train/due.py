@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rankless.errors import UserError
@@ -103,10 +104,21 @@ class Due:
     def _write(self, entry: dict[str, Any]) -> None:
         if self.journal is None:
             return
-        try:
+        with told_if_not_written(self.run):
             self.journal.write(**entry)
-        except OSError as error:
-            raise UserError(
-                f"{self.run.journal} cannot be written ({error}): make room and go on from the newest "
-                f"checkpoint: rankless train --resume --run {self.run.path}"
-            ) from error
+
+
+@contextmanager
+def told_if_not_written(run: RunDirectory) -> Iterator[None]:
+    """Inside, a journal that cannot be written is told in a sentence.
+
+    Raises:
+        UserError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{run.journal} cannot be written ({error}): make room and go on from the newest "
+            f"checkpoint: rankless train --resume --run {run.path}"
+        ) from error

@@ -19,7 +19,7 @@ from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
 from rankless.train import checkpoint
-from rankless.train.due import Due
+from rankless.train.due import Due, told_if_not_written
 from rankless.train.optimisation import rate, set_rate
 from rankless.train.passes import Totals
 from rankless.train.plan import Plan
@@ -56,8 +56,11 @@ class StopRequest:
 
     def listen(self) -> None:
         """From now on SIGTERM and SIGINT are requests."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             signal.signal(number, self._note)
+        # A launcher blocks them until here, so that none comes while nobody listens.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
     def _note(self, number: int, _: object) -> None:
         self.signal = self.signal or number
@@ -83,7 +86,8 @@ def train(
         task: None opens the one that the recipe names.
         stop: looked at after every step.
         rehearsal: end early.
-        observe: called on every rank after every step, with the scores where it was evaluated; must not change a thing.
+        observe: called on every rank after every step, with the scores where it was evaluated; must not
+            change a thing.
 
     Returns:
         Whether all steps are done; False after a stop request, when the state was saved.
@@ -94,6 +98,8 @@ def train(
     task = task or open_task(recipe)
     stop = stop or StopRequest()
     data = task.training_data()
+    # The evaluation data too, so that its faults are told now and not after hours of training.
+    notes = [note for known in (data, task.evaluation_data()) for note in getattr(known, "notes", ())]
     plan = Plan(recipe, len(data))
     state = TrainingState(task, recipe, world, len(data))
     start, warnings = _restore(state, run, world, resume)
@@ -105,7 +111,7 @@ def train(
         micro_batches(
             data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
         ) as batches,
-        _journal(run, world, start, warnings, teller) as journal,
+        _journal(run, world, start, [*notes, *warnings], teller) as journal,
     ):
         due.journal, due.teller = journal, teller
         state.training_mode()
@@ -141,9 +147,7 @@ def train(
     return True
 
 
-def _restore(
-    state: TrainingState, run: RunDirectory, world: World, resume: bool
-) -> tuple[int, list[str]]:
+def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool) -> tuple[int, list[str]]:
     """Go on where the newest whole checkpoint stands, the same one on every rank."""
     warnings: list[str] = []
     step: int | None = None
@@ -166,11 +170,13 @@ def _journal(
     if not world.is_first:
         yield None
         return
-    journal = Journal(run.journal, start)
+    with told_if_not_written(run):
+        journal = Journal(run.journal, start)
     try:
-        for warning in warnings:
-            journal.write(event="warning", text=warning)
-        journal.write(event="resume" if start else "start", at=start, world_size=world.size)
+        with told_if_not_written(run):
+            for warning in warnings:
+                journal.write(event="warning", text=warning)
+            journal.write(event="resume" if start else "start", at=start, world_size=world.size)
         yield journal
     finally:
         journal.close()
@@ -179,14 +185,15 @@ def _journal(
 def _entry(done: int, plan: Plan, lr: float, totals: Totals, skipped: bool) -> dict[str, Any]:
     """The journal's line of one step."""
     count = float(totals.count)
-    loss = float(totals.loss) / max(count, 1e-12)
+    divisor = count or 1.0
+    loss = float(totals.loss) / divisor
     if not math.isfinite(loss) and not skipped:
         raise UserError(
             f"the loss became {loss} in step {done}: lower optim.lr (now {plan.recipe.optim.lr:g}), lengthen "
             "schedule.warmup, set optim.clip, or look at the labels; the checkpoints before it are whole"
         )
     entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr, "loss": loss}
-    entry["parts"] = {name: float(value) / max(count, 1e-12) for name, value in totals.parts.items()}
+    entry["parts"] = {name: float(value) / divisor for name, value in totals.parts.items()}
     entry["count"] = count
     if skipped:
         entry["skipped"] = True

@@ -26,7 +26,7 @@ def rate(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def optimiser(model: nn.Module, recipe: Optim) -> torch.optim.Optimizer:
-    """SGD or AdamW; weight decay only on weights of two or more dimensions, not on biases, norms and PReLU."""
+    """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.weight_decay},
@@ -58,7 +58,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
         The norm before it was clipped; None when nothing was to be clipped.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    factor = 1.0 / count.clamp(min=1e-12) if count.is_floating_point() else 1.0 / count.clamp(min=1)
+    factor = 1.0 / torch.where(count == 0, 1, count)
     if not limit:
         torch._foreach_mul_(gradients, factor.to(gradients[0]))
         return None
@@ -69,7 +69,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimiser's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value
         for parameter, slots in optimizer.state.items()

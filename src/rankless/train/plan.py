@@ -1,7 +1,7 @@
 """Steps and epochs: the arithmetic that says what step is what, from the recipe and the number of pictures.
 
-Steps cut one endless stream of pictures into global batches, so an epoch's boundary may fall inside a step and
-no picture is dropped or doubled. The step that finishes an epoch's last picture belongs to that epoch.
+Steps cut one endless stream of pictures into global batches, so an epoch's boundary may fall inside a step
+and no picture is dropped or doubled. The step that finishes an epoch's last picture belongs to that epoch.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from rich.console import Console
@@ -30,7 +32,8 @@ class Teller:
 
     def __init__(self, steps: int, start: int, images: int, *, speaks: bool) -> None:
         self.steps, self.images, self.speaks = steps, images, speaks
-        self.console = Console(quiet=not speaks, highlight=False, soft_wrap=True)
+        audience = cast(IO[str], _Audience())
+        self.console = Console(file=audience, quiet=not speaks, highlight=False, soft_wrap=True)
         self.live = speaks and self.console.is_terminal
         self.speed: float | None = None
         self.last_line = -LINE_EVERY
@@ -75,14 +78,40 @@ class Teller:
 
     def scores(self, step: int, scores: Scores, best: bool) -> None:
         """Show an evaluation."""
-        shown = "  ".join(
-            f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)
-        )
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float))
         self.say(f"step {step}/{self.steps}  {shown or scores}{'  (best so far)' if best else ''}")
 
     def say(self, sentence: str) -> None:
         """Print a line above the bar."""
         self.console.print(sentence, markup=False)
+
+
+class _Audience(io.TextIOBase):
+    """The standard output; when it goes away (a closed terminal, ``| head``) the run goes on in silence."""
+
+    def __init__(self) -> None:
+        self.out = sys.stdout  # now: the live bar puts itself in its place
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self.out, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self.out.isatty()
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self.out.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self.out.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError:
+            # What is still in the buffer goes there too, else it fails again at the process's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
 
 
 def _clock(seconds: float) -> str:

@@ -22,7 +22,9 @@ from rankless.world.join import World
 
 
 class TrainingState:
-    """Model, average, optimiser and loss scale, in the one order that works: model, device, norms, optimiser, wrap.
+    """Model, average, optimiser and loss scale, made in the one order that works.
+
+    That is: model, device, norms, optimiser, data-parallel wrapper.
 
     Args:
         task: builds the model.
@@ -40,7 +42,7 @@ class TrainingState:
         self.recipe, self.pictures = recipe, pictures
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         model = task.model()  # on the CPU, so that every kind of device starts from the same weights
-        self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)

@@ -25,4 +25,3 @@ class Trace:
         entry = {"step": step, "tensors": tensors, "scores": scores}
         self.file.write(json.dumps(entry) + "\n")
         self.file.flush()
-

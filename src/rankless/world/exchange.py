@@ -90,7 +90,9 @@ class Pending:
         for node, value in zip(nodes, self.received.view(len(nodes), self.own), strict=True):
             fold.push(node, value)
         ((_, total),) = fold.stack
-        shard = total if self.own == self.shard else torch.cat([total, total.new_zeros(self.shard - self.own)])
+        shard = (
+            total if self.own == self.shard else torch.cat([total, total.new_zeros(self.shard - self.own)])
+        )
         even = self.shard * plan.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * plan.size)
         self.work = dist.all_gather_into_tensor(self.gathered, shard, async_op=True)
@@ -110,5 +112,5 @@ def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     """What goes to rank 0 from every node, then what goes to rank 1, …: flat."""
     if len(sums) == 1:
         return sums[0]
-    pieces = [vector.split(list(lengths)) for vector in sums]
+    pieces = [torch.split(vector, list(lengths)) for vector in sums]
     return torch.cat([piece[rank] for rank in range(len(lengths)) for piece in pieces])

@@ -46,8 +46,8 @@ class World:
         """The micro-batches of a step that are this rank's."""
         if self.size > micro_batches:
             raise UserError(
-                f"{self.size} devices, but a step has only {micro_batches} micro-batches to share: use at most "
-                f"{micro_batches} devices, a larger batch.images or a smaller batch.micro"
+                f"{self.size} devices, but a step has only {micro_batches} micro-batches to share: use at "
+                f"most {micro_batches} devices, a larger batch.images or a smaller batch.micro"
             )
         return own_micro_batches(micro_batches, self.rank, self.size)
 
@@ -69,15 +69,29 @@ class World:
         self.broadcast(None)
 
 
+def is_lost_peer(error: Exception) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError):
+        return True
+    signs = ("onnection closed", "onnection reset", "roken pipe", "Timed out", "timeout", "gloo", "NCCL")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
 @contextmanager
 def join() -> Iterator[World]:
     """Be one of the ranks that the environment describes, or a world of one."""
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device, backend = _device_and_backend()
     if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        store: dist.Store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
     else:
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        agents, _, _ = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        # The agent's store outlives the ranks: what those of an earlier start left there (addresses) must
+        # not be taken for this one's.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"start-{start}", agents)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield World(rank, size, device)
     finally:
@@ -88,7 +102,10 @@ def join() -> Iterator[World]:
 
 def _device_and_backend() -> tuple[torch.device, str]:
     """NCCL only where each local rank has a GPU of its own; ranks that share a card talk through gloo."""
-    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, local_size = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
         return torch.device("cpu"), "gloo"

@@ -9,6 +9,7 @@ next is computed.
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +22,13 @@ from rankless.world.share import Fold, Node, own_micro_batches
 Gradients = Sequence[Tensor]
 
 # Buffers are never broadcast: running statistics are summed along the tree. PyTorch renamed the switch.
-_NO_BUFFERS = next(
+_NO_BUFFERS: dict[str, Any] = next(
     {name: False}
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
 )
 
-# Small enough that several buckets overlap with the backward pass of a small net, large enough to fill a link.
+# Small enough that several overlap with the backward pass of a small net, large enough to fill a link.
 BUCKET_MIB = 8
 
 
@@ -50,7 +51,7 @@ class GradientSum:
         self.plan, self.exact = plan, exact
         self.own = own_micro_batches(plan.micro_batches, plan.rank, plan.size)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.place = {p: number for number, p in enumerate(self.parameters)}
+        self.place: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
         self.module = DistributedDataParallel(
             module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **_NO_BUFFERS
         )
@@ -93,7 +94,7 @@ class GradientSum:
         fold.stack = [(node, [gradients[i] for i in places]) for node, gradients in self.fold.stack]
         fold.push(self.tail, views)
         sums = [*(_flat(gradients, views, buffer) for _, gradients in fold.stack[:-1]), buffer]
-        devices = [] if buffer.device.type == "cpu" else [buffer.device]
+        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         if self.waiting:
             self.waiting[-1][0].combine()

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
-    """The contiguous run of micro-batches that ``rank`` of ``size`` works through; 8 on 3 ranks are 3 + 3 + 2."""
+    """The contiguous run of micro-batches that is the share of ``rank``; 8 on 3 ranks are 3 + 3 + 2."""
     each, more = divmod(micro_batches, size)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
@@ -24,7 +24,7 @@ class Node(NamedTuple):
     """A place in the tree."""
 
     level: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a node
 
 
 class Fold(Generic[Value]):

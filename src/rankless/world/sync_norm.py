@@ -1,9 +1,9 @@
 """Batch norm over the global batch, whatever the number of ranks and micro-batches.
 
-A rank works its micro-batches through side by side: each has a thread and a replica of the module that shares
-the weights. A thread runs until its next batch norm and waits there; when the last one has come, the norm is
-computed for all of them at once with sums that are added along the fixed tree, and they go on. One thread runs
-at a time. The same happens backwards, inside autograd.
+A rank works its micro-batches through side by side: each has a thread and a replica of the module that
+shares the weights. A thread runs until its next batch norm and waits there; when the last one has come, the
+norm is computed for all of them at once with sums that are added along the fixed tree, and they go on. One
+thread runs at a time. The same happens backwards, inside autograd.
 
 ``torch.nn.SyncBatchNorm`` knows neither micro-batches nor CPUs, and adds in the backend's order.
 """
@@ -68,8 +68,8 @@ class SideBySide:
             seed: called first, seeds them for that micro-batch.
 
         Returns:
-            The results, and a token whose gradient (zero) must flow into the backward pass beside the losses: it
-            keeps the norms' exchanges in one order on all ranks.
+            The results, and a token whose gradient (zero) must flow into the backward pass beside the losses:
+            it keeps the norms' exchanges in one order on all ranks.
         """
         count = len(self.replicas)
         self.arrived: list[Tensor | None] = [None] * count
@@ -159,7 +159,7 @@ class _GlobalNorm(torch.autograd.Function):
     """Batch norm of several micro-batches as one batch (Ioffe & Szegedy 2015), two passes over the values."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, side: SideBySide, norm: Any, count: int, token: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         values, weights = tensors[:count], tensors[count : 2 * count]
@@ -187,7 +187,7 @@ class _GlobalNorm(torch.autograd.Function):
         return (*outputs, token.clone())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         number, inverse, *rest = ctx.saved_tensors
         normal, weights = rest[: ctx.count], rest[ctx.count :]
         outer = [_wide(g) for g in gradients[:-1]]

@@ -1,0 +1,81 @@
+# Everything a checkout needs. Each target makes the environment (.venv) when it is missing or when
+# pyproject.toml has changed, and uses it as it is otherwise.
+
+.ONESHELL:
+.SHELLFLAGS := -euc
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/made-for
+# Where the demo's run goes: a fresh directory each time.
+RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
+# For a shorter one: make demo CHANGES="epochs=5"
+CHANGES :=
+# For some of the tests: make test TESTS=tests/data
+TESTS :=
+
+.PHONY: help demo test check bench clean
+
+help:  ## say what there is
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
+	    printf 'make %-6s  %s\n' "$$name" "$$what"
+	done
+
+demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw what is found in unseen scenes
+	@run="$(RUN)"
+	$(BIN)/rankless train digits $(CHANGES) --run "$$run"
+	$(BIN)/rankless evaluate "$$run" --json > "$$run/scores.json"
+	$(BIN)/rankless predict "$$run" digits:val:1000-1007 --out "$$run/predictions"
+	echo
+	echo "run directory      $$run"
+	printf 'scores             '
+	$(BIN)/python -c "import json; s = json.load(open('$$run/scores.json')); \
+	    print(', '.join(f'{name} {s[name]:.3f}' for name in ('AP', 'AP50')))"
+	echo "annotated picture  $$run/predictions/digits-val-1000.png"
+	echo "next, try          $(BIN)/rankless verify digits --steps 4"
+
+test: $(STAMP)  ## run every test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS)
+
+check: $(STAMP)  ## lint, formatting, types and the direction of imports
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p rankless
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## measure the training step
+	@$(BIN)/python benchmarks/step.py
+
+clean:  ## remove the environment and the tools' caches; runs stay
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that was moved or copied here still points at the old place: make it anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml
+	@found=
+	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do
+	    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+	        found=$$python
+	        break
+	    fi
+	done
+	if [ -z "$$found" ]; then
+	    echo "error: no Python from 3.11 to 3.13 found; install one, or name it: make PYTHON=/path/to/python" >&2
+	    exit 1
+	fi
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then
+	    echo "error: $$found cannot make environments: on Debian or Ubuntu install python3-venv" >&2
+	    exit 1
+	fi
+	if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(CURDIR)" ] || ! $(BIN)/python -c '' 2>/dev/null; then
+	    "$$found" -m venv --clear $(VENV)
+	fi
+	rm -f $(STAMP)
+	echo "installing into $(VENV); PyTorch is a large download" >&2
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[test,lint]'
+	printf '%s\n' "$(CURDIR)" > $(STAMP)

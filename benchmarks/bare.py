@@ -1,0 +1,105 @@
+"""The yardstick: the loop that one writes in plain PyTorch to train on one device.
+
+The same model, loss, precision, memory layout, micro-batches, optimiser and average as Rankless, and nothing
+of its machinery: plain accumulation in autograd, the batch norms' own running statistics, no journal.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rankless.recipe import Recipe
+from rankless.tasks.protocol import Task
+from rankless.types import DetectionBatch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def train(
+    task: Task,
+    recipe: Recipe,
+    device: torch.device,
+    batches: Iterator[DetectionBatch],
+    observe: Callable[[int, Any, None], None],
+) -> None:
+    """Train until ``observe``, called after every step, ends it."""
+    torch.manual_seed(recipe.seed)
+    model = task.model().to(device).to(memory_format=torch.channels_last).train()
+    average = copy.deepcopy(model).eval().requires_grad_(False) if recipe.ema.decay else None
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimiser = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": recipe.optim.weight_decay}, {"params": others}],
+        lr=recipe.optim.lr,
+        momentum=recipe.optim.momentum,
+        foreach=True,
+    )
+    for step in itertools.count(1):
+        warm = min(1.0, step / max(recipe.schedule.warmup, 1))
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.optim.lr * warm
+        total = torch.zeros((), device=device)
+        for _ in range(recipe.batch.micro_batches):
+            batch = next(batches).to(device)
+            with autocast(recipe, device):
+                loss = task.loss(model, batch).sum / recipe.batch.images
+            loss.backward()
+            total += loss.detach()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if average is not None:
+            follow(average, model, recipe.ema.decay)
+        float(total)  # what a loop shows its user
+        observe(step, model, None)
+
+
+def autocast(recipe: Recipe, device: torch.device) -> Any:
+    """The recipe's precision."""
+    return (
+        nullcontext() if recipe.precision == "fp32" else torch.autocast(device.type, DTYPES[recipe.precision])
+    )
+
+
+@torch.no_grad()
+def follow(average: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:
+    """An exponential moving average of weights and running statistics."""
+    pairs = [
+        (mine, theirs)
+        for mine, theirs in zip(average.state_dict().values(), model.state_dict().values(), strict=True)
+        if mine.is_floating_point()
+    ]
+    torch._foreach_lerp_([mine for mine, _ in pairs], [theirs for _, theirs in pairs], 1 - decay)
+
+
+class Drawn(Dataset[Any]):
+    """The training pictures, drawn one by one."""
+
+    def __init__(self, task: Task) -> None:
+        self.data = task.training_data()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data.item(index, 0)
+
+
+def drawn(task: Task, recipe: Recipe, device: torch.device) -> Iterator[DetectionBatch]:
+    """Endless micro-batches from a plain loader in this process."""
+    loader = DataLoader(
+        Drawn(task),
+        batch_size=recipe.batch.micro,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=task.collate,
+        pin_memory=device.type == "cuda",
+    )
+    while True:
+        yield from loader

@@ -1,0 +1,138 @@
+"""The loops that the benchmarks measure, as bodies of contenders: Rankless itself, and the bare one."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import bare
+from rankless.recipe import Recipe
+from rankless.recipe_file import from_json
+from rankless.run_directory import RunDirectory
+from rankless.tasks import open_task
+from rankless.tasks.protocol import Task
+from rankless.train.loop import train
+from rankless.train.settings import computes_like
+from rankless.train.state import TrainingState
+from rankless.types import DetectionBatch, Scores
+from rankless.world.join import World, join
+from turns import Finished, Turns
+
+Observer = Callable[[int, Any, Any], None]
+
+
+class Subject(NamedTuple):
+    """What functions that are asked of a contender of Rankless see."""
+
+    task: Task
+    recipe: Recipe
+    world: World
+    run: RunDirectory
+    state: TrainingState
+
+
+def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
+    """``rankless.train.loop.train`` as it is, journal and all.
+
+    Args:
+        turns: ends it.
+        recipe: as JSON, its precision resolved.
+        drawn: draw the pictures while training; else micro-batches that lie ready in memory are used.
+    """
+    loaded = from_json(recipe)
+    with ExitStack() as stack:
+        stack.enter_context(computes_like(loaded))
+        world = stack.enter_context(join())
+        run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-"))))
+        task = open_task(loaded)
+        if not drawn:
+            task = Ready(task, loaded)
+
+        def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+            turns(step, Subject(task, loaded, world, run, state), scores)
+
+        train(loaded, run, world, resume=False, task=task, observe=observe)
+
+
+def plain(turns: Turns, recipe: str, drawn: bool = False) -> None:
+    """:func:`bare.train` with the same input."""
+    loaded = from_json(recipe)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(loaded.threads)
+    torch.backends.cudnn.benchmark = True
+    task = open_task(loaded)
+    batches: Iterator[DetectionBatch]
+    if drawn:
+        batches = bare.drawn(task, loaded, device)
+    else:
+        ready = ready_batches(task, loaded)
+        batches = itertools.cycle([b.pin_memory() for b in ready] if device.type == "cuda" else ready)
+    bare.train(task, loaded, device, batches, turns)
+
+
+def peak(turns: Turns, body: Callable[..., None], recipe: str, steps: int) -> None:
+    """Measures the most bytes of tensors alive at once in ``steps`` steps of ``body``, weights and all."""
+    done: list[int] = []
+
+    def count(step: int, subject: Any, scores: Any) -> None:
+        done.append(step)
+        if len(done) == steps:
+            raise Finished
+
+    seen = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with seen, suppress(Finished):
+        body(count, recipe)
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    turns.seconds = [max(itertools.accumulate(change for _, change in changes))]
+    turns.pause(steps, None)
+
+
+class Ready:
+    """A task whose micro-batches were drawn and collated beforehand."""
+
+    def __init__(self, task: Task, recipe: Recipe) -> None:
+        self.task, self.recipe = task, recipe
+        self.batches = ready_batches(task, recipe)
+
+    def training_data(self) -> Numbers:
+        """Pictures that are only numbers."""
+        return Numbers(self.recipe.data.train_images)
+
+    def collate(self, items: Sequence[Any]) -> DetectionBatch:
+        """One of the batches that lie ready; of evaluation items the batch that they are."""
+        if isinstance(items[0], int):
+            return self.batches[items[0] % len(self.batches)]
+        batch: DetectionBatch = self.task.collate(items)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+
+class Numbers:
+    """A data set of so many numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def item(self, index: int, epoch: int) -> int:
+        """The number itself."""
+        return index
+
+
+def ready_batches(task: Task, recipe: Recipe) -> list[DetectionBatch]:
+    """The micro-batches of one step."""
+    data, size = task.training_data(), recipe.batch.micro
+    starts = range(0, recipe.batch.images, size)
+    return [task.collate([data.item(index, 0) for index in range(s, s + size)]) for s in starts]

@@ -1,0 +1,190 @@
+"""What the training step of Rankless costs beside a plain PyTorch loop, and what its parts cost.
+
+    python benchmarks/step.py [--json] [--quick]
+
+Runs on the CPU with one thread per process, for some five minutes (``--quick``: one, for a look). Every ratio
+is of two contenders that take turns in one run, so that other load on the machine hits both; times of
+different runs are not comparable. Ends with 1 where a demand is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+os.environ["RANKLESS_CPU"] = "1"  # the contenders' processes inherit it
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler that counts bytes tells of every start
+
+import loops
+from loops import Subject
+from rankless import recipe_file
+from rankless.evaluate import evaluate
+from rankless.train import checkpoint
+from table import Report, machine
+from turns import Contender, rounds
+
+LEAST = 0.90  # of the bare loop's speed
+# Runs that never end of themselves, evaluate or save.
+ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=1000000000")
+DIGITS = ("data.root=digits", "data.train_images=2048", "data.val_images=64", "ema.decay=0.999")
+# yolov3-tiny's recipe falls in steps that lie beyond any benchmark.
+YOLOV3_TINY = ("model.image_size=320", "batch.images=16", "batch.micro=4", "schedule.warmup=200")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe to measure: its name in the table, the shipped recipe, what is changed in it."""
+
+    name: str
+    recipe: str
+    changes: tuple[str, ...]
+
+    def json(self, *more: str) -> str:
+        """The recipe for a contender."""
+        loaded = recipe_file.load(self.recipe, [*ENDLESS, *DIGITS, *self.changes, *more])
+        return recipe_file.to_json(loaded)
+
+
+DIGITS_BF16 = Case("yolov4-tiny ×0.5, 256 px, 32/8, bf16", "digits", ("precision=bf16",))
+CASES = (
+    (DIGITS_BF16, 12),
+    (Case("yolov4-tiny ×0.5, 256 px, 32/8, fp32", "digits", ("precision=fp32",)), 8),
+    (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
+    (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
+)
+# The gradients are large and the pictures tiny, so that the peak is that of the gradients.
+MEMORY = Case(
+    "memory", "yolov4-tiny", ("model.image_size=64", "batch.images=8", "batch.micro=1", "precision=fp32")
+)
+
+
+def main() -> int:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--quick", action="store_true", help="few rounds and the first case only")
+    options = parser.parse_args()
+    began = time.monotonic()
+    report = Report(machine())
+    against_bare(report, options.quick)
+    several_processes(report, 4 if options.quick else 10)
+    memory(report)
+    report.note("seconds", round(time.monotonic() - began), f"took {time.monotonic() - began:.0f} s")
+    if options.json:
+        print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
+    else:
+        report.show()
+    return 0 if report.is_met else 1
+
+
+def against_bare(report: Report, quick: bool) -> None:
+    """The whole step, journal and all, beside the bare loop, with the same input."""
+    for case, count in CASES[:1] if quick else CASES:
+        count = 4 if quick else count
+        say(f"{case.name}: Rankless / bare loop")
+        with Contender(loops.rankless, case.json()) as ours, Contender(loops.plain, case.json()) as bare:
+            report.compare(f"{case.name}: Rankless / bare loop", *rounds([ours, bare], count), LEAST)
+    case, name = DIGITS_BF16, f"{DIGITS_BF16.name}: the same, scenes drawn while training"
+    say(name)
+    with (
+        Contender(loops.rankless, case.json(), True) as ours,
+        Contender(loops.plain, case.json(), True) as bare,
+    ):
+        report.compare(name, *rounds([ours, bare], 4 if quick else 8))
+
+
+def several_processes(report: Report, count: int) -> None:
+    """Two processes beside one, and the fixed tree beside the backend's all-reduce."""
+    case = DIGITS_BF16
+    say(f"{case.name}: one and two processes")
+    with (
+        Contender(loops.rankless, case.json()) as one,
+        Contender(loops.rankless, case.json(), size=2) as exact,
+        Contender(loops.rankless, case.json("reduce=fast"), size=2) as fast,
+    ):
+        alone, tree, ring = rounds([one, exact, fast], count)
+        (times,) = one.ask(evaluate_and_save)
+    report.compare("2 processes: reduce exact / fast", tree, ring)
+    report.compare("2 processes / 1 process (2 would be perfect)", tree, alone)
+    images = recipe_file.from_json(case.json()).batch.images
+    speeds = [images / statistics.median(t.wall for t in found) for found in (alone, tree)]
+    step = statistics.median(t.wall for t in alone)
+    report.note(
+        "images_per_second",
+        [round(speed, 2) for speed in speeds],
+        f"speed: {speeds[0]:.1f} img/s with one process, {speeds[1]:.1f} with two",
+    )
+    report.note(
+        "evaluate_ms_per_picture",
+        round(times["evaluate"] * 1000, 2),
+        f"evaluation: {times['evaluate'] * 1000:.1f} ms a picture, drawing and scoring included "
+        f"(a training step takes {step / images * 1000:.1f} ms a picture)",
+    )
+    report.note(
+        "save_ms",
+        round(times["save"] * 1000, 1),
+        f"checkpoint: {times['save'] * 1000:.0f} ms, that is {times['save'] / step:.2f} training steps",
+    )
+
+
+def evaluate_and_save(step: int, subject: Subject) -> dict[str, float]:
+    """Seconds of an evaluation, per picture, and of a checkpoint; the better of two each."""
+    pictures = subject.recipe.data.val_images
+    evaluations, saves = [], []
+    for _ in range(2):
+        began = time.perf_counter()
+        evaluate(subject.task, subject.state.scored, subject.recipe, subject.world)
+        evaluations.append((time.perf_counter() - began) / pictures)
+        began = time.perf_counter()
+        checkpoint.save(subject.run, subject.state.snapshot(step), subject.recipe, subject.task.class_names)
+        saves.append(time.perf_counter() - began)
+    subject.state.training_mode()
+    return {"evaluate": min(evaluations), "save": min(saves)}
+
+
+def memory(report: Report) -> None:
+    """Peak bytes of tensors at 8 micro-batches, beside plain accumulation, in sets of gradients."""
+    say("memory at 8 micro-batches")
+    peaks: dict[str, int] = {}
+    for name, body, size in (
+        ("bare", loops.plain, 1),
+        ("1 process", loops.rankless, 1),
+        ("2 processes", loops.rankless, 2),
+    ):
+        with Contender(loops.peak, body, MEMORY.json(), 3, size=size) as contender:
+            peaks[name] = max(contender.first)
+    gradients = gradient_bytes()
+    for name, peak in peaks.items():
+        if name == "bare":
+            continue
+        more = peak - peaks["bare"]
+        report.note(
+            f"extra_bytes_{name.replace(' ', '_')}",
+            {"bytes": more, "gradient_sets": round(more / gradients, 2)},
+            f"memory: {name}, 8 micro-batches: {more / 2**20:.1f} MiB more than plain accumulation, "
+            f"that is {more / gradients:.2f} sets of gradients of {gradients / 2**20:.1f} MiB",
+        )
+
+
+def gradient_bytes() -> int:
+    """Bytes of one set of gradients of the model that the memory is measured with."""
+    from rankless.models.zoo import build
+
+    model = build(recipe_file.from_json(MEMORY.json()).model, 10)
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def say(what: Any) -> None:
+    """Progress, for a human."""
+    print(f"… {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,235 @@
+"""Processes that take turns: all but one stand still, so that two loops are measured under the same load.
+
+A contender is one process, or several that train together. Each lives as long as the benchmark needs it, and
+runs so many steps of its loop whenever it is told to.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, NamedTuple
+
+Body = Callable[..., None]
+
+
+class Seconds(NamedTuple):
+    """How long a step took.
+
+    Attributes:
+        wall: on the clock.
+        cpu: that the process computed; other load on the machine hardly changes it.
+    """
+
+    wall: float
+    cpu: float
+
+
+class Contender:
+    """What is measured; a context manager that ends its processes.
+
+    Args:
+        body: ``body(turns, *arguments)`` trains until ``turns``, called after every step, ends it.
+        arguments: they pickle.
+        size: how many processes; they find each other through the variables that torchrun sets.
+
+    Attributes:
+        first: what every process measured of its first step, which only warms up.
+    """
+
+    def __init__(self, body: Body, *arguments: Any, size: int = 1) -> None:
+        context = multiprocessing.get_context("spawn")
+        port = _free_port()
+        self.connections: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_live, args=(theirs, rank, size, port, body, arguments))
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+        try:
+            self.first = [answer[0] for answer in self._answers()]
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self, count: int) -> list[Seconds]:
+        """Run so many steps; how long each took, in the slowest process."""
+        self._tell("steps", count)
+        return [max(each) for each in zip(*self._answers(), strict=True)]
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """``function(step, subject, *arguments)`` in every process between two steps; ``subject`` is what
+        its loop shows to observers."""
+        self._tell("ask", function, arguments)
+        return self._answers()
+
+    def close(self) -> None:
+        """End the processes."""
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def __enter__(self) -> Contender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tell(self, *command: Any) -> None:
+        for connection in self.connections:
+            connection.send(command)
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for connection in self.connections:
+            try:
+                fault, answer = connection.recv()
+            except EOFError:
+                fault, answer = "a process of the benchmark died", None
+            if fault:
+                raise RuntimeError(fault)
+            answers.append(answer)
+        return answers
+
+
+class Finished(BaseException):
+    """Ends a loop from inside its observer."""
+
+
+class Turns:
+    """The observer that a loop calls after every step: measures it, and stands still between turns.
+
+    Args:
+        connection: to the parent.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.left = 1
+        self.seconds: list[Any] = []
+        self.since = _now()
+
+    def __call__(self, step: int, subject: Any, scores: Any) -> None:
+        _wait_for_device()
+        now = _now()
+        self.seconds.append(Seconds(now.wall - self.since.wall, now.cpu - self.since.cpu))
+        self.left -= 1
+        if not self.left:
+            self.pause(step, subject)
+        self.since = _now()
+
+    def pause(self, step: int, subject: Any) -> None:
+        """Hand over what was measured; back when it is this contender's turn again."""
+        self.connection.send((None, self.seconds))
+        self.seconds = []
+        while True:
+            try:
+                verb, *rest = self.connection.recv()
+            except EOFError:
+                raise Finished from None
+            if verb == "steps":
+                (self.left,) = rest
+                return
+            function, arguments = rest
+            self.connection.send((None, function(step, subject, *arguments)))
+
+
+def _now() -> Seconds:
+    return Seconds(time.perf_counter(), time.process_time())
+
+
+def _wait_for_device() -> None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _live(
+    connection: Connection, rank: int, size: int, port: int, body: Body, arguments: Sequence[Any]
+) -> None:
+    """The life of a contender's process."""
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # progress lines
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    turns = Turns(connection)
+    try:
+        body(turns, *arguments)
+    except Finished:
+        pass
+    except Exception:
+        try:
+            connection.send((traceback.format_exc(), None))
+        except OSError:
+            traceback.print_exc()
+    finally:
+        connection.close()
+    os._exit(0)  # native threads have nothing more to add
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def rounds(contenders: Sequence[Contender], count: int, steps: int = 1) -> list[list[Seconds]]:
+    """Times per step of every contender: A B, then B A, and so on; the first round only warms up.
+
+    Returns:
+        One list per contender, one entry per round: the mean of the round's steps.
+    """
+    found: list[list[Seconds]] = [[] for _ in contenders]
+    for number in range(count + 1):
+        order = range(len(contenders)) if number % 2 else reversed(range(len(contenders)))
+        for place in order:
+            each = contenders[place].steps(steps)
+            if number:
+                found[place].append(Seconds(*map(statistics.fmean, zip(*each, strict=True))))
+    return found
+
+
+class Speed(NamedTuple):
+    """How fast one contender is beside another: 2 is twice as fast.
+
+    Attributes:
+        best: of the best times on the clock.
+        median: over the rounds, each with its own pair of times.
+        cpu: of the median CPU times.
+    """
+
+    best: float
+    median: float
+    cpu: float
+
+
+def speed(one: Sequence[Seconds], other: Sequence[Seconds]) -> Speed:
+    """The one beside the other, of the same rounds."""
+    each = [theirs.wall / mine.wall for mine, theirs in zip(one, other, strict=True)]
+    best = min(theirs.wall for theirs in other) / min(mine.wall for mine in one)
+    cpu = statistics.median(t.cpu for t in other) / statistics.median(m.cpu for m in one)
+    return Speed(best, statistics.median(each), cpu)

@@ -1,0 +1,72 @@
+"""What a launcher asks of its ranks, and how they answer: a job and notes, as JSON in a folder of their own.
+
+Launchers and ranks have nothing else in common.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LOST_PEER = 75
+"""Exit code of a rank that only missed another one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
+        verb: ``train`` or ``evaluate``.
+        recipe: the recipe as JSON, its precision resolved.
+        logs: the folder of the ranks' logs.
+        run: the run directory (train).
+        resume: go on from the newest checkpoint (train).
+        rehearse: end after so many steps and write digests of every tensor after each (train); 0 is a real
+            run.
+        weights: the weights file (evaluate).
+    """
+
+    verb: str
+    recipe: str
+    logs: str
+    run: str = ""
+    resume: bool = False
+    rehearse: int = 0
+    weights: str = ""
+
+
+def write_job(job: Job, folder: Path) -> Path:
+    """Put a job into ``folder``; its place."""
+    place = folder / "job.json"
+    place.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    return place
+
+
+def log_of(logs: Path, rank: int) -> Path:
+    """Where a rank writes what is not for the terminal."""
+    return logs / f"rank-{rank}.log"
+
+
+def read_job(place: Path) -> Job:
+    """The job at ``place``."""
+    return Job(**json.loads(place.read_text(encoding="utf-8")))
+
+
+def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
+    """Say how a rank ended, beside the job at ``place``."""
+    beside = place.with_name(f".note-{rank}")
+    beside.write_text(json.dumps(note), encoding="utf-8")
+    beside.replace(place.with_name(f"note-{rank}.json"))
+
+
+def notes(place: Path) -> list[Path]:
+    """The notes that ranks have left beside the job at ``place``, rank 0's first."""
+    return sorted(place.parent.glob("note-*.json"))
+
+
+def read_notes(place: Path) -> list[dict[str, Any]]:
+    """What the notes beside the job at ``place`` say, rank 0's first."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in notes(place)]

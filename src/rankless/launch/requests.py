@@ -1,0 +1,55 @@
+"""Signals that ask a launcher to stop: noted when they come, looked at when it suits.
+
+Torch's own handlers raise wherever the program happens to be, take over a SIGHUP that ``nohup`` asked to
+ignore, and stay when the work is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import TracebackType
+from typing import Any
+
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TWICE = 0.25  # seconds within which two signals are one: ``timeout`` and some schedulers send each twice
+_TORCH = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+class Requests:
+    """While it is entered, SIGTERM, SIGINT and SIGHUP are noted, unless they were being ignored.
+
+    Attributes:
+        first: the first signal that came.
+        hurry: whether another one came after it.
+    """
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.hurry = False
+        self._at = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Requests:
+        os.environ[_TORCH] = "none"
+        for number in ASKS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                try:
+                    self._before[number] = signal.signal(number, self._note)
+                except ValueError:  # not the main thread: signals are somebody else's business
+                    break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.environ.pop(_TORCH, None)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.first is None:
+            self.first, self._at = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._at > TWICE:
+            self.hurry = True

@@ -1,0 +1,124 @@
+"""What several rooms' tests need: ranks to run functions on, and a small data set to train on."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import pickle
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+HERE = Path(__file__).parent
+
+
+class Ranks:
+    """Real processes that meet over gloo; started when first needed and then kept."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self.count = itertools.count()
+        self.log = Path(self.folder.name) / "output"
+
+    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call ``function(world, *arguments)``, of a module's top level, on ``size`` ranks at once.
+
+        Arguments and answers must pickle and hold nothing of a class of the test module's own.
+        """
+        while len(self.processes) < size:
+            self._start()
+        store = str(Path(self.folder.name) / f"store-{next(self.count)}")
+        for rank, process in enumerate(self.processes[:size]):
+            job = (inspect.getfile(function), function.__name__, arguments, rank, size, store)
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(job))
+            process.stdin.flush()
+        return self._answers(size)
+
+    def _start(self) -> None:
+        environment = {**os.environ, "RANKLESS_CPU": "1"}
+        if sys.platform == "linux":
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "rank_process.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        self.processes.append(process)
+
+    def _answers(self, size: int, seconds: float = 120) -> list[Any]:
+        waiting = {process.stdout: rank for rank, process in enumerate(self.processes[:size])}
+        found: dict[int, Any] = {}
+        until = time.monotonic() + seconds
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(until - time.monotonic(), 0))
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    fine, answer = pickle.load(pipe)
+                except EOFError:
+                    fine, answer = False, "it died"
+                if not fine:
+                    said = self.log.read_text(errors="replace")[-2000:]
+                    self.close()
+                    pytest.fail(f"rank {rank} of {size}: {answer}\n{said}", pytrace=False)
+                found[rank] = answer
+            if not ready:
+                self.close()
+                pytest.fail(f"ranks {sorted(waiting.values())} of {size} gave no answer", pytrace=False)
+        return [found[rank] for rank in range(size)]
+
+    def close(self) -> None:
+        """End all of them; others are started when needed."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.communicate()
+        self.processes = []
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """``ranks(size, function, *arguments)``: see :class:`Ranks`."""
+    pool = Ranks()
+    yield pool
+    pool.close()
+    pool.folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def shapes_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A data.yaml: 21 training and 11 validation pictures of 64 × 64, bright rectangles of two classes."""
+    folder = tmp_path_factory.mktemp("shapes")
+    chance = np.random.default_rng(1)
+    for split, count in (("train", 21), ("val", 11)):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+        for number in range(count):
+            image = chance.integers(0, 90, (64, 64, 3), dtype=np.uint8)
+            lines = []
+            for _ in range(chance.integers(1, 4)):
+                label = int(chance.integers(2))
+                x, y = chance.integers(0, 40, 2)
+                w, h = chance.integers(12, 24, 2)
+                image[y : y + h, x : x + w, label] = 250
+                lines.append(f"{label} {(x + w / 2) / 64} {(y + h / 2) / 64} {w / 64} {h / 64}")
+            Image.fromarray(image).save(folder / "images" / split / f"{number:02}.png")
+            (folder / "labels" / split / f"{number:02}.txt").write_text("\n".join(lines) + "\n")
+    text = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [red, green]\n"
+    (folder / "data.yaml").write_text(text)
+    return str(folder / "data.yaml")

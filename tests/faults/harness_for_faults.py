@@ -1,0 +1,219 @@
+"""Runs of the small task in processes of their own: start, watch, disturb, and compare what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankless import journal
+from rankless.models.weights import digest_file
+from rankless.run_directory import RunDirectory
+
+HERE = Path(__file__).parent
+STEPS = 20
+RECIPE = """\
+task: small_task_for_faults:Small
+batch: {images: 8, micro: 2}
+epochs: 4
+seed: 3
+precision: fp32
+optim: {lr: 0.05}
+schedule: {warmup: 4}
+ema: {decay: 0.9}
+evaluate: {every: 2}
+checkpoint: {every: 3}
+"""
+# What no person should have to read when a run ends early.
+NOISE = re.compile(r"Traceback|Warning:|Error:|\[[WE]\d{4} |leaked|closing signal|Exception|torch\.|gloo")
+
+
+@dataclass
+class Process:
+    """One process of a run."""
+
+    pid: int
+    kind: str  # launcher, rank 0, rank 1, …, other (loaders, fork servers, trackers)
+
+
+class Run:
+    """One start of ``rankless train``.
+
+    Args:
+        folder: the run directory.
+        world: ranks.
+        more: words for the command line.
+        environment: more variables.
+        before: called in the new process before it becomes rankless.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: int,
+        *more: str,
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.run, self.tag = RunDirectory(folder), uuid.uuid4().hex
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the run
+        words = ["--resume"] if "--resume" in more else [str(recipe_file(folder))]
+        words += [word for word in more if word != "--resume"]
+        command = [sys.executable, "-m", "rankless", "train", *words, "--run", str(folder)]
+        self.process = subprocess.Popen(
+            [*command, "--devices", str(world)],
+            cwd=HERE,
+            env={**os.environ, "FAULT_TAG": self.tag, "RANKLESS_CPU": "1", **(environment or {})},
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # as a terminal does: a group of its own
+            preexec_fn=before,
+        )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes():
+            kill(process.pid)
+        self.process.wait()
+        self.output.close()
+
+    def processes(self) -> list[Process]:
+        """Every living process of this run, found by a variable that all of them inherit."""
+        return [Process(pid, _kind(pid, self.process.pid)) for pid in _tagged(self.tag)]
+
+    def pid(self, kind: str) -> int:
+        """The process of one kind."""
+        return self.until(lambda: next((p.pid for p in self.processes() if p.kind == kind), 0))
+
+    def step(self) -> int:
+        """Steps in the journal."""
+        try:
+            return max((journal.step_of(entry) for entry in journal.read(self.run.journal)), default=0)
+        except OSError:
+            return 0
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The journal's events of one name."""
+        try:
+            return [entry for entry in journal.read(self.run.journal) if entry.get("event") == name]
+        except OSError:
+            return []
+
+    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        """Wait for something; fail where it does not come or the run ends before."""
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise AssertionError(f"it did not come, the run printed:\n{self.text()}")
+            time.sleep(0.01)
+        return value
+
+    def wait(self, seconds: float = 90) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
+
+    def gone(self, seconds: float = 5) -> float:
+        """Wait until no process of the run is left; how long it took."""
+        began = time.monotonic()
+        while left := self.processes():
+            if time.monotonic() - began > seconds:
+                raise AssertionError(f"orphans: {[(p.kind, _command(p.pid)) for p in left]}")
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def text(self) -> str:
+        """What a person saw."""
+        self.output.seek(0)
+        return self.output.read()
+
+    def noise(self) -> list[str]:
+        """Lines that no person should have to read."""
+        return [line for line in self.text().splitlines() if NOISE.search(line)]
+
+
+def recipe_file(folder: Path) -> Path:
+    """The recipe beside the run directory, written when missing."""
+    path = folder.parent / "small.yaml"
+    if not path.exists():
+        path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What must not depend on what happened on the way: digests of the last checkpoint, and the journal."""
+    run = RunDirectory(folder)
+    last = run.pointed("last")
+    assert last is not None, "no checkpoint"
+    names = ("model", "ema", "training")
+    return {
+        "step": last,
+        **{name: digest_file(run.step_directory(last) / f"{name}.safetensors") for name in names},
+        "state": (run.step_directory(last) / "state.json").read_text(encoding="utf-8"),
+        "journal": journal.numbers(run.journal),
+    }
+
+
+def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
+    """What a run that nothing happened to leaves behind."""
+    with Run(folder, 1, *more) as run:
+        assert run.wait() == 0, run.text()
+        run.gone()
+    return outcome(folder)
+
+
+def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:
+    """Resume a run to its end, and what it leaves behind."""
+    with Run(folder, world, "--resume", *more) as run:
+        assert run.wait() == 0, run.text()
+        assert not run.noise(), run.text()
+        run.gone()
+    return outcome(folder)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _tagged(tag: str) -> Sequence[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and tag.encode() in _bytes(entry / "environ"):
+            found.append(int(entry.name))
+    return found
+
+
+def _kind(pid: int, launcher: int) -> str:
+    if pid == launcher:
+        return "launcher"
+    if "rankless.worker" not in _command(pid):
+        return "other"
+    variables = _bytes(Path(f"/proc/{pid}/environ")).decode().split("\0")
+    return next((f"rank {v.removeprefix('RANK=')}" for v in variables if v.startswith("RANK=")), "other")
+
+
+def _command(pid: int) -> str:
+    return _bytes(Path(f"/proc/{pid}/cmdline")).decode().replace("\0", " ")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # gone, or not ours
+        return b""

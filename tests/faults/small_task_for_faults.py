@@ -1,0 +1,98 @@
+"""A task that is small enough to be killed often: stripes in two directions, told apart by a tiny network.
+
+Environment variables let it misbehave: FAULT_SLEEP (seconds a micro-batch takes longer), FAULT_ABORT (the
+pass of a process in which it aborts), FAULT_PICTURE (a picture that cannot be read).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.recipe import Recipe
+from rankless.types import LossSum, Scores
+
+PICTURES = 40
+SIDE = 12
+
+
+@dataclass
+class Stripes:
+    """(B, 1, S, S) pictures and their directions, (B,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> Stripes:
+        return Stripes(self.images.to(device), self.labels.to(device))
+
+
+class Pictures:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def item(self, index: int, epoch: int) -> tuple[Tensor, int]:
+        if index == int(os.environ.get("FAULT_PICTURE", "-1")):
+            raise UserError(f"stripes {index}: cannot be read; take the picture out")
+        chance = torch.Generator().manual_seed(1000 * epoch + index)
+        image = torch.randn(1, SIDE, SIDE, generator=chance)
+        label = index % 2
+        image += torch.arange(SIDE).remainder(2).view((1, SIDE) if label else (SIDE, 1))
+        return image, label
+
+
+class Small:
+    class_names = ("across", "along")
+    score_name = "right"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.passes = 0
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 6, 3),
+            nn.BatchNorm2d(6),
+            nn.LeakyReLU(),
+            nn.Dropout2d(0.1),
+            nn.Conv2d(6, 8, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 2),
+        )
+
+    def training_data(self) -> Pictures:
+        return Pictures(PICTURES)
+
+    def evaluation_data(self) -> Pictures:
+        return Pictures(10)
+
+    def collate(self, items: Sequence[tuple[Tensor, int]]) -> Stripes:
+        images, labels = zip(*items, strict=True)
+        return Stripes(torch.stack(images), torch.tensor(labels))
+
+    def loss(self, model: nn.Module, batch: Any) -> LossSum:
+        self.passes += 1
+        if self.passes == int(os.environ.get("FAULT_ABORT", "-1")):
+            os.abort()
+        time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
+        loss = F.cross_entropy(model(batch.images), batch.labels, reduction="sum")
+        return LossSum(loss, torch.tensor(float(len(batch.labels))), {"entropy": loss.detach()})
+
+    def predict(self, model: nn.Module, batch: Any) -> list[Any]:
+        return [int(row.argmax()) for row in model(batch.images)]
+
+    def score(self, predictions: Sequence[Any]) -> Scores:
+        right = sum(found == index % 2 for index, found in enumerate(predictions))
+        return {"right": right / len(predictions)}

@@ -1,0 +1,62 @@
+"""Disks that are full and files that cannot be written: a sentence, and the same bits once there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import Run, finish
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@contextlib.contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ballast = disk / "ballast"
+        with Run(disk / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
+            run.until(lambda: run.run.pointed("last"))
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            assert run.wait() == 2, run.text()
+            run.gone()
+            assert "warning: the checkpoint of step 6 could not be written ([Errno 28]" in run.text()
+            last = run.text().splitlines()[-1]  # of the journal, or of the last checkpoint
+            assert last.startswith("error: ") and "No space left on device" in last and "make room" in last
+            assert not run.noise(), run.text()
+            assert not list((disk / "run").rglob("*.tmp"))
+        ballast.unlink()
+        assert finish(disk / "run", 3) == expected
+
+
+def test_a_journal_that_cannot_grow_ends_the_run_with_a_sentence(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}) as run:
+        run.until(lambda: run.step() >= 4)
+        limit = run.run.journal.stat().st_size + 100  # bytes: a line is longer
+        resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (limit, limit))
+        assert run.wait() == 2, run.text()
+        run.gone()
+        assert f"error: {run.run.journal} cannot be written ([Errno 27]" in run.text().splitlines()[-1]
+        assert not run.noise(), run.text()
+    assert finish(folder, 1) == expected

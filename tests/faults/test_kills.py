@@ -1,0 +1,96 @@
+"""Processes that die without a word: the run goes on or can go on, same bits, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import Run, finish, kill, outcome
+
+from rankless.run_directory import RunDirectory
+from rankless.train.checkpoint import newest, tidy
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+SLOW = {"FAULT_SLEEP": "0.05"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_restarted_and_the_run_goes_on(
+    tmp_path: Path, expected: dict[str, Any], rank: int
+) -> None:
+    with Run(tmp_path / "run", 2, f"workers={rank}", environment=SLOW) as run:
+        run.until(lambda: run.step() >= 4)
+        kill(run.pid(f"rank {rank}"))
+        assert run.wait() == 0, run.text()
+        run.gone()
+        assert f"rank {rank} was killed by SIGKILL; restarting from the newest checkpoint" in run.text()
+        assert not run.noise(), run.text()
+        assert [event["at"] for event in run.events("resume")] == [3]
+    assert outcome(tmp_path / "run") == expected
+
+
+def test_ranks_and_loader_processes_die_with_the_launcher(tmp_path: Path, expected: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, "workers=1", environment=SLOW) as run:
+        run.until(lambda: run.step() >= 7)
+        before = {process.kind for process in run.processes()}
+        kill(run.pid("launcher"))
+        assert run.wait() == -signal.SIGKILL
+        assert before == {"launcher", "rank 0", "rank 1", "other"}, "the scan sees loader processes"
+        run.gone(seconds=10)
+    # What a dead process leaves: a checkpoint and a pointer that were being written, and its lock.
+    (folder / "checkpoints" / ".step-000000009.77.tmp").mkdir()
+    (folder / "checkpoints" / ".step-000000009.77.tmp" / "model.safetensors").write_bytes(b"half")
+    (folder / "checkpoints" / ".last.77.tmp").write_text("step-0000")
+    (folder / ".lock").write_text("77")
+    assert finish(folder, 3) == expected
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_run_of_which_nothing_lives_falls_back_behind_a_cut_checkpoint(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 3, environment=SLOW) as run:
+        run.until(lambda: run.run.pointed("last") == 6)
+        for process in run.processes():
+            kill(process.pid)
+        run.wait()
+        run.gone()
+        cut = run.run.step_directory(run.run.steps()[-1]) / "model.safetensors"
+        torn = run.run.journal.read_bytes()
+    os.truncate(cut, cut.stat().st_size // 2)
+    (folder / "journal.jsonl").write_bytes(torn + b'{"step":99,"lo')
+    with Run(folder, 2, "--resume") as again:
+        assert again.wait() == 0, again.text()
+        again.gone()
+        assert "is damaged (wrong checksum of model.safetensors); falling back" in again.text()
+        assert not again.noise(), again.text()
+    assert outcome(folder) == expected
+
+
+def test_a_damaged_later_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for step in (3, 6, 9):
+        run.step_directory(step).mkdir(parents=True)
+    run.point("last", 6)  # the run fell back behind 9 and has just saved 6
+    tidy(run, 1, best=3)
+    assert run.steps() == [3, 6]
+
+
+def test_a_crash_that_comes_again_and_again_ends_with_a_sentence(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", 1, environment={"FAULT_ABORT": "9"}) as run:
+        assert run.wait() == 1, run.text()
+        run.gone()
+        lines = run.text().splitlines()
+        assert lines[-2].startswith("warning: rank 0 was killed by SIGABRT; 3 restarts did not get")
+        assert lines[-1].startswith(f"error: the ranks could not go on; look at {run.run.logs}")
+        assert run.text().count("restarting from the newest checkpoint") == 3
+        assert not run.noise(), run.text()
+        assert "Aborted" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8")
+    warnings: list[str] = []
+    assert newest(RunDirectory(tmp_path / "run"), warnings.append) is None
+    assert not warnings

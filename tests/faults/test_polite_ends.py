@@ -1,0 +1,130 @@
+"""Requests to stop: the step is finished and saved, a sentence says how to go on, the bits stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
+
+from rankless.launch.requests import Requests
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+SLOW = {"FAULT_SLEEP": "0.05"}
+
+
+def stopped(run: Run, folder: Path, name: str) -> None:
+    run.gone()
+    last = run.text().splitlines()[-1]
+    saved = run.run.pointed("last")
+    assert saved == run.step(), "the step under way is saved"
+    assert last == (
+        f"stopped by {name}; saved after step {saved}; go on with: rankless train --resume --run {folder}"
+    )
+    assert not run.noise(), run.text()
+
+
+def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, "workers=1", environment=SLOW) as run:
+        run.until(lambda: run.step() >= 2)
+        os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C
+        assert run.wait() == 130, run.text()
+        stopped(run, folder, "SIGINT")
+    with Run(folder, 3, "--resume", environment=SLOW) as run:
+        run.until(lambda: run.step() >= 7)
+        kill(run.pid("rank 1"), signal.SIGTERM)
+        assert run.wait() == 85, run.text()
+        stopped(run, folder, "SIGTERM")
+    with Run(folder, 1, "--resume", environment=SLOW) as run:
+        run.until(lambda: run.step() >= 12)
+        kill(run.pid("launcher"), signal.SIGTERM)
+        assert run.wait() == 85, run.text()
+        stopped(run, folder, "SIGTERM")
+    assert finish(folder, 2) == expected
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", 2, environment={"FAULT_SLEEP": "30"}) as run:
+        run.until(lambda: run.run.journal.exists())
+        for _ in range(2):
+            os.killpg(run.process.pid, signal.SIGINT)
+            time.sleep(0.5)
+        assert run.wait(seconds=5) == 130, run.text()
+        run.gone()
+        assert "stopped by SIGINT; nothing was saved yet" in run.text()
+        assert not run.noise(), run.text()
+
+
+def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", 2) as run:
+        run.pid("rank 0")
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130, run.text()
+        run.gone()
+        assert not run.noise(), run.text()
+
+
+def test_a_closed_terminal_silences_the_run_and_does_not_end_it(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "rankless",
+            "train",
+            str(recipe_file(folder)),
+            "--run",
+            str(folder),
+            "--devices",
+            "1",
+        ],
+        cwd=HERE,
+        env={**os.environ, "RANKLESS_CPU": "1", **SLOW},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # nohup
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith(b"training in")
+    process.stdout.close()
+    os.killpg(process.pid, signal.SIGHUP)
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+    assert outcome(folder) == expected
+
+
+def test_requests_are_noted_and_two_at_once_are_one() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Requests() as requests:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # as `timeout` does
+        assert requests.first is signal.SIGTERM
+        assert not requests.hurry
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert requests.hurry
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Requests() as requests:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert requests.first is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

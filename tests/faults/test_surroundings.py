@@ -1,0 +1,64 @@
+"""What else may be there: an outer launcher, a busy port, another run, faulty data that one rank finds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import Run, outcome
+from small_task_for_faults import PICTURES
+
+from rankless.data.order import micro_batch
+from rankless.recipe import Batch
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as busy:
+        outer = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(busy.getsockname()[1]),
+            "WORLD_SIZE": "5",
+            "RANK": "3",
+            "LOCAL_RANK": "3",
+            "LOCAL_WORLD_SIZE": "5",
+            "GROUP_RANK": "1",
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "TORCHELASTIC_RUN_ID": "outer",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "FAULT_SLEEP": "0.2",
+        }
+        with Run(folder, 2, environment=outer) as run:
+            run.until(lambda: run.step() >= 1)
+            with Run(folder, 1, "--resume") as second:
+                assert second.wait() == 2
+                assert second.text() == (
+                    f"error: {folder}: another process trains in this directory now; "
+                    "wait for it, or give another --run\n"
+                )
+            assert run.wait() == 0, run.text()
+            run.gone()
+            assert not run.noise(), run.text()
+    assert outcome(folder) == expected
+
+
+def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:
+    batch = Batch(images=8, micro=2)
+    # Of the four micro-batches of step 1, two ranks have two each: the last one is rank 1's.
+    (_, picture), *_ = micro_batch(PICTURES, 3, 1, 3, batch)
+    with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_PICTURE": str(picture)}) as run:
+        assert run.wait() == 2, run.text()
+        run.gone()
+        assert (
+            run.text().splitlines()[-1] == f"error: stripes {picture}: cannot be read; take the picture out"
+        )
+        assert "restarting" not in run.text()
+        assert not run.noise(), run.text()
+        assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"

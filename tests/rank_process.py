@@ -1,0 +1,75 @@
+"""One rank of a test: takes functions over its standard input, runs each in a fresh process group.
+
+Importing torch takes seconds, so the ranks live as long as the test session and serve many tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankless.world.join import World
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def module_at(path: str) -> ModuleType:
+    """The test module in a file, which no name leads to."""
+    name = f"job_{Path(path).stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, store: str) -> Any:
+    """Call one function as ``rank`` of ``size``."""
+    function = getattr(module_at(path), name)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
+    )
+    try:
+        return function(World(rank, size, torch.device("cpu")), *arguments)
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Serve until the test session ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a function prints is no answer
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        try:
+            answer: tuple[bool, Any] = (True, run(*job))
+        except Exception:
+            answer = (False, traceback.format_exc())
+        answers.write(pickle.dumps(answer))
+        answers.flush()
+    os._exit(0)  # gloo's threads have nothing more to add
+
+
+if __name__ == "__main__":
+    main()

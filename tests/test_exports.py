@@ -1,0 +1,75 @@
+"""The public names are a list that changes on purpose, and importing them stays quick."""
+
+import importlib
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import rankless
+
+NAMES = [
+    "Recipe",
+    "UserError",
+    "__version__",
+    "digest",
+    "digest_file",
+    "evaluate",
+    "load_recipe",
+    "predict",
+    "train",
+]
+
+
+def test_public_names_are_these():
+    assert rankless.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_there_and_says_what_it_is(name: str):
+    value = getattr(rankless, name)
+    assert value.__doc__
+
+
+@pytest.mark.xfail(strict=True, reason="rooms hide the functions of their names once they are imported")
+def test_every_public_name_is_the_one_that_its_page_defines():
+    for name, home in rankless._HOMES.items():
+        module, attribute = home.split(":")
+        assert getattr(rankless, name) == getattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.xfail(strict=True, reason="rooms hide the functions of their names once they are imported")
+def test_no_public_name_is_hidden_by_a_room_of_its_name():
+    inside = {place.stem for place in Path(rankless.__path__[0]).iterdir()}
+    assert not inside & set(rankless.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'rankless' has no attribute 'tarin'"):
+        _ = rankless.tarin
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rankless",
+        "from rankless import Recipe, UserError, load_recipe; load_recipe('digits', ['epochs=2'])",
+        "import rankless.cli",
+    ],
+)
+def test_light_imports_bring_no_heavy_library(statement: str):
+    heavy = "{'torch', 'torchvision', 'numpy', 'sklearn', 'PIL', 'matplotlib'}"
+    code = f"{statement}\nimport sys\nprint(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_version_is_the_installed_ones_and_stands_in_the_changelog():
+    assert metadata.version("rankless") == rankless.__version__
+    changelog = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == rankless.__version__

@@ -1,0 +1,113 @@
+"""The house rules that no linter knows, and the pages of documentation that could go stale."""
+
+import ast
+import importlib.util
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rankless
+from rankless import cli, recipe_file
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rankless"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+NO_ROOM = {"utils", "util", "core", "common", "helpers", "helper", "misc", "tools", "base", "shared"}
+
+
+def imports(file: Path) -> Iterator[str]:
+    """The dotted name of everything a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_there_is_no_module_without_a_job():
+    named = {part.removesuffix(".py").strip("_") for file in SOURCE.rglob("*.py") for part in file.parts}
+    assert not named & NO_ROOM
+
+
+def test_only_world_talks_to_other_ranks():
+    elsewhere = {
+        (str(file.relative_to(SOURCE)), name)
+        for file in SOURCE.rglob("*.py")
+        if SOURCE / "world" not in file.parents
+        for name in imports(file)
+        if re.match(r"torch\.(distributed|nn\.parallel)\b", name)
+    }
+    # Torch's elastic agent starts and watches processes; it sends no tensor.
+    strangers = {
+        (file, name) for file, name in elsewhere if not name.startswith("torch.distributed.elastic.")
+    }
+    assert not strangers
+    assert {file for file, _ in elsewhere} == {"launch/agent.py"}
+
+
+def test_only_join_reads_what_launchers_set():
+    pattern = re.compile(r"environ\b.*\b(WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+    found = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if pattern.search(line) and "pop(" not in line
+    }
+    assert found == {"world/join.py"}
+
+
+def test_the_recipe_page_lists_the_recipe_as_it_is():
+    place = ROOT / "docs" / "make_recipe_table.py"
+    spec = importlib.util.spec_from_file_location("make_recipe_table", place)
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    text = maker.PAGE.read_text(encoding="utf-8")
+    assert maker.page(text) == text, "run: python docs/make_recipe_table.py"
+    assert "`data.augment.translate`" in text
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every ``rankless …`` that stands indented or fenced on a page of documentation."""
+    found = []
+    for page in PAGES:
+        fenced = False
+        for line in page.read_text(encoding="utf-8").splitlines():
+            fenced ^= line.startswith("```")
+            command = line.strip().removeprefix("$ ")
+            if (fenced or line.startswith("    ")) and command.startswith("rankless "):
+                found.append((page.name, command))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_documented_commands_are_right(page: str, command: str):
+    words = shlex.split(command.split(" > ")[0], comments=True)[1:]
+    if "--help" in words:
+        return
+    with warnings.catch_warnings():
+        function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
+    assert function.__module__ == "rankless.cli"
+    assert bound.arguments or len(words) == 1
+    recipe_file.load("digits", [word for word in words if re.match(r"[a-z_.]+=", word)])
+
+
+def test_documented_commands_are_found():
+    verbs = {command.split()[1] for _, command in commands()}
+    assert {"train", "evaluate", "predict", "digest", "verify", "recipes"} <= verbs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_readme_names_every_public_name():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in rankless.__all__ if name not in readme]

@@ -1,0 +1,158 @@
+"""``rankless verify``: green where the promise holds, red where a task breaks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.launch import local
+from rankless.recipe import Recipe
+from rankless.recipe_file import from_json, load, to_json
+from rankless.run_directory import RunDirectory
+from rankless.train.loop import Rehearsal, train
+from rankless.train.settings import computes_like
+from rankless.train.trace import Trace
+from rankless.verify import _first_difference, verify
+from rankless.world.join import World
+
+HERE = Path(__file__).parent
+SMALL = [
+    "model.width=0.125",
+    "model.image_size=64",
+    "model.dropout=0.1",
+    "batch.images=8",
+    "batch.micro=2",
+    "schedule.warmup=0",
+    "ema.decay=0.9",
+    "precision=fp32",
+]
+
+
+def rehearse(world: World, recipe: str, run: str, steps: int, traces: str) -> None:
+    """What a rank that ``verify`` started does."""
+    os.environ["RANK"] = str(world.rank)
+    found = from_json(recipe)
+    with computes_like(found):
+        train(
+            found,
+            RunDirectory(Path(run)),
+            world,
+            resume=False,
+            rehearsal=Rehearsal(steps),
+            observe=Trace(Path(traces) / f"trace-{world.rank}.jsonl"),
+        )
+        world.barrier()
+
+
+@pytest.fixture
+def on_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``verify`` in this process, its ranks those of the tests: much quicker than starting anew."""
+
+    def launched(
+        recipe: Recipe, run: Path, *, devices: int, resume: bool, rehearse: int, traces: Path
+    ) -> int:
+        assert not resume
+        ranks(devices, on_rank, to_json(recipe), str(run), rehearse, str(traces))
+        return 0
+
+    on_rank = rehearse
+    monkeypatch.setattr(local, "train", launched)
+
+
+def recipe(task: str, data: str) -> Recipe:
+    return load("digits", [*SMALL, f"task=tasks_that_cheat:{task}", f"data.root={data}"])
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("on_ranks")
+@pytest.mark.parametrize(
+    ("task", "difference"),
+    [
+        ("Honest", None),
+        ("LossByRank", "step 1, model/"),
+        ("AugmentByRank", "step 1, model/"),
+        ("ScoreByRank", "the scores after step 2 (beside the first world)"),
+        ("BufferByRank", "step 1, model/pictures_seen and 1 more (rank 1 beside rank 0)"),
+    ],
+)
+def test_it_tells_where_worlds_part(shapes_data: str, task: str, difference: str | None) -> None:
+    said: list[str] = []
+    report = verify(recipe(task, shapes_data), [1, 2], 4, said.append)
+    one, two = report.worlds
+    assert (one.world, two.world, one.difference) == (1, 2, None)
+    assert report.ok == (difference is None) == (two.difference is None)
+    assert len(one.digest) == 64 and one.images_per_second > 0
+    if difference is None:
+        assert said[-1] == "the same bits in every tensor after each of 4 steps, and the same scores"
+    else:
+        assert two.difference is not None and two.difference.startswith(difference)
+        assert said[-1] == f"DIFFERENT: world size 2: {two.difference}"
+    assert (one.digest == two.digest) == (task in ("Honest", "ScoreByRank"))
+
+
+def command(task: str, data: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """The real thing, from the folder that holds the task."""
+    words = [*SMALL, f"task=tasks_that_cheat:{task}", f"data.root={data}", "--steps", "2", *more]
+    return subprocess.run(
+        [sys.executable, "-m", "rankless", "verify", "digits", *words],
+        cwd=HERE,
+        env={**os.environ, "RANKLESS_CPU": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+@pytest.mark.processes
+def test_green_exits_with_0(shapes_data: str) -> None:
+    done = command("Honest", shapes_data, "--worlds", "2,3", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] is True and report["steps"] == 2
+    assert [world["world"] for world in report["worlds"]] == [2, 3]
+    assert len({world["digest"] for world in report["worlds"]}) == 1
+    assert [world["difference"] for world in report["worlds"]] == [None, None]
+    assert "the same bits in every tensor after each of 2 steps" in done.stderr
+
+
+@pytest.mark.processes
+def test_red_exits_with_1_and_names_step_and_tensor(shapes_data: str) -> None:
+    done = command("LossByRank", shapes_data)  # --worlds 1,2
+    assert done.returncode == 1, done.stderr
+    assert "DIFFERENT: world size 2: step 1, model/" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    with pytest.raises(UserError, match="one number alone has nothing to be compared with"):
+        verify(Recipe(), [2], 3, print)
+    with pytest.raises(UserError, match=r"--worlds has 9, 12, but a step has only 8 micro-batches"):
+        verify(Recipe(), [1, 9, 12], 3, print)
+
+
+def line(step: int, scores: Any = None, **tensors: str) -> dict[str, Any]:
+    return {"step": step, "tensors": tensors, "scores": scores}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([line(1, a="x", b="y"), line(2, a="x", b="y")], None),
+        ([line(1, a="x", b="y"), line(2, a="z", b="y")], "step 2, a (who)"),
+        ([line(1, a="z", b="z"), line(2, a="z", b="y")], "step 1, a and 1 more (who)"),
+        ([line(1, a="x"), line(2, a="x", b="y")], "step 1, b (who)"),
+        ([line(1, a="x", b="y", c="w"), line(2, a="x", b="y")], "step 1, c (who)"),
+        ([line(1, {"AP": 1}, a="x", b="y"), line(2, a="x", b="y")], "the scores after step 1 (who)"),
+        ([line(1, a="x", b="y")], "1 steps instead of 2 (who)"),
+    ],
+)
+def test_the_first_difference(other: list[dict[str, Any]], expected: str | None) -> None:
+    one = [line(1, a="x", b="y"), line(2, a="x", b="y")]
+    assert _first_difference(one, other, "who") == expected

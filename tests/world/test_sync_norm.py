@@ -1,0 +1,211 @@
+"""Batch norm over the global batch: M micro-batches on W ranks are one big batch on one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.randomness import torch_seed
+from rankless.recipe import Batch, Recipe
+from rankless.train.passes import SyncPasses, make_passes
+from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.types import LossSum
+from rankless.world.exchange import Exchange
+from rankless.world.join import World
+from rankless.world.sync_norm import SideBySide
+
+LEAVES, PER_MICRO, STEPS, SEED = 6, 2, 2, 11
+SHARE = 0.25
+
+
+class Net(nn.Module):
+    """A trunk and two heads; norms in all three, dropout before and after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.trunk_norm = nn.BatchNorm2d(4, momentum=0.1)
+        self.before = nn.Dropout(SHARE)
+        self.deep = nn.Conv2d(4, 6, 3, bias=False)
+        self.deep_norm = nn.BatchNorm2d(6, momentum=0.3, eps=1e-3)
+        self.after = nn.Dropout(SHARE)
+        self.head = nn.Conv2d(6, 2, 1)
+        self.other = nn.Conv2d(4, 3, 1)
+        self.other_norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk_norm(self.stem(images)).relu()
+        deep = self.after(self.deep_norm(self.deep(self.before(x))).relu())
+        return self.head(deep), self.other_norm(self.other(x))
+
+
+class SquaresTask:
+    """Sums of squares of both heads."""
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        one, two = model(batch)
+        parts = {"one": one.detach().square().sum(), "two": two.detach().pow(3).sum()}
+        return LossSum(one.square().sum() + two.pow(3).sum(), torch.tensor(float(len(batch))), parts)
+
+
+def net(dtype: torch.dtype, share: float) -> Net:
+    torch.manual_seed(5)
+    model = Net().to(dtype)
+    for norm in batch_norms(model):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.uniform_(norm.bias, -0.5, 0.5)
+    model.before.p = model.after.p = share
+    return model.train()
+
+
+def images(step: int, leaf: int, dtype: torch.dtype) -> Tensor:
+    chance = np.random.default_rng([step, leaf])
+    return torch.from_numpy(chance.normal(leaf / 3, 1 + leaf, (PER_MICRO, 3, 6, 5))).to(dtype)
+
+
+def recipe(precision: str) -> Recipe:
+    batch = Batch(images=LEAVES * PER_MICRO, micro=PER_MICRO)
+    return Recipe(batch=batch, seed=SEED, precision=precision, batch_norm="sync")  # type: ignore[arg-type]
+
+
+def trained(
+    world: World, dtype: torch.dtype, share: float, precision: str
+) -> list[tuple[float, dict[str, float], dict[str, np.ndarray]]]:
+    """Per step the loss, its parts, and gradients and buffers by name."""
+    model = net(dtype, share).to(memory_format=torch.channels_last)
+    settings = recipe(precision)
+    statistics = RunningStatistics(batch_norms(model), world.device)
+    passes = make_passes(SquaresTask(), model, statistics, settings, world)  # type: ignore[arg-type]
+    assert isinstance(passes, SyncPasses)
+    found = []
+    for step in range(STEPS):
+        statistics.begin()
+        drawn = (images(step, leaf, dtype) for leaf in world.own_micro_batches(LEAVES))
+        totals = passes.run(step, drawn, lambda loss: loss, world.rank == 1)
+        statistics.end(totals.statistics, LEAVES)
+        assert totals.count == LEAVES * PER_MICRO and totals.stop == min(world.size - 1, 1)
+        tensors = {f"grad of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        tensors |= dict(model.named_buffers())
+        plain = {name: value.contiguous().numpy().copy() for name, value in tensors.items()}
+        parts = {name: float(value) for name, value in totals.parts.items()}
+        found.append((float(totals.loss), parts, plain))
+        model.zero_grad(set_to_none=True)
+    return found
+
+
+class ChunkDropout(nn.Module):
+    """Dropout of one big batch with the masks that its micro-batches would draw, each from its own stream."""
+
+    def __init__(self, streams: list[Tensor]) -> None:
+        super().__init__()
+        self.streams = streams
+
+    def forward(self, x: Tensor) -> Tensor:
+        masks = []
+        for number, chunk in enumerate(x.split(PER_MICRO)):
+            torch.set_rng_state(self.streams[number])
+            # in the order of the dimensions as the chunk lies in memory
+            masks.append(F.dropout(torch.ones_like(chunk), SHARE))
+            self.streams[number] = torch.get_rng_state()
+        return x * torch.cat(masks)
+
+
+def one_big_batch(share: float) -> list[tuple[float, dict[str, np.ndarray]]]:
+    """torch's own batch norm over all images at once, in float64."""
+    model = net(torch.float64, 0.0).to(memory_format=torch.channels_last)
+    found = []
+    for step in range(STEPS):
+        if share:
+            streams = []
+            for leaf in range(LEAVES):
+                torch.manual_seed(torch_seed(SEED, "dropout", step, leaf))
+                streams.append(torch.get_rng_state())
+            model.before, model.after = ChunkDropout(streams), ChunkDropout(streams)  # type: ignore[assignment]
+        batch = torch.cat([images(step, leaf, torch.float64) for leaf in range(LEAVES)])
+        model.zero_grad()
+        loss = SquaresTask().loss(model, batch).sum
+        loss.backward()
+        tensors = {f"grad of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        tensors |= dict(model.named_buffers())
+        found.append((loss.item(), {n: value.contiguous().numpy().copy() for n, value in tensors.items()}))
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.0, SHARE], ids=["plain", "dropout"])
+def test_it_is_one_big_batch(ranks: Any, size: int, share: float) -> None:
+    expected = one_big_batch(share)
+    for answer in ranks(size, trained, torch.float64, share, "fp32"):
+        for (loss, parts, tensors), (wanted_loss, wanted) in zip(answer, expected, strict=True):
+            assert loss == pytest.approx(wanted_loss, rel=1e-12)
+            assert parts["one"] + parts["two"] == pytest.approx(loss, rel=1e-12)
+            assert tensors.keys() == wanted.keys()
+            for name, value in wanted.items():
+                largest = np.abs(value).max()
+                # The gradient of a bias before a norm is zero but for rounding.
+                limit = 1e-12 * max(largest, abs(wanted_loss) if name.startswith("grad") else 1)
+                np.testing.assert_allclose(tensors[name], value, rtol=0, atol=limit, err_msg=name)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_bits_are_the_same_on_any_number_of_ranks(ranks: Any, precision: str) -> None:
+    def digest(answer: Any) -> list[str]:
+        said = [
+            repr((loss, parts, [(name, value.tobytes()) for name, value in tensors.items()]))
+            for loss, parts, tensors in answer
+        ]
+        return [hashlib.sha256(text.encode()).hexdigest() for text in said]
+
+    worlds = [ranks(size, trained, torch.float32, SHARE, precision) for size in (1, 2, 3, 4)]
+    assert len({tuple(digest(answer)) for answers in worlds for answer in answers}) == 1
+    # and the numbers are not constants
+    assert len(set(digest(worlds[0][0]))) == STEPS
+
+
+def one_of_them_fails(world: World) -> list[str]:
+    side = SideBySide(nn.Sequential(nn.BatchNorm1d(2)), Exchange(4, 0, 1), range(4))
+    said = []
+
+    def work(number: int) -> Tensor:
+        if number == 2:
+            raise UserError("a picture without a label")
+        out: Tensor = side.replicas[number](torch.ones(3, 2))
+        return out
+
+    try:
+        side.run(work, lambda number: None)
+    except UserError as error:
+        said += error.faults
+    return said
+
+
+@pytest.mark.processes
+def test_a_fault_in_one_micro_batch_ends_all(ranks: Any) -> None:
+    assert ranks(1, one_of_them_fails) == [["a picture without a label"]]
+
+
+def test_replicas_share_weights_but_not_gradients() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    module[0].bias.requires_grad_(False)
+    side = SideBySide(module, Exchange(3, 0, 1), range(3))
+    for replica in side.replicas:
+        for (name, own), (other, shared) in zip(
+            module.named_parameters(), replica.named_parameters(), strict=True
+        ):
+            assert name == other and own is not shared and own.data_ptr() == shared.data_ptr()
+            assert own.requires_grad == shared.requires_grad
+        assert [b.data_ptr() for b in replica.buffers()] == [b.data_ptr() for b in module.buffers()]
+
+
+def test_a_foreign_norm_is_refused() -> None:
+    with pytest.raises(UserError, match=r"0 \(SyncBatchNorm\).*use batch_norm: micro"):
+        SideBySide(nn.Sequential(nn.SyncBatchNorm(2)), Exchange(2, 0, 1), range(2))
