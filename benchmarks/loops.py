@@ -72,8 +72,7 @@ def plain(turns: Turns, recipe: str, drawn: bool = False) -> None:
     if drawn:
         batches = bare.drawn(task, loaded, device)
     else:
-        ready = ready_batches(task, loaded)
-        batches = itertools.cycle([b.pin_memory() for b in ready] if device.type == "cuda" else ready)
+        batches = itertools.cycle(ready_batches(task, loaded))
     bare.train(task, loaded, device, batches, turns)
 
 
@@ -100,7 +99,7 @@ class Ready:
 
     def __init__(self, task: Task, recipe: Recipe) -> None:
         self.task, self.recipe = task, recipe
-        self.batches = ready_batches(task, recipe)
+        self.batches = ready_batches(task, recipe)  # the loader leaves pinned memory as it is
 
     def training_data(self) -> Numbers:
         """Pictures that are only numbers."""
@@ -132,7 +131,8 @@ class Numbers:
 
 
 def ready_batches(task: Task, recipe: Recipe) -> list[DetectionBatch]:
-    """The micro-batches of one step."""
+    """The micro-batches of one step, in page-locked memory where there is a GPU."""
     data, size = task.training_data(), recipe.batch.micro
     starts = range(0, recipe.batch.images, size)
-    return [task.collate([data.item(index, 0) for index in range(s, s + size)]) for s in starts]
+    batches = [task.collate([data.item(index, 0) for index in range(s, s + size)]) for s in starts]
+    return [batch.pin_memory() for batch in batches] if torch.cuda.is_available() else batches

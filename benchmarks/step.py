@@ -52,10 +52,11 @@ class Case:
         return recipe_file.to_json(loaded)
 
 
-DIGITS_BF16 = Case("yolov4-tiny ×0.5, 256 px, 32/8, bf16", "digits", ("precision=bf16",))
+YOLOV4_TINY = ("model.name=yolov4-tiny", "batch.images=32", "batch.micro=8")
+DIGITS_BF16 = Case("yolov4-tiny ×0.5, 256 px, 32/8, bf16", "digits", (*YOLOV4_TINY, "precision=bf16"))
 CASES = (
     (DIGITS_BF16, 12),
-    (Case("yolov4-tiny ×0.5, 256 px, 32/8, fp32", "digits", ("precision=fp32",)), 8),
+    (Case("yolov4-tiny ×0.5, 256 px, 32/8, fp32", "digits", (*YOLOV4_TINY, "precision=fp32")), 8),
     (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
     (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
 )

@@ -85,7 +85,8 @@ class Report:
         """Print it."""
         print(self.machine, end="\n\n")
         width = max((len(row.what) for row in self.rows), default=0)
-        titles = f"{'A ms':>8}  {'B ms':>8}  {'best':>5}  {'median':>6}  {'CPU':>5}  demand"
+        demands = "  demand" if any(row.demand is not None for row in self.rows) else ""
+        titles = f"{'A ms':>8}  {'B ms':>8}  {'best':>5}  {'median':>6}  {'CPU':>5}{demands}"
         print(f"{'A beside B':{width}}  {titles}")
         for row in self.rows:
             demand = "" if row.demand is None else f"≥ {row.demand:.2f} {'met' if row.is_met else 'MISSED'}"

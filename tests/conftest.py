@@ -100,9 +100,22 @@ def ranks() -> Iterator[Ranks]:
     pool.folder.cleanup()
 
 
+# Every part that could depend on a rank is on.
+RECIPE = """\
+model: {name: yolov4-tiny, width: 0.125, image_size: 64, dropout: 0.1}
+data:
+  root: FOLDER/data.yaml
+  augment: {flip: 0.5, hue: 0.02, saturation: 0.5, value: 0.3, scale: 0.3, translate: 0.1}
+optim: {lr: 0.02}
+schedule: {warmup: 5}
+precision: fp32
+ema: {decay: 0.95}
+"""
+
+
 @pytest.fixture(scope="session")
-def shapes_data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data.yaml: 21 training and 11 validation pictures of 64 × 64, bright rectangles of two classes."""
+def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A recipe: 21 training and 11 validation pictures of 64 × 64, bright rectangles of two classes."""
     folder = tmp_path_factory.mktemp("shapes")
     chance = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):
@@ -121,4 +134,5 @@ def shapes_data(tmp_path_factory: pytest.TempPathFactory) -> str:
             (folder / "labels" / split / f"{number:02}.txt").write_text("\n".join(lines) + "\n")
     text = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [red, green]\n"
     (folder / "data.yaml").write_text(text)
-    return str(folder / "data.yaml")
+    (folder / "small.yaml").write_text(RECIPE.replace("FOLDER", str(folder)))
+    return str(folder / "small.yaml")

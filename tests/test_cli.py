@@ -125,8 +125,6 @@ def test_the_module_runs():
         (["train", "digits", "--run"], "--run requires an argument"),
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices has '0'"),
-        (["train"], "no recipe given"),
-        (["train", "epochs=3"], "no recipe given"),
         (["train", "--resume"], "--resume needs the run"),
         (["train", "--resume", "--run", "gone"], "--run gone: no run to resume there"),
         (["train", "digts"], "no recipe 'digts'"),
@@ -204,6 +202,12 @@ def test_a_reader_that_leaves_early_is_no_fault():
 def test_train(calls):
     assert cli.main(["train", "digits", "optim.lr=0.5", "--devices", "2"]) == 5
     assert calls.asked == [(load("digits", ["optim.lr=0.5"]), Path("runs/digits"), 2, False)]
+
+
+@pytest.mark.parametrize("words", [[], ["epochs=3"]])
+def test_train_without_a_recipe_takes_the_digits(calls, words):
+    assert cli.main(["train", *words]) == 5
+    assert calls.asked == [(load("digits", words), Path("runs/digits"), None, False)]
 
 
 def test_train_takes_its_words_in_any_order_and_a_free_directory(calls):

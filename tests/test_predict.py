@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from rankless import predict as page
+import rankless.predict as page
 from rankless.data.detection import collate
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError

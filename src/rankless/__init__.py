@@ -1,4 +1,4 @@
-"""Rankless trains image detectors and classifiers; the number of devices never changes the result.
+"""Rankless trains image detectors; the number of devices never changes the result.
 
 The names below are the public ones; each is imported when it is first used, so that importing the package is
 quick and never imports torch.

@@ -24,7 +24,7 @@ _options = Group("Options", sort_key=2)
 
 app = App(
     name="rankless",
-    help="Train image detectors on one device, many devices or many machines: the same weights, bit for bit.",
+    help="Train image detectors on one device or on many: the same weights, bit for bit.",
     help_epilogue="Start with:\n  rankless train digits",
     help_format="plaintext",
     version=__version__,

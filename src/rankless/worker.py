@@ -34,7 +34,10 @@ def main() -> int:
     try:
         answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
     except UserError as error:
-        leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
+        try:
+            leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
+        except OSError:  # the disk is full there, too; rank 0's output is the terminal
+            print("\n".join(f"error: {fault}" for fault in error.faults))
         return error.exit_code
     except Exception as error:
         from rankless.world.join import is_lost_peer

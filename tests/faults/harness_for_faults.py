@@ -77,7 +77,7 @@ class Run:
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # as a terminal does: a group of its own
-            preexec_fn=before,
+            preexec_fn=lambda: _begin(before),
         )
 
     def __enter__(self) -> Run:
@@ -189,6 +189,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _begin(before: Callable[[], None] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests themselves run in the background
+    if before:
+        before()
 
 
 def _tagged(tag: str) -> Sequence[int]:

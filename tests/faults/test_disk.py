@@ -47,6 +47,17 @@ def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict
         assert finish(disk / "run", 3) == expected
 
 
+def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
+        run.until(lambda: run.step() >= 1)
+        resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (1, 1))
+        assert run.wait() == 1, run.text()
+        run.gone()
+        assert f"error: {run.run.journal} cannot be written ([Errno 27]" in run.text()
+        assert "restarting" not in run.text()
+        assert not run.noise(), run.text()
+
+
 def test_a_journal_that_cannot_grow_ends_the_run_with_a_sentence(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:

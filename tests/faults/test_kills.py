@@ -34,13 +34,14 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
 
 def test_ranks_and_loader_processes_die_with_the_launcher(tmp_path: Path, expected: dict[str, Any]) -> None:
     folder = tmp_path / "run"
-    with Run(folder, 2, "workers=1", environment=SLOW) as run:
-        run.until(lambda: run.step() >= 7)
+    # Slow enough that it would go on for long if nothing ended it.
+    with Run(folder, 2, "workers=1", environment={"FAULT_SLEEP": "0.5"}) as run:
+        run.until(lambda: run.step() >= 4)
         before = {process.kind for process in run.processes()}
         kill(run.pid("launcher"))
         assert run.wait() == -signal.SIGKILL
         assert before == {"launcher", "rank 0", "rank 1", "other"}, "the scan sees loader processes"
-        run.gone(seconds=10)
+        run.gone(seconds=8)
     # What a dead process leaves: a checkpoint and a pointer that were being written, and its lock.
     (folder / "checkpoints" / ".step-000000009.77.tmp").mkdir()
     (folder / "checkpoints" / ".step-000000009.77.tmp" / "model.safetensors").write_bytes(b"half")

@@ -181,6 +181,13 @@ def test_the_newest_and_the_best_stay(
     assert all(checkpoint.damage(run.step_directory(step)) is None for step in left)
 
 
+def test_what_a_run_fell_back_behind_goes(run: RunDirectory) -> None:
+    save(run, 5, 10, 15)
+    run.point("last", 10)  # 15 was damaged, the run went on from 5
+    checkpoint.tidy(run, keep=2, best=None)
+    assert run.steps() == [5, 10]
+
+
 def test_no_tensor_is_pickled(run: RunDirectory) -> None:
     save(run, 5)
     for name in FILES[:3]:

@@ -27,16 +27,6 @@ pytestmark = pytest.mark.processes
 
 FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
 # 21 pictures and 16 or 12 a step: epochs end inside steps, and no number divides another.
-COMMON = {
-    "model.name": "yolov4-tiny",
-    "model.width": "0.125",
-    "model.image_size": "64",
-    "model.dropout": "0.1",
-    "optim.lr": "0.02",
-    "schedule.warmup": "5",
-    "ema.decay": "0.95",
-    "checkpoint.every": "8",
-}
 EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "24", "evaluate.every": "9"}  # 32 steps
 SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "18", "evaluate.every": "7"}  # 32 steps
 STEPS = 32
@@ -62,14 +52,15 @@ RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
 }
 
 
-def overrides(name: str, workers: int, data: str) -> list[str]:
-    settings = {**COMMON, **RUNS[name][0], "workers": str(workers), "data.root": data}
-    return [f"{key}={value}" for key, value in settings.items()]
+def recipe_words(name: str, workers: int, recipe: str) -> list[str]:
+    """A recipe as the command line takes it: its file and what is changed."""
+    settings = {**RUNS[name][0], "workers": str(workers), "checkpoint.every": "8"}
+    return [recipe, *(f"{key}={value}" for key, value in settings.items())]
 
 
 def work(world: World, words: list[str], folder: str, resume: bool, stop_after: int) -> list[str]:
     """Train; the last rank is asked to stop after a step. The digests of every tensor on this rank."""
-    recipe = load("digits", words)
+    recipe = load(words[0], words[1:])
     stop = loop.StopRequest()
     found: list[str] = []
 
@@ -95,14 +86,14 @@ def outcome(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def first(ranks: Any, shapes_data: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def first(ranks: Any, small_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The outcome of a recipe's first way to run it."""
 
     @functools.cache
     def of(name: str) -> tuple[list[str], list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp(name)
         size, workers = RUNS[name][1][0]
-        answers = ranks(size, work, overrides(name, workers, shapes_data), str(folder), False, 0)
+        answers = ranks(size, work, recipe_words(name, workers, small_recipe), str(folder), False, 0)
         assert all(answer == answers[0] and answer[0] == "True" for answer in answers)
         return outcome(folder)
 
@@ -118,10 +109,10 @@ def first(ranks: Any, shapes_data: str, tmp_path_factory: pytest.TempPathFactory
     ],
 )
 def test_the_weights_do_not_know_the_number_of_ranks(
-    ranks: Any, first: Any, shapes_data: str, tmp_path: Path, name: str, size: int, workers: int
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path, name: str, size: int, workers: int
 ) -> None:
     digests, numbers = first(name)
-    answers = ranks(size, work, overrides(name, workers, shapes_data), str(tmp_path), False, 0)
+    answers = ranks(size, work, recipe_words(name, workers, small_recipe), str(tmp_path), False, 0)
     assert all(answer == answers[0] and answer[0] == "True" for answer in answers)
     found, lines = outcome(tmp_path)
     assert lines == numbers
@@ -142,10 +133,10 @@ def test_the_journal_holds_every_step_and_evaluation(first: Any) -> None:
     ("name", "sizes"), [("fp32", (4, 1)), ("bf16", (1, 3)), ("sync", (2, 1))], ids=["fp32", "bf16", "sync"]
 )
 def test_a_run_goes_on_with_other_ranks(
-    ranks: Any, first: Any, shapes_data: str, tmp_path: Path, name: str, sizes: tuple[int, int]
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path, name: str, sizes: tuple[int, int]
 ) -> None:
     digests, numbers = first(name)
-    words = overrides(name, 0, shapes_data)
+    words = recipe_words(name, 0, small_recipe)
     assert ranks(sizes[0], work, words, str(tmp_path), False, 13) == [["False"]] * sizes[0]
     run = RunDirectory(tmp_path)
     assert run.pointed("last") == 14  # asked after 13, told to all in the step after
@@ -156,19 +147,19 @@ def test_a_run_goes_on_with_other_ranks(
     assert found == digests
 
 
-def test_another_seed_gives_other_weights(ranks: Any, first: Any, shapes_data: str, tmp_path: Path) -> None:
+def test_another_seed_gives_other_weights(ranks: Any, first: Any, small_recipe: str, tmp_path: Path) -> None:
     """Else equal digests would say nothing."""
     digests, _ = first("frozen")
-    ranks(1, work, [*overrides("frozen", 0, shapes_data), "seed=1"], str(tmp_path), False, 0)
+    ranks(1, work, [*recipe_words("frozen", 0, small_recipe), "seed=1"], str(tmp_path), False, 0)
     found, _ = outcome(tmp_path)
     assert all(one != other for one, other in zip(found, digests, strict=True))
 
 
 def test_fast_agrees_with_exact_but_for_rounding(
-    ranks: Any, first: Any, shapes_data: str, tmp_path: Path
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path
 ) -> None:
     _, numbers = first("fp32")
-    words = [*overrides("fp32", 0, shapes_data), "reduce=fast"]
+    words = [*recipe_words("fp32", 0, small_recipe), "reduce=fast"]
     answers = ranks(3, work, words, str(tmp_path), False, 0)
     assert all(answer == answers[0] for answer in answers)
     _, lines = outcome(tmp_path)
@@ -181,10 +172,10 @@ def number_of(numbers: list[dict[str, Any]], step: int) -> float:
     return next(float(entry["loss"]) for entry in numbers if entry.get("step") == step)
 
 
-def test_the_command_line_gives_the_same(first: Any, shapes_data: str, tmp_path: Path) -> None:
+def test_the_command_line_gives_the_same(first: Any, small_recipe: str, tmp_path: Path) -> None:
     """Launcher, elastic agent and real ranks, beside the ranks of the tests."""
     digests, numbers = first("frozen")
-    command = [sys.executable, "-m", "rankless", "train", "digits", *overrides("frozen", 0, shapes_data)]
+    command = [sys.executable, "-m", "rankless", "train", *recipe_words("frozen", 0, small_recipe)]
     done = subprocess.run(
         [*command, "--run", str(tmp_path / "run"), "--devices", "2"],
         env={**os.environ, "RANKLESS_CPU": "1"},

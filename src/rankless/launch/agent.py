@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from rankless.errors import UserError
 from rankless.job import LOST_PEER
 from rankless.launch.requests import ASKS, Requests
 
@@ -81,10 +82,12 @@ class Agent(LocalElasticAgent):
             codes = self._end_the_rest()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
-            if self.ended():
+            codes = codes or {rank: f.exitcode for rank, f in result.failures.items()}
+            # A rank that could not even leave a note says by its code that it ended on purpose.
+            if self.ended() or UserError.exit_code in codes.values():
                 self._remaining_restarts = 0
             else:
-                self._judge(codes or {rank: f.exitcode for rank, f in result.failures.items()})
+                self._judge(codes)
         return result
 
     def _codes(self) -> dict[int, int | None]:

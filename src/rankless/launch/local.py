@@ -142,6 +142,8 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
             progress=progress,
             say=say,
         )
+        if sys.stdout.isatty():
+            print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
         found = read_notes(place)
         if blamed is not None and not found:
             _show_log(log_of(Path(job.logs), blamed))
@@ -209,7 +211,21 @@ def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
         _sweep(run)
         if not resume and run.journal.exists():
             run.journal.unlink()  # of a start that died before its first checkpoint
-        yield file
+        try:
+            yield file
+        except UserError:
+            if not resume and not run.journal.exists():
+                _vacate(run)
+            raise
+
+
+def _vacate(run: RunDirectory) -> None:
+    """Leave nothing of a run that a fault kept from beginning, so that the next try may have its name."""
+    for place in (run.recipe, run.environment, run.path / ".lock"):
+        place.unlink(missing_ok=True)
+    shutil.rmtree(run.logs, ignore_errors=True)
+    with suppress(OSError):  # something else lies there
+        run.path.rmdir()
 
 
 def _sweep(run: RunDirectory) -> None:

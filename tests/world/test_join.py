@@ -1,0 +1,59 @@
+"""The ranks of a run: what they say to each other, and how many may share a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rankless.errors import UserError
+from rankless.world.join import World, is_lost_peer, join
+
+
+def talk(world: World) -> list[Any]:
+    told = world.broadcast({"from": world.rank, "text": "ü" * 1000})
+    gathered = world.gather([world.rank] * (1 + world.rank))
+    world.barrier()
+    return [told["from"], len(told["text"]), gathered, world.is_first]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranks_gather_on_the_first_and_hear_from_it(ranks: Any, size: int) -> None:
+    answers = ranks(size, talk)
+    everything = [[rank] * (1 + rank) for rank in range(size)]
+    assert answers[0] == [0, 1000, everything, True]
+    assert answers[1:] == [[0, 1000, None, False]] * (size - 1)
+
+
+def test_a_process_that_nobody_launched_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANKLESS_CPU", "1")
+    for _ in range(2):  # it leaves nothing behind
+        with join() as world:
+            assert (world.rank, world.size, world.device) == (0, 1, torch.device("cpu"))
+            assert world.is_first and world.gather("x") == ["x"] and world.broadcast(7) == 7
+        assert not dist.is_initialized()
+
+
+def test_more_ranks_than_micro_batches_are_refused() -> None:
+    cpu = torch.device("cpu")
+    assert World(7, 8, cpu).own_micro_batches(8) == range(7, 8)
+    with pytest.raises(UserError, match=r"9 devices, but a step has only 8 micro-batches.*use at most 8"):
+        World(0, 9, cpu).own_micro_batches(8)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"), True),
+        (dist.DistNetworkError("the socket is gone"), True),
+        (RuntimeError("a trainable parameter took no part in the loss of a micro-batch"), False),
+        (ValueError("Timed out"), False),
+    ],
+)
+def test_a_lost_peer_is_told_from_a_fault(error: Exception, lost: bool) -> None:
+    assert is_lost_peer(error) == lost
