@@ -151,7 +151,7 @@ def digests(report: Report, sizes: Sizes) -> bool:
 
 def digest(step: int, subject: Subject) -> str:
     """Of weights, running statistics, average and optimiser state."""
-    from rankless.evaluate import fingerprint
+    from rankless.evaluation import fingerprint
 
     return fingerprint(dict(subject.state.tensors()))
 

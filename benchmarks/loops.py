@@ -18,9 +18,9 @@ from rankless.recipe_file import from_json
 from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
-from rankless.train.loop import train
-from rankless.train.settings import computes_like
-from rankless.train.state import TrainingState
+from rankless.training.loop import train
+from rankless.training.settings import computes_like
+from rankless.training.state import TrainingState
 from rankless.types import DetectionBatch, Scores
 from rankless.world.join import World, join
 from turns import Finished, Turns
@@ -39,7 +39,7 @@ class Subject(NamedTuple):
 
 
 def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
-    """``rankless.train.loop.train`` as it is, journal and all.
+    """``rankless.training.loop.train`` as it is, journal and all.
 
     Args:
         turns: ends it.

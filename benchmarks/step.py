@@ -25,8 +25,8 @@ os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler that counts bytes tells of
 import loops
 from loops import Subject
 from rankless import recipe_file
-from rankless.evaluate import evaluate
-from rankless.train import checkpoint
+from rankless.evaluation import evaluate
+from rankless.training import checkpoint
 from table import Report, machine
 from turns import Contender, rounds
 

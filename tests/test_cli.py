@@ -73,7 +73,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     launch = ModuleType("rankless.launch")
     launch.local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
     monkeypatch.setitem(sys.modules, "rankless.launch", launch)
-    monkeypatch.setitem(sys.modules, "rankless.predict", SimpleNamespace(predict=made.predict))
+    monkeypatch.setitem(sys.modules, "rankless.prediction", SimpleNamespace(predict=made.predict))
     monkeypatch.setitem(sys.modules, "rankless.verify", SimpleNamespace(verify=made.verify))
     digests = SimpleNamespace(digest_file=lambda path: f"digest of {path}")
     monkeypatch.setitem(sys.modules, "rankless.models.weights", digests)

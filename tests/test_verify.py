@@ -16,9 +16,9 @@ from rankless.launch import local
 from rankless.recipe import Recipe
 from rankless.recipe_file import from_json, load, to_json
 from rankless.run_directory import RunDirectory
-from rankless.train.loop import Rehearsal, train
-from rankless.train.settings import computes_like
-from rankless.train.trace import Trace
+from rankless.training.loop import Rehearsal, train
+from rankless.training.settings import computes_like
+from rankless.training.trace import Trace
 from rankless.verify import _first_difference, verify
 from rankless.world.join import World
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rankless.errors import UserError
     from rankless.launch.local import evaluate, train
     from rankless.models.weights import digest, digest_file
-    from rankless.predict import predict
+    from rankless.prediction import predict
     from rankless.recipe import Recipe
     from rankless.recipe_file import load as load_recipe
 
@@ -26,7 +26,7 @@ _HOMES = {
     "digest_file": "rankless.models.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
     "load_recipe": "rankless.recipe_file:load",
-    "predict": "rankless.predict:predict",
+    "predict": "rankless.prediction:predict",
     "train": "rankless.launch.local:train",
 }
 

@@ -157,7 +157,7 @@ def predict(
         )
     if not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
-    from rankless.predict import predict as find
+    from rankless.prediction import predict as find
 
     report = find(target, sources, out=out, confidence=confidence)
     for source, reason in report.failed:

@@ -27,7 +27,7 @@ def main() -> int:
     job = read_job(place)
     rank = int(os.environ.get("RANK", "0"))
     _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
-    from rankless.train.loop import StopRequest  # torch is imported from here on
+    from rankless.training.loop import StopRequest  # torch is imported from here on
 
     stop = StopRequest()
     stop.listen()
@@ -55,9 +55,9 @@ def main() -> int:
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     from rankless.recipe_file import from_json
     from rankless.run_directory import RunDirectory
-    from rankless.train.loop import Rehearsal, train
-    from rankless.train.settings import computes_like
-    from rankless.train.trace import Trace
+    from rankless.training.loop import Rehearsal, train
+    from rankless.training.settings import computes_like
+    from rankless.training.trace import Trace
     from rankless.world.join import join
 
     recipe = from_json(job.recipe)
@@ -79,11 +79,11 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
 
 
 def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
-    from rankless.evaluate import evaluate
+    from rankless.evaluation import evaluate
     from rankless.models.weights import load, load_into
     from rankless.recipe_file import from_json
     from rankless.tasks import open_task
-    from rankless.train.settings import computes_like
+    from rankless.training.settings import computes_like
     from rankless.world.join import join
 
     recipe = from_json(job.recipe)

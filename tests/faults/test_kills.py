@@ -11,7 +11,7 @@ import pytest
 from harness_for_faults import Run, finish, kill, outcome
 
 from rankless.run_directory import RunDirectory
-from rankless.train.checkpoint import newest, tidy
+from rankless.training.checkpoint import newest, tidy
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SLEEP": "0.05"}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
 from rankless.recipe import Batch, Recipe
-from rankless.train.passes import SyncPasses, make_passes
-from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.training.passes import SyncPasses, make_passes
+from rankless.training.statistics import RunningStatistics, batch_norms
 from rankless.types import LossSum
 from rankless.world.exchange import Exchange
 from rankless.world.join import World

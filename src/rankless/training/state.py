@@ -13,11 +13,11 @@ from rankless.models.weights import load_into
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
 from rankless.tasks.protocol import Task
-from rankless.train.averaging import Average
-from rankless.train.checkpoint import Snapshot
-from rankless.train.optimisation import divide_and_clip, optimiser, restore_state, state_tensors
-from rankless.train.passes import Totals, make_passes
-from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.training.averaging import Average
+from rankless.training.checkpoint import Snapshot
+from rankless.training.optimisation import divide_and_clip, optimiser, restore_state, state_tensors
+from rankless.training.passes import Totals, make_passes
+from rankless.training.statistics import RunningStatistics, batch_norms
 from rankless.world.join import World
 
 

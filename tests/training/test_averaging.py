@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankless.train.averaging import Average
+from rankless.training.averaging import Average
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.training.statistics import RunningStatistics, batch_norms
 
 CPU = torch.device("cpu")
 

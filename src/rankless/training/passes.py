@@ -13,7 +13,7 @@ from rankless.precision import autocast
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
 from rankless.tasks.protocol import Task
-from rankless.train.statistics import RunningStatistics, batch_norms
+from rankless.training.statistics import RunningStatistics, batch_norms
 from rankless.types import LossSum
 from rankless.world.exchange import Exchange, add_in_place
 from rankless.world.join import World

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.recipe import Batch, Evaluate, Recipe
-from rankless.train.plan import Plan
+from rankless.training.plan import Plan
 from rankless.world.share import own_micro_batches
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.recipe import Batch, Ema, Optim, Recipe
-from rankless.train.state import TrainingState
+from rankless.training.state import TrainingState
 from rankless.types import LossSum
 from rankless.world.join import World
 

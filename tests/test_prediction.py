@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-import rankless.predict as page
+import rankless.prediction as page
 from rankless.data.detection import collate
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError

@@ -11,9 +11,9 @@ from rankless.errors import UserError
 from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
-from rankless.train import checkpoint
-from rankless.train.progress import Teller
-from rankless.train.state import TrainingState
+from rankless.training import checkpoint
+from rankless.training.progress import Teller
+from rankless.training.state import TrainingState
 from rankless.types import Scores
 from rankless.world.join import World
 

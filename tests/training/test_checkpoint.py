@@ -16,8 +16,8 @@ from rankless.errors import UserError
 from rankless.models import weights
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
-from rankless.train import checkpoint
-from rankless.train.checkpoint import Snapshot
+from rankless.training import checkpoint
+from rankless.training.checkpoint import Snapshot
 
 FILES = ("model.safetensors", "ema.safetensors", "training.safetensors", "state.json", "SHA256SUMS")
 

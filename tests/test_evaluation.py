@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rankless.evaluate import evaluate, fingerprint
+from rankless.evaluation import evaluate, fingerprint
 from rankless.recipe import Batch, Recipe
 from rankless.world.join import World
 

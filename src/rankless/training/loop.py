@@ -12,19 +12,19 @@ from typing import Any
 
 from rankless.data.loader import micro_batches
 from rankless.errors import UserError
-from rankless.evaluate import evaluate
+from rankless.evaluation import evaluate
 from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
-from rankless.train import checkpoint
-from rankless.train.due import Due, told_if_not_written
-from rankless.train.optimisation import rate, set_rate
-from rankless.train.passes import Totals
-from rankless.train.plan import Plan
-from rankless.train.progress import Teller
-from rankless.train.state import TrainingState
+from rankless.training import checkpoint
+from rankless.training.due import Due, told_if_not_written
+from rankless.training.optimisation import rate, set_rate
+from rankless.training.passes import Totals
+from rankless.training.plan import Plan
+from rankless.training.progress import Teller
+from rankless.training.state import TrainingState
 from rankless.types import Scores
 from rankless.world.join import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rankless.evaluate import fingerprint
-from rankless.train.state import TrainingState
+from rankless.evaluation import fingerprint
+from rankless.training.state import TrainingState
 from rankless.types import Scores
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.recipe import Optim, Schedule
-from rankless.train.optimisation import (
+from rankless.training.optimisation import (
     divide_and_clip,
     optimiser,
     rate,

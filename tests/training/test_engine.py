@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from rankless import journal
-from rankless.evaluate import fingerprint
+from rankless.evaluation import fingerprint
 from rankless.models.weights import digest_file
 from rankless.recipe_file import load
 from rankless.run_directory import RunDirectory
-from rankless.train import loop
-from rankless.train.settings import computes_like
-from rankless.train.state import TrainingState
+from rankless.training import loop
+from rankless.training.settings import computes_like
+from rankless.training.state import TrainingState
 from rankless.types import Scores
 from rankless.world.join import World
 
