@@ -7,6 +7,7 @@ rest that libraries and interpreters have to say goes into logs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -37,7 +38,8 @@ def main() -> int:
         try:
             leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
         except OSError:  # the disk is full there, too; rank 0's output is the terminal
-            print("\n".join(f"error: {fault}" for fault in error.faults))
+            with contextlib.suppress(OSError):
+                print("\n".join(f"error: {fault}" for fault in error.faults), flush=True)
         return error.exit_code
     except Exception as error:
         from rankless.world.join import is_lost_peer
@@ -122,7 +124,8 @@ def _settle(job: Job, rank: int, launcher: int) -> None:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody may be there to hear it
+            stream.flush()
     # Everything is written; the teardown of dozens of native threads has nothing more to add.
     os._exit(code)

@@ -53,7 +53,8 @@ def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_pa
         resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (1, 1))
         assert run.wait() == 1, run.text()
         run.gone()
-        assert f"error: {run.run.journal} cannot be written ([Errno 27]" in run.text()
+        # The output is a file here, so the limit swallows what rank 0 says; the launcher still speaks.
+        assert run.text().splitlines()[-1].startswith("error: the ranks could not go on; look at ")
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
 
