@@ -282,7 +282,7 @@ def test_an_override_heals_what_the_file_has_wrong(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_shipped_recipes_load(name):
-    assert load(name).model.name in ("yolov3-tiny", "yolov4-tiny")
+    assert load(name).model.name in ("yolov3-tiny", "yolov4-tiny", "yolov4-tiny-3l")
     first, *_ = shipped_text(name).splitlines()
     assert first == f"# {shipped()[name]}"
     assert f"\n#   rankless train {name}" in shipped_text(name)
