@@ -31,6 +31,7 @@ from rankless.run_directory import weights_of, write_atomically
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.types import DetectionItem, Detections
 
+MOST_SCENES = 10_000  # each becomes a picture in the output folder
 _SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
 _JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
@@ -165,8 +166,12 @@ def _expand(source: str) -> Iterator[str]:
     elif path.is_file():
         yield source
     elif scenes := _SCENES.fullmatch(source):
-        first = int(scenes[2])
-        for index in range(first, int(scenes[3] or first) + 1):
+        first, last = int(scenes[2]), int(scenes[3] or scenes[2])
+        if last - first >= MOST_SCENES:
+            raise UserError(
+                f"'{source}': {last - first + 1:,} built-in scenes; expected at most {MOST_SCENES:,} at a time"
+            )
+        for index in range(first, last + 1):
             yield f"digits:{scenes[1]}:{index}"
     else:
         for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too

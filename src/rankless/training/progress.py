@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from rankless.types import Scores
 
@@ -41,19 +43,23 @@ class Teller:
             TextColumn("{task.fields[place]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[left]} left"),
             console=self.console,
-            disable=not self.live,
             expand=True,
         )
-        self.row = self.bar.add_task("", total=steps, completed=start, place="", text="starting")
+        self.row = self.bar.add_task("", total=steps, completed=start, place="starting", left="?")
+        self.numbers = Text(no_wrap=False, overflow="fold")
+        # The numbers stand below the bar and wrap, so that a narrow terminal cuts neither.
+        self.view = Live(Group(self.bar, self.numbers), console=self.console)
 
     def __enter__(self) -> Teller:
-        self.bar.start()
+        if self.live:
+            self.view.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        if self.live:
+            self.view.stop()
 
     def step(self, entry: Mapping[str, Any], seconds: float) -> None:
         """Show one step: its journal entry and the seconds it took."""
@@ -67,14 +73,15 @@ class Teller:
         memory = _memory_gib()
         text = (
             f"loss {entry['loss']:.4g} ({parts})  lr {entry['lr']:.2e}  {self.speed:.0f} img/s  "
-            f"waited {entry['timing']['waited']:.0%}  {memory:.1f} GiB  {_clock(left)} left"
+            f"waited {entry['timing']['waited']:.0%}  {memory:.1f} GiB"
         )
         place = f"step {done}/{self.steps}  epoch {entry['epoch']:.2f}"
         if self.live:
-            self.bar.update(self.row, completed=done, place=place, text=text)
+            self.bar.update(self.row, completed=done, place=place, left=_clock(left))
+            self.numbers.plain = text
         elif time.monotonic() - self.last_line >= LINE_EVERY or done == self.steps:
             self.last_line = time.monotonic()
-            self.console.print(f"{place}  {text}")
+            self.console.print(f"{place}  {text}  {_clock(left)} left")
 
     def scores(self, step: int, scores: Scores, best: bool) -> None:
         """Show an evaluation."""
