@@ -143,7 +143,7 @@ def test_sources_of_every_kind(target):
         str(root / "empty"): "empty': no pictures",
         "digits:test:1": "digits:val:0-7",
         "digits:val:5-2": "digits:val:0-7",
-        "digits:val:0-99999999": "100,000,000 built-in scenes",
+        "digits:val:0-99999999": "at most 10,000 at a time",
     }
     with pytest.raises(UserError) as error:
         page.find([str(root / "b"), *wrong])

@@ -167,11 +167,8 @@ def _expand(source: str) -> Iterator[str]:
         yield source
     elif scenes := _SCENES.fullmatch(source):
         first, last = int(scenes[2]), int(scenes[3] or scenes[2])
-        if last - first >= MOST_SCENES:
-            raise UserError(
-                f"'{source}': {last - first + 1:,} built-in scenes; expected at most {MOST_SCENES:,} at a time"
-            )
-        for index in range(first, last + 1):
+        many = last - first >= MOST_SCENES  # told by `_nothing`, with what else is wrong
+        for index in () if many else range(first, last + 1):
             yield f"digits:{scenes[1]}:{index}"
     else:
         for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too
@@ -191,7 +188,10 @@ def _nothing(source: str) -> str:
         kinds = ", ".join(sorted(pictures.EXTENSIONS))
         return f"'{source}': no pictures in this folder or below (looked for {kinds})"
     if source.startswith("digits:"):
-        return f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7"
+        return (
+            f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7, "
+            f"at most {MOST_SCENES:,} at a time"
+        )
     if glob.has_magic(source):
         return f"'{source}': no picture matches this pattern"
     return f"'{source}': no such file or folder"
