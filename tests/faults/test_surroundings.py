@@ -11,6 +11,7 @@ import pytest
 from harness_for_faults import Run, outcome
 from small_task_for_faults import PICTURES
 
+from rankless import UserError, load_recipe, train
 from rankless.data.order import micro_batch
 from rankless.recipe import Batch
 
@@ -62,3 +63,22 @@ def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> Non
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
         assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"
+
+
+def test_a_users_own_recipe_is_never_replaced(tmp_path):
+    own = tmp_path / "recipe.yaml"
+    own.write_text("epochs: 3\n")
+    with pytest.raises(UserError, match="give another --run"):
+        train(load_recipe("digits"), tmp_path, devices=1)
+    assert own.read_text() == "epochs: 3\n"
+    assert list(tmp_path.iterdir()) == [own]
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path):
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(UserError, match="no such file"):
+        train(load_recipe("digits", [f"data.root={tmp_path}/none"]), tmp_path, devices=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(UserError, match="no such file"):
+        train(load_recipe("digits", [f"data.root={tmp_path}/none"]), tmp_path / "run", devices=1)
+    assert not (tmp_path / "run").exists()

@@ -193,6 +193,11 @@ def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             f"{run.path}: a run is there already (last step {run.steps()[-1]}); go on with --resume, "
             "or give another --run"
         )
+    if not resume and run.recipe.exists() and not run.environment.exists():
+        raise UserError(
+            f"{run.path}: holds a recipe.yaml that is not of a run, and a run would replace it; "
+            "give another --run"
+        )
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         file = (run.path / ".lock").open("w")
