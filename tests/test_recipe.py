@@ -31,7 +31,7 @@ def test_whole_numbers_serve_as_floats():
         (lambda: Optim(lr=math.inf), "lr"),
         (lambda: Optim(lr=0.0), "lr"),
         (lambda: Batch(images=True), "images"),
-        (lambda: Model(image_size=400), "multiple of 32"),
+        (lambda: Recipe(model=Model(image_size=400)), "multiples of 32"),
         (lambda: Model(image_size=[416, 416, 416]), "image_size"),
         (lambda: Model(name=""), "name"),
         (lambda: Checkpoint(every="10 minutes"), "every"),

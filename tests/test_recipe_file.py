@@ -153,15 +153,20 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("seed:", "'seed' is empty: expected a whole number of at least 0; "
          "leave the key out for the default, 0"),
         ("evaluate:", "'evaluate' is empty: expected a section with keys among "
-         "every, confidence, iou, detections"),
+         "every, confidence, nms, iou, class_agnostic, multi_label, detections"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
-         "name, image_size, width, dropout"),
+         "name, cfg, image_size, width, dropout, activation, anchors, involution, dfl, pretrained, freeze, "
+         "densenet"),
         ("task: ''", "'task' is '': expected text that is not empty"),
         ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
-        ("model: {image_size: 400}", "'model.image_size' is 400: expected a multiple of 32 of at least 32, "
-         "or a list of 2, each a multiple of 32 of at least 32; nearest to 400: 384 and 416"),
-        ("model: {image_size: [192, 20]}", "'model.image_size' is [192, 20]: expected a multiple of 32 of at "
-         "least 32, or a list of 2, each a multiple of 32 of at least 32; nearest to 20: 32 and 64"),
+        ("model: {image_size: 400}", "'model.image_size' is 400: a detector needs multiples of 32, such as "
+         "384"),
+        ("model: {image_size: [192, 40]}", "'model.image_size' is [192, 40]: a detector needs multiples of "
+         "32, such as 192 and 32"),
+        ("model: {image_size: 7}", "'model.image_size' is 7: expected 'auto', or a whole number of at least "
+         "8, or a list of 2, each a whole number of at least 8"),
+        ("model: {anchors: [[1, 2], [3]]}", "'model.anchors' is [[…], […]]: expected one of default, kmeans, "
+         "or a list, each a list of 2, each a number above 0"),
         ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected a whole number of "
          "at least 1, or minutes as in '10 min'"),
         ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected steps that rise, "
@@ -325,11 +330,15 @@ def test_text_stays_text(tmp_path, text):
 _text = st.sampled_from(TRICKY) | st.text(min_size=1, max_size=9)
 _minutes = st.from_regex(r"\A[1-9][0-9]{0,3}(\.[0-9]{1,3})? ?min\Z")
 
+_anchors = st.just("kmeans") | st.lists(st.tuples(_positive, _positive), min_size=1, max_size=3).map(tuple)
+
 recipes = st.builds(
     Recipe,
     task=_text,
     model=st.builds(
-        Model, name=_text, image_size=_side | st.tuples(_side, _side), width=_positive, dropout=_share
+        Model, name=_text, image_size=_side | st.tuples(_side, _side), width=_positive, dropout=_share,
+        cfg=_text, anchors=_anchors,
+        freeze=_count,
     ),
     data=st.builds(Data, root=_text, train=_text, val=_text, train_images=_count,
                    augment=st.builds(Augment, flip=_fraction, scale=_not_negative, translate=_share)),

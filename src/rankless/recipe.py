@@ -21,10 +21,11 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
-Side = Annotated[int, Field(ge=32, multiple_of=32)]
+Side = Annotated[int, Field(ge=8)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
 Share = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[str, Field(description="text")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Minutes = Annotated[
     str,
@@ -49,7 +50,30 @@ def _rising(milestones: tuple[int, ...]) -> tuple[int, ...]:
     return milestones
 
 
+Anchors = Annotated[
+    tuple[Annotated[tuple[Positive, Positive], Field(strict=False)], ...], Field(strict=False, min_length=1)
+]
+ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
 Milestones = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_rising)]
+
+
+@dataclass(frozen=True, config=_config)
+class Densenet:
+    """What a DenseNet of your own is made of; ``auto`` is as published.
+
+    Attributes:
+        growth: channels that each layer adds.
+        compression: share of the channels that a transition keeps.
+        bottleneck: a 1×1 convolution before each 3×3.
+        stem: ``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for pictures of some 32 pixels).
+        separable: depthwise-separable 3×3 convolutions.
+    """
+
+    growth: Literal["auto"] | Count = "auto"
+    compression: Annotated[float, Field(gt=0, le=1)] = 0.5
+    bottleneck: bool = True
+    stem: Literal["auto", "imagenet", "small"] = "auto"
+    separable: bool = False
 
 
 @dataclass(frozen=True, config=_config)
@@ -57,16 +81,36 @@ class Model:
     """The network.
 
     Attributes:
-        name: one of the names ``rankless.models.zoo`` knows.
-        image_size: the network's input in pixels: one side, or [height, width]; multiples of 32.
-        width: factor on every channel count of the backbone and neck.
-        dropout: share of channels dropped before each head's last convolution.
+        name: one that ``rankless models`` lists, or ``timm/NAME``.
+        cfg: a Darknet cfg file that describes the network in place of ``name``, or its text.
+        image_size: the network's input in pixels: one side, or [height, width]; multiples of 32 in a
+            detector; ``auto`` is the size the model was published with.
+        width: factor on every channel count of a detector's backbone and neck.
+        dropout: share dropped: of the channels before each head's last convolution (detectors), of the new
+            features (DenseNet), before the last layer (other classifiers).
+        activation: replaces the published one everywhere; ``auto`` leaves it.
+        anchors: ``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in
+            pixels of the input.
+        involution: side of the involution kernels before the heads; 0 is none.
+        dfl: bins per side of the anchor-free head's distances (distribution focal loss); 0 predicts them
+            directly.
+        pretrained: weights to start from: a file that Rankless wrote or imported, or ``timm``.
+        freeze: epochs during which the backbone stays as it is.
+        densenet: options of the DenseNets.
     """
 
     name: Name = "yolov4-tiny"
-    image_size: Side | Size = 416
+    cfg: Text = ""
+    image_size: Literal["auto"] | Side | Size = "auto"
     width: Positive = 1.0
     dropout: Share = 0.0
+    activation: Literal["auto", "leaky", "mish", "swish", "relu", "prelu"] = "auto"
+    anchors: Literal["default", "kmeans"] | Anchors = "default"
+    involution: Literal[0, 3, 5, 7] = 0
+    dfl: CountOrZero = 0
+    pretrained: Text = ""
+    freeze: CountOrZero = 0
+    densenet: Densenet = field(default_factory=Densenet)
 
 
 @dataclass(frozen=True, config=_config)
@@ -75,18 +119,34 @@ class Augment:
 
     Attributes:
         flip: chance of a mirror image.
+        flip_vertical: chance of one upside down.
         hue: largest turn of the hue, as a share of the full circle.
         saturation, value: largest factor on saturation and value is ``1 + x``, smallest ``1 / (1 + x)``.
         scale: largest zoom is ``1 + x``, smallest ``1 / (1 + x)``.
         translate: largest shift, as a share of the input's side.
+        mosaic: chance that four pictures share one input (detection).
+        close_mosaic: the last so many epochs are without mosaic.
+        crop: smallest share of the area that a random crop keeps (classification); 1 crops nothing.
+        policy: a series of random operations (classification).
+        erase: chance that a rectangle is erased (classification).
+        mixup, cutmix: α of the Beta distribution by which two pictures are blended, or one is pasted into
+            the other (classification); 0 switches it off.
     """
 
     flip: Fraction = 0.5
+    flip_vertical: Fraction = 0.0
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.015
     saturation: NotNegative = 0.5
     value: NotNegative = 0.3
     scale: NotNegative = 0.3
     translate: Share = 0.1
+    mosaic: Fraction = 0.0
+    close_mosaic: CountOrZero = 0
+    crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
+    erase: Fraction = 0.0
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
 
 
 @dataclass(frozen=True, config=_config)
@@ -143,24 +203,41 @@ class Batch:
 
 @dataclass(frozen=True, config=_config)
 class Loss:
-    """The detection loss. ``auto`` is the loss the model was published with.
+    """The loss. ``auto`` is what the model was published with.
 
     Attributes:
-        name: which loss.
-        box, objectness, classes: factors on the parts; ``auto`` is the published one.
-        ignore: predictions that overlap any truth by more than this IoU are no negatives.
+        name: which loss; ``anchor-free``, ``yolov3`` and ``yolov4`` are of detectors, ``cross-entropy`` and
+            ``focal`` of classifiers.
+        box, objectness, classes: factors on a detector's parts.
+        box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of centre and size.
+        objectness_loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU.
+        gamma: exponent of the focal losses.
+        alpha: the focal losses' weight of what is there; what is not there weighs 1 - alpha. ``none``
+            weighs both alike.
+        ignore: predictions that overlap any truth by more than this IoU are no negatives (YOLO).
         anchor_iou: YOLOv4: every anchor of a layer whose shape matches by more than this IoU is positive
             too (1: only the best).
+        assign: the anchor-free head's choice of positives: ``simota`` or ``task-aligned``.
+        dfl: factor on the distribution focal loss.
         smoothing: label smoothing of the classes.
+        class_weights: factor of each class (classification), or ``balanced``, in inverse proportion to their
+            number of training pictures.
     """
 
-    name: Literal["auto", "yolov3", "yolov4"] = "auto"
+    name: Literal["auto", "yolov3", "yolov4", "anchor-free", "cross-entropy", "focal"] = "auto"
     box: Literal["auto"] | NotNegative = "auto"
     objectness: Literal["auto"] | NotNegative = "auto"
     classes: Literal["auto"] | NotNegative = "auto"
+    box_loss: Literal["auto", "mse", "iou", "giou", "diou", "ciou", "eiou", "siou"] = "auto"
+    objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
+    gamma: NotNegative = 2.0
+    alpha: Literal["none"] | Fraction = "none"
     ignore: Literal["auto"] | Fraction = "auto"
     anchor_iou: Literal["auto"] | Fraction = "auto"
-    smoothing: Share = 0.0
+    assign: Literal["auto", "simota", "task-aligned"] = "auto"
+    dfl: Literal["auto"] | NotNegative = "auto"
+    smoothing: Literal["auto"] | Share = "auto"
+    class_weights: Literal["none", "balanced"] | ClassWeights = "none"
 
 
 @dataclass(frozen=True, config=_config)
@@ -254,13 +331,20 @@ class Evaluate:
     Attributes:
         every: epochs between evaluations; the last step is always evaluated. 0: only then.
         confidence: detections scored lower are left out.
+        nms: by what NMS compares two boxes: ``iou``, or ``diou``, IoU less (d²/c²) ** 0.6, Darknet's
+            ``greedynms``.
         iou: NMS removes a detection that overlaps a better one of its class by more.
+        class_agnostic: … of any class.
+        multi_label: one box may carry several classes, as COCO's practice is; else its best.
         detections: at most so many per picture.
     """
 
     every: CountOrZero = 1
     confidence: Fraction = 0.001
+    nms: Literal["iou", "diou"] = "iou"
     iou: Fraction = 0.6
+    class_agnostic: bool = False
+    multi_label: bool = True
     detections: Count = 100
 
 
@@ -282,7 +366,7 @@ class Recipe:
     """A whole recipe; see the classes of its parts.
 
     Attributes:
-        task: ``detect``, or ``package.module:Class`` for a task of your own.
+        task: ``detect``, ``classify``, or ``package.module:Class`` for a task of your own.
         epochs: passes over the training pictures.
         seed: keys all chance.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
@@ -310,3 +394,16 @@ class Recipe:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     workers: CountOrZero = 0
     threads: Count = 1
+
+    @model_validator(mode="after")
+    def _detectors_halve_five_times(self) -> Self:
+        size = self.model.image_size
+        sides = () if size == "auto" else (size,) if isinstance(size, int) else size
+        if self.task == "detect" and any(side % 32 for side in sides):
+            shown = list(size) if isinstance(size, tuple) else size
+            raise _clash(
+                f"'model.image_size' is {shown}: a detector needs multiples of 32, such as "
+                f"{' and '.join(str(max(32, round(side / 32) * 32)) for side in sides)}",
+                "model.image_size",
+            )
+        return self

@@ -119,7 +119,8 @@ def _validate(
             location = tuple(str(part) for part in detail["loc"])
             if detail["type"] == "clash":
                 context = detail["ctx"]
-                clashes.append((context["sentence"], tuple((*location, key) for key in context["keys"])))
+                keys = tuple((*location, *key.split(".")) for key in context["keys"])
+                clashes.append((context["sentence"], keys))
                 continue
             # Behind the key's own path stand the branches of a union and the places in a list.
             path = next(location[:n] for n in range(1, len(location) + 1) if location[:n] in leaves())
@@ -130,10 +131,13 @@ def _validate(
         return None, wrong, clashes
 
 
-def _is_plain(value: Any) -> bool:
-    """A scalar or a list of scalars: all that any key takes, and all that JSON can say."""
+def _is_plain(value: Any, depth: int = 2) -> bool:
+    """A scalar, or a list of scalars or of lists of scalars: all that any key takes.
+
+    It looks no deeper: aliases can make lists of lists endless.
+    """
     if isinstance(value, list):
-        return all(not isinstance(item, list) and _is_plain(item) for item in value)
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     if isinstance(value, str):
         return not any("\ud800" <= character <= "\udfff" for character in value)  # halves of pairs
     return value is None or isinstance(value, bool | int | float)

@@ -104,7 +104,7 @@ def mistake(path: KeyPath, value: Any) -> str:
     if isinstance(value, str):
         words = [word for option in _options(schema) for word in _words(option)]
         return what + (nearest(value.lower(), words) or _unquoted(value, schema))
-    return what + _nearest_multiples(value, schema)
+    return what
 
 
 def _walk() -> Iterator[tuple[KeyPath, dict[str, Any]]]:
@@ -125,15 +125,13 @@ def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _words(schema: Mapping[str, Any]) -> list[str]:
-    return list(schema.get("enum", [])) or ([schema["const"]] if "const" in schema else [])
+    return [str(word) for word in schema.get("enum", [])] or ([schema["const"]] if "const" in schema else [])
 
 
 def _number(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     kind = "a whole number" if schema["type"] == "integer" else "a number"
-    if "multipleOf" in schema:
-        kind = f"a multiple of {schema['multipleOf']}"
     if least is not None and most is not None:
         return f"{kind} from {least} to {most}"
     if least is not None and below is not None:
@@ -152,13 +150,3 @@ def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
     except ValueError:
         return ""
     return f"; write {text.replace('_', '')} without quotes"
-
-
-def _nearest_multiples(value: Any, schema: Mapping[str, Any]) -> str:
-    step = next((option["multipleOf"] for option in _options(schema) if "multipleOf" in option), None)
-    hints = []
-    for number in value if isinstance(value, list) else [value]:
-        if step and isinstance(number, int) and not isinstance(number, bool) and number % step:
-            below = max(number // step, 1) * step
-            hints.append(f"nearest to {number}: {below} and {below + step}")
-    return "; " + ", ".join(hints) if hints else ""

@@ -117,6 +117,8 @@ def from_recipe(loss: recipe.Loss, published: Literal["yolov3", "yolov4"]) -> Yo
     Raises:
         UserError: a choice that the chosen loss does not have.
     """
+    if loss.name not in ("auto", "yolov3", "yolov4"):
+        raise UserError(f"loss.name is '{loss.name}': expected auto, yolov3 or yolov4 for a YOLO head.")
     name = published if loss.name == "auto" else loss.name
     if name == "yolov3" and loss.anchor_iou not in ("auto", 1.0):
         raise UserError(
@@ -130,7 +132,7 @@ def from_recipe(loss: recipe.Loss, published: Literal["yolov3", "yolov4"]) -> Yo
         classes=1.0 if loss.classes == "auto" else loss.classes,
         ignore=0.7 if loss.ignore == "auto" else loss.ignore,
         anchor_iou=None if loss.anchor_iou == "auto" else loss.anchor_iou,
-        smoothing=loss.smoothing,
+        smoothing=0.0 if loss.smoothing == "auto" else loss.smoothing,
     )
 
 

@@ -50,6 +50,7 @@ class Variant:
         levels: the heads, from the coarsest to the finest.
         anchors: (width, height) in pixels.
         loss_name: the loss it was published with.
+        side: of the square input it was published with, in pixels.
         scale_xy, anchor_iou: see :class:`~rankless.yolo_grid.YoloHead`.
         activation: of every convolution but the heads' last.
     """
@@ -58,6 +59,7 @@ class Variant:
     levels: tuple[Level, ...]
     anchors: tuple[tuple[float, float], ...]
     loss_name: Literal["yolov3", "yolov4"]
+    side: int = 416
     scale_xy: float = 1.0
     anchor_iou: float = 1.0
     activation: Activation = "leaky"
@@ -122,6 +124,7 @@ YOLOV4_TINY_3L = Variant(
     ),
     anchors=_YOLOV4_ANCHORS,
     loss_name="yolov4",
+    side=608,
     scale_xy=1.05,
 )
 

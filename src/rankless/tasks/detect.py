@@ -40,9 +40,9 @@ class Detect:
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
-        side = recipe.model.image_size
-        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         chosen = variant(recipe.model.name)
+        side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
+        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.heads = chosen.heads()
         self._loss = from_recipe(recipe.loss, chosen.loss_name)
         if class_names is None:
