@@ -5,7 +5,8 @@ Models make these numbers, losses and tasks read them; so the page lies below al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,22 @@ from rankless.boxes import to_xyxy
 # exp(8) = 2981 anchors wide is far beyond any picture, and its square is far below float32's end; a training
 # that has run away then shows huge boxes, not infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
+
+
+BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """STUB"""
+
+    box: float | None = None
+    objectness: float | None = None
+    classes: float | None = None
+    ignore: float | None = None
+    box_loss: BoxLoss | None = None
+    smoothing: float | None = None
+    largest_gradient: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,7 @@ class YoloHead:
     scale_xy: float = 1.0
     new_coords: bool = False
     anchor_iou: float = 1.0
+    loss: HeadLoss = field(default_factory=HeadLoss)
 
     def own_anchors(self, like: Tensor) -> Tensor:
         """(A, 2) this layer's anchors in pixels, with the dtype and on the device of ``like``."""

@@ -8,7 +8,7 @@ from rankless.losses.assign import Truths, assign, class_targets
 from rankless.models.zoo import MODELS
 from rankless.yolo_grid import YoloHead
 
-COARSE, FINE = MODELS["yolov4-tiny"].heads()
+COARSE, FINE = MODELS["yolov4-tiny"].network().heads()
 CELLS = {32: (13, 13), 16: (26, 26)}
 
 
@@ -52,7 +52,9 @@ def test_yolov3_tiny_owns_every_anchor_once():
     for number, (w, h) in enumerate(sizes):
         truths = truths_of(around(208, 208, w, h))
         owners = [
-            (head.stride, a) for head in MODELS["yolov3-tiny"].heads() for _, a, _, _ in taken(head, truths)
+            (head.stride, a)
+            for head in MODELS["yolov3-tiny"].network().heads()
+            for _, a, _, _ in taken(head, truths)
         ]
         assert owners == [(32, number - 3) if number > 2 else (16, number)]
 
@@ -102,6 +104,6 @@ def test_padding_takes_no_slot():
         torch.zeros(1, 3, dtype=torch.bool),
         torch.float32,
     )
-    for head in MODELS["yolov3-tiny"].heads():
+    for head in MODELS["yolov3-tiny"].network().heads():
         matches = assign(truths, head, CELLS[head.stride], 0.0)
         assert not matches.hit.any() and not matches.positive.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,13 +10,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Activation = Literal["leaky", "mish", "swish", "relu", "linear"]
+Activation = Literal[
+    "leaky", "mish", "swish", "relu", "linear", "logistic", "tanh", "relu6", "elu", "selu", "gelu",
+    "hard_mish", "hardtan", "loggy", "prelu", "ramp", "relie",
+]  # fmt: skip
 
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
+INVOLUTION_GROUP = 16  # channels that share a kernel
 # Darknet's is 0.01 (share of the new statistics), meant for half a million steps. A run of a few thousand
 # would be evaluated with statistics of weights long gone.
 BATCH_NORM_MOMENTUM = 0.03
+
+
+class Elementwise(nn.Module):
+    """A function of one number, for those that torch has no module for."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(...) -> (...)."""
+        return self.function(x)
+
+
+def _hard_mish(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, torch.where(x > -2, x * x / 2 + x, 0))
+
+
+def _loggy(x: Tensor) -> Tensor:
+    return 2 * x.sigmoid() - 1
+
+
+def _ramp(x: Tensor) -> Tensor:
+    return x.relu() + 0.1 * x
+
 
 # In place where the gradient can be had from the result: the normalised map is then not kept twice.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
@@ -24,17 +54,37 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "mish": nn.Mish,
     "swish": nn.SiLU,
     "linear": nn.Identity,
+    "logistic": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu6": nn.ReLU6,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "gelu": lambda: nn.GELU(approximate="tanh"),
+    "hard_mish": lambda: Elementwise(_hard_mish),
+    "hardtan": nn.Hardtanh,
+    "loggy": lambda: Elementwise(_loggy),
+    "prelu": nn.PReLU,
+    "ramp": lambda: Elementwise(_ramp),
+    "relie": lambda: nn.LeakyReLU(0.01, inplace=True),
 }
 
 
+def activate(name: Activation) -> nn.Module:
+    """A module of its own for each place: a PReLU learns its slope there."""
+    return _ACTIVATIONS[name]()
+
+
 class ConvBlock(nn.Module):
-    """Convolution without bias, batch norm, activation; the size stays, or is divided by ``stride``.
+    """Convolution, batch norm, activation; the size stays, or is divided by ``stride``.
 
     Args:
         channels_in, channels: of the input and of the output.
-        kernel: odd side of the kernel in pixels.
+        kernel: side of the kernel in pixels.
         stride: of the convolution.
         activation: which.
+        norm: batch norm; without it the convolution has a bias.
+        groups, dilation: of the convolution.
+        padding: pixels on each side; None is half the kernel, times the dilation.
         momentum: of the batch norm's running statistics, in PyTorch's sense.
     """
 
@@ -46,12 +96,17 @@ class ConvBlock(nn.Module):
         stride: int = 1,
         *,
         activation: Activation = "leaky",
+        norm: bool = True,
+        groups: int = 1,
+        dilation: int = 1,
+        padding: int | None = None,
         momentum: float = BATCH_NORM_MOMENTUM,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels_in, channels, kernel, stride, kernel // 2, bias=False)
-        self.norm = nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum)
-        self.activation = _ACTIVATIONS[activation]()
+        padding = kernel // 2 * dilation if padding is None else padding
+        self.conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=not norm)
+        self.norm = nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum) if norm else nn.Identity()
+        self.activation = activate(activation)
         # fan_out: keeps the variance of the gradients; batch norm looks after that of the activations.
         nn.init.kaiming_normal_(self.conv.weight, a=LEAKY_SLOPE, mode="fan_out", nonlinearity="leaky_relu")
 
@@ -61,21 +116,70 @@ class ConvBlock(nn.Module):
         return out
 
 
-class SamePool(nn.Module):
-    """Max pooling 2×2 with stride 1 that keeps the size: the missing row and column are right and below.
+class PaddedPool(nn.Module):
+    """Max pooling whose padding is not the same on both sides: Darknet's ``[maxpool]``.
 
-    Darknet's ``[maxpool] size=2 stride=1``.
+    ``size=2 stride=1`` keeps the size: the missing row and column are right and below.
+
+    Args:
+        size, stride: of the window.
+        padding: pixels in all; the smaller half of them left and above.
     """
+
+    def __init__(self, size: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.size, self.stride = size, stride
+        before = padding // 2
+        self.padding = (before, padding - before) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, (H + padding - size) // stride + 1, …)."""
+        return F.max_pool2d(F.pad(x, self.padding, value=-torch.inf), self.size, self.stride)
+
+
+def max_pool(size: int, stride: int, padding: int) -> nn.Module:
+    """Darknet's ``[maxpool]`` by the quickest module that computes it (for even sizes of the input)."""
+    if size == stride == 2 and padding <= 1:
+        return nn.MaxPool2d(2, 2)  # the padding would only be seen on an odd side
+    if padding == size - 1 and padding % 2 == 0:
+        return nn.MaxPool2d(size, stride, padding // 2)
+    return PaddedPool(size, stride, padding)
+
+
+class Involution(nn.Module):
+    """Involution: each pixel weighs its neighbours by a kernel that is made from the pixel itself.
+
+    A 1×1 convolution to C/4 with batch norm and ReLU, one more to size² numbers per group, and the weighted
+    sum of the neighbourhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
+
+    Args:
+        channels: of input and output.
+        size: odd side of the neighbourhood in pixels.
+        momentum: of the batch norm's running statistics, in PyTorch's sense.
+    """
+
+    def __init__(self, channels: int, size: int, momentum: float = BATCH_NORM_MOMENTUM) -> None:
+        super().__init__()
+        self.size = size
+        self.groups = channels // math.gcd(channels, INVOLUTION_GROUP)
+        squeezed = max(1, channels // 4)
+        self.reduce = ConvBlock(channels, squeezed, 1, activation="relu", momentum=momentum)
+        self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
-        return F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-torch.inf), 2, 1)
+        batch, channels, height, width = x.shape
+        kernels = self.span(self.reduce(x)).view(batch, self.groups, 1, self.size**2, height, width)
+        around = F.unfold(x, self.size, padding=self.size // 2).to(kernels.dtype)  # (B, C * size², H * W)
+        around = around.view(batch, self.groups, channels // self.groups, self.size**2, height, width)
+        mixed: Tensor = (kernels * around).sum(3).view(batch, channels, height, width)
+        return mixed.contiguous(memory_format=torch.channels_last)
 
 
-def upsample(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, C, 2H, 2W), every pixel four times.
+def upsample(x: Tensor, factor: int = 2) -> Tensor:
+    """(B, C, H, W) -> (B, C, factor · H, factor · W), every pixel factor² times.
 
     ``nearest`` gives equal bits on CUDA too: each input's gradient is gathered by one thread, in a fixed
     order, where the bilinear kernels add with atomics. It keeps channels_last.
     """
-    return F.interpolate(x, scale_factor=2.0, mode="nearest")
+    return F.interpolate(x, scale_factor=float(factor), mode="nearest")

@@ -1,249 +1,206 @@
-"""YOLO detectors: a Darknet backbone, a neck from coarse to fine, and a head at each level.
-
-A variant is a value of :class:`Variant`; the channel counts are those of the published cfg files.
-"""
+"""Detectors from their descriptions: a :class:`~rankless.models.network.Network` becomes a module."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankless.models.darknet import YOLOV3_TINY_STAGES, YOLOV4_TINY_STAGES, Stage, StageLayers, scaled
-from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock, upsample
-from rankless.yolo_grid import YoloHead
+from rankless.models import network as net
+from rankless.models.free_head import FreeHeadLayers
+from rankless.models.layers import (
+    BATCH_NORM_MOMENTUM,
+    Activation,
+    ConvBlock,
+    Involution,
+    activate,
+    max_pool,
+    upsample,
+)
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
 # steps are not spent on unlearning thousands of false objects; each class is as likely as any other.
 OBJECTNESS_PRIOR = 0.01
 
 
-@dataclass(frozen=True)
-class Level:
-    """One head and what leads to it.
+class Route(nn.Module):
+    """Maps one behind the other, of each only one group of its channels."""
 
-    Attributes:
-        stage: the backbone stage whose tap it takes.
-        reduce: channels of the 1×1 convolution; at the first level it reads the tap itself, at later ones the
-            level before, and is then upsampled and put before the tap.
-        expand: channels of the 3×3 convolution before the prediction.
-        mask: the anchors this head owns.
-        passes: what the next level reads: what the 3×3 convolution takes in, or what it puts out.
-    """
-
-    stage: int
-    reduce: int
-    expand: int
-    mask: tuple[int, ...]
-    passes: Literal["input", "output"] = "input"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A published network.
-
-    Attributes:
-        stages: the backbone.
-        levels: the heads, from the coarsest to the finest.
-        anchors: (width, height) in pixels.
-        loss_name: the loss it was published with.
-        side: of the square input it was published with, in pixels.
-        scale_xy, anchor_iou: see :class:`~rankless.yolo_grid.YoloHead`.
-        activation: of every convolution but the heads' last.
-    """
-
-    stages: tuple[Stage, ...]
-    levels: tuple[Level, ...]
-    anchors: tuple[tuple[float, float], ...]
-    loss_name: Literal["yolov3", "yolov4"]
-    side: int = 416
-    scale_xy: float = 1.0
-    anchor_iou: float = 1.0
-    activation: Activation = "leaky"
-
-    def heads(self) -> tuple[YoloHead, ...]:
-        """The heads' descriptions, in the order of the model's outputs."""
-        return tuple(
-            YoloHead(
-                anchors=self.anchors,
-                mask=level.mask,
-                stride=math.prod(stage.stride for stage in self.stages[: level.stage + 1]),
-                scale_xy=self.scale_xy,
-                anchor_iou=self.anchor_iou,
-            )
-            for level in self.levels
-        )
-
-
-_YOLOV4_ANCHORS = (
-    (12, 16),
-    (19, 36),
-    (40, 28),
-    (36, 75),
-    (76, 55),
-    (72, 146),
-    (142, 110),
-    (192, 243),
-    (459, 401),
-)
-_TINY_ANCHORS = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
-
-# Darknet's cfg/yolov3-tiny.cfg
-YOLOV3_TINY = Variant(
-    stages=YOLOV3_TINY_STAGES,
-    levels=(
-        Level(stage=6, reduce=256, expand=512, mask=(3, 4, 5)),
-        Level(stage=4, reduce=128, expand=256, mask=(0, 1, 2)),
-    ),
-    anchors=_TINY_ANCHORS,
-    loss_name="yolov3",
-)
-
-# AlexeyAB's cfg/yolov4-tiny.cfg. Anchor 3 belongs to both heads and anchor 0 to none: so it is published.
-YOLOV4_TINY = Variant(
-    stages=YOLOV4_TINY_STAGES,
-    levels=(
-        Level(stage=4, reduce=256, expand=512, mask=(3, 4, 5)),
-        Level(stage=3, reduce=128, expand=256, mask=(1, 2, 3)),
-    ),
-    anchors=_TINY_ANCHORS,
-    loss_name="yolov4",
-    scale_xy=1.05,
-)
-
-# AlexeyAB's cfg/yolov4-tiny-3l.cfg: a third head at stride 8, with YOLOv4's anchors.
-YOLOV4_TINY_3L = Variant(
-    stages=YOLOV4_TINY_STAGES,
-    levels=(
-        Level(stage=4, reduce=256, expand=512, mask=(6, 7, 8)),
-        Level(stage=3, reduce=128, expand=256, mask=(3, 4, 5), passes="output"),
-        Level(stage=2, reduce=64, expand=128, mask=(0, 1, 2)),
-    ),
-    anchors=_YOLOV4_ANCHORS,
-    loss_name="yolov4",
-    side=608,
-    scale_xy=1.05,
-)
-
-
-class LevelLayers(nn.Module):
-    """A built :class:`Level`.
-
-    Args:
-        level: what to build.
-        below: channels of the level before; None at the first level.
-        tap: channels of the backbone's map.
-        outputs: channels of the prediction.
-        dropout: share of channels dropped before the last convolution.
-    """
-
-    def __init__(
-        self,
-        level: Level,
-        below: int | None,
-        tap: int,
-        outputs: int,
-        *,
-        width: float,
-        dropout: float,
-        activation: Activation,
-        momentum: float,
-    ) -> None:
+    def __init__(self, groups: int, group: int) -> None:
         super().__init__()
-        reduce, expand = scaled(level.reduce, width), scaled(level.expand, width)
-        self.reduce = ConvBlock(below or tap, reduce, 1, activation=activation, momentum=momentum)
-        merged = reduce + tap if below else reduce
-        self.passes_output = level.passes == "output"
-        self.channels = expand if self.passes_output else merged
-        self.expand = ConvBlock(merged, expand, activation=activation, momentum=momentum)
-        self.dropout = nn.Dropout2d(dropout) if dropout else nn.Identity()
-        self.predict = nn.Conv2d(expand, outputs, 1)
+        self.groups, self.group = groups, group
 
-    def forward(self, below: Tensor | None, tap: Tensor) -> tuple[Tensor, Tensor]:
-        """What the next level reads (B, channels, H, W), and the raw head (B, outputs, H, W)."""
-        if below is None:
-            x = self.reduce(tap)
-        else:
-            x = torch.cat((upsample(self.reduce(below)), tap), 1)
-        expanded = self.expand(x)
-        return expanded if self.passes_output else x, self.predict(self.dropout(expanded))
+    def forward(self, *maps: Tensor) -> Tensor:
+        """(B, C_i, H, W) each -> (B, sum of C_i / groups, H, W)."""
+        parts = [x.chunk(self.groups, 1)[self.group] for x in maps] if self.groups > 1 else list(maps)
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+class Shortcut(nn.Module):
+    """The sum of maps; where they differ in channels, of those they share."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activate(activation)
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """(B, C, H, W) and others of the same size -> (B, C, H, W)."""
+        for other in others:
+            shared = min(x.shape[1], other.shape[1])
+            if shared < x.shape[1]:
+                x = torch.cat((x[:, :shared] + other, x[:, shared:]), 1)
+            else:
+                x = x + other[:, :shared]
+        out: Tensor = self.activation(x)
+        return out
+
+
+class Multiply(nn.Module):
+    """One map times another, which may have one pixel only."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activate(activation)
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        """(B, C, H, W), (B, C, h, w) -> (B, C, H, W)."""
+        out: Tensor = self.activation(x * factor)
+        return out
+
+
+class Upsample(nn.Module):
+    """Every pixel several times, and the whole times a number."""
+
+    def __init__(self, factor: int, scale: float) -> None:
+        super().__init__()
+        self.factor, self.scale = factor, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, factor · H, factor · W)."""
+        x = upsample(x, self.factor)
+        return x if self.scale == 1 else x * self.scale
+
+
+class AveragePool(nn.Module):
+    """The mean of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, 1, 1)."""
+        return F.adaptive_avg_pool2d(x, 1)
 
 
 class DetectionModel(nn.Module):
-    """A YOLO network for one device.
+    """A detector for one device.
 
     Args:
-        variant: which.
-        classes: how many, at least 1.
-        width: factor on every channel count but the heads' last.
-        dropout: share of channels dropped before each head's last convolution.
+        network: what to build.
         momentum: of the batch norms' running statistics, in PyTorch's sense.
 
     Attributes:
+        network: what was built.
         heads: what the outputs mean, in their order.
-        loss_name: the loss it was published with.
+        head_names: the beginnings of the names of all parameters that depend on the number of classes.
     """
 
-    def __init__(
-        self,
-        variant: Variant,
-        classes: int,
-        *,
-        width: float = 1.0,
-        dropout: float = 0.0,
-        momentum: float = BATCH_NORM_MOMENTUM,
-    ) -> None:
+    def __init__(self, network: net.Network, *, momentum: float = BATCH_NORM_MOMENTUM) -> None:
         super().__init__()
-        self.heads = variant.heads()
-        self.loss_name = variant.loss_name
-        self.tapped = tuple(level.stage for level in variant.levels)
-        self.stages = nn.ModuleList()
-        channels, taps = 3, []
-        for stage in variant.stages:
-            built = StageLayers(stage, channels, width, variant.activation, momentum)
-            self.stages.append(built)
-            channels = built.channels
-            taps.append(built.tap_channels)
-        self.levels = nn.ModuleList()
-        below: int | None = None
-        for level in variant.levels:
-            layers = LevelLayers(
-                level,
-                below,
-                taps[level.stage],
-                len(level.mask) * (5 + classes),
-                width=width,
-                dropout=dropout,
-                activation=variant.activation,
-                momentum=momentum,
-            )
-            _set_priors(layers.predict, len(level.mask), classes)
-            self.levels.append(layers)
-            below = layers.channels
+        self.network = network
+        self.heads = network.heads()
+        self.sources = [network.inputs(number) for number in range(len(network.layers))]
+        self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
+        self.layers = nn.ModuleDict()
+        shapes = network.shapes()
+        heads, named = [], set(network.predictors())
+        for number, layer in enumerate(network.layers):
+            read = self.sources[number]
+            channels = shapes[read[0]].channels if read[0] >= 0 else 3
+            if number in named and isinstance(layer, net.Conv):
+                # Darknet's logistic before new_coords belongs to the decoding, which takes logits here.
+                layer = replace(layer, activation="linear")
+            built = _build(layer, channels, network.classes, momentum)
+            if number in named and isinstance(built, ConvBlock):
+                yolo = network.layers[number + 1]
+                assert isinstance(yolo, net.Yolo)
+                _set_priors(built.conv, len(yolo.mask), network.classes)
+            if number in named:
+                heads.append(f"layers.{network.names[number]}.")
+            elif isinstance(built, FreeHeadLayers):
+                heads += [f"layers.{network.names[number]}.{part}." for part in built.class_parts]
+            self.layers[network.names[number]] = built
+        self.head_names = tuple(heads)
+
+    def backbone(self) -> list[nn.Module]:
+        """The layers of the backbone; a recipe may freeze them."""
+        return list(self.layers.values())[: self.network.backbone]
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw heads of normalised images.
 
         Args:
-            images: float in 0..1, (B, 3, H, W) with H and W multiples of 32; channels_last is faster.
+            images: float in 0..1, (B, 3, H, W) with H and W multiples of the coarsest stride; channels_last
+                is faster.
 
         Returns:
-            One (B, A * (5 + C), H / stride, W / stride) per head.
+            One (B, A * (5 + C), H / stride, W / stride) per head, or what an anchor-free head puts out.
         """
-        taps = []
-        x = images
-        for stage in self.stages:
-            x, tap = stage(x)
-            taps.append(tap)
-        below: Tensor | None = None
+        kept: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
-        for number, level in zip(self.tapped, self.levels, strict=True):
-            below, raw = level(below, taps[number])
-            outputs.append(raw)
+        for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
+            read = [kept[source] for source in self.sources[number]]
+            if isinstance(layer, net.Yolo):
+                outputs.append(read[0])
+                made = read[0]
+            elif isinstance(layer, net.Free):
+                outputs.append(built(read[0]))
+                made = read[0]
+            else:
+                made = built(*read)
+            # A map that nobody reads any more is let go.
+            for source in self.sources[number]:
+                if self.last_use[source] == number:
+                    del kept[source]
+            if number in self.last_use:
+                kept[number] = made
         return outputs
+
+
+def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
+    """One layer that reads ``channels`` channels."""
+    if isinstance(layer, net.Conv):
+        return ConvBlock(
+            channels,
+            layer.filters,
+            layer.size,
+            layer.stride,
+            activation=layer.activation,
+            norm=layer.norm,
+            groups=layer.groups,
+            dilation=layer.dilation,
+            padding=layer.pixels,
+            momentum=momentum,
+        )
+    if isinstance(layer, net.MaxPool):
+        return max_pool(layer.size, layer.stride, layer.padding)
+    if isinstance(layer, net.Upsample):
+        return Upsample(layer.stride, layer.scale)
+    if isinstance(layer, net.Route):
+        return Route(layer.groups, layer.group)
+    if isinstance(layer, net.Shortcut):
+        return Shortcut(layer.activation)
+    if isinstance(layer, net.Multiply):
+        return Multiply(layer.activation)
+    if isinstance(layer, net.AveragePool):
+        return AveragePool()
+    if isinstance(layer, net.Dropout):
+        return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
+    if isinstance(layer, net.Involution):
+        return Involution(channels, layer.size, momentum)
+    if isinstance(layer, net.Free):
+        return FreeHeadLayers(channels, classes, layer.bins, momentum=momentum)
+    return nn.Identity()  # [yolo] only says what the layer before means
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from rankless.data.letterbox import to_source
 from rankless.errors import UserError
 from rankless.losses.yolo import from_recipe
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.models.zoo import build, variant
+from rankless.models.yolo import DetectionModel
+from rankless.models.zoo import network
 from rankless.recipe import Recipe
 from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.yolo_grid import decode
@@ -40,18 +41,19 @@ class Detect:
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
-        chosen = variant(recipe.model.name)
-        side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
+        # Size, heads and loss are the same for any number of classes, which only the data may know.
+        published = network(recipe.model, classes=1)
+        side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        self.heads = chosen.heads()
-        self._loss = from_recipe(recipe.loss, chosen.loss_name)
+        self.heads = published.heads()
+        self._loss = from_recipe(recipe.loss, published.loss)
         if class_names is None:
             class_names = self._training.pictures.class_names
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
         """The bare model on the CPU, freshly initialised from torch's global generator."""
-        return build(self.recipe.model, len(self.class_names))
+        return DetectionModel(network(self.recipe.model, len(self.class_names)))
 
     def training_data(self) -> DetectionExamples:
         """The training pictures, varied as the recipe says."""

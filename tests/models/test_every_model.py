@@ -1,0 +1,140 @@
+"""What every registered detector inherits: a new line in the zoo is tested by all of this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankless import recipe
+from rankless.evaluation import fingerprint
+from rankless.models import weights
+from rankless.models.yolo import DetectionModel
+from rankless.models.zoo import MODELS, build, network
+from rankless.recipe import Recipe
+from rankless.recipe_file import load
+from rankless.run_directory import RunDirectory
+from rankless.training import loop
+from rankless.training.settings import computes_like
+from rankless.training.state import TrainingState
+from rankless.types import Scores
+from rankless.world.join import World
+
+WIDTH = 0.125
+CLASSES = 3
+
+
+def small(name: str, **options: Any) -> DetectionModel:
+    torch.manual_seed(3)
+    return build(recipe.Model(name=name, width=WIDTH, **options), CLASSES)
+
+
+def pictures(height: int = 64, width: int = 96) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(5)
+    return torch.rand(2, 3, height, width, generator=chance).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.2, "involution": 3}], ids=["plain", "more"])
+def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -> None:
+    model = small(name, **options)
+    raw = model(pictures())
+    assert len(raw) == len(model.heads)
+    for output, head in zip(raw, model.heads, strict=True):
+        per_cell = 4 * max(head.bins, 1) + CLASSES if MODELS[name].free else len(head.mask) * (5 + CLASSES)
+        assert output.shape == (2, per_cell, 64 // head.stride, 96 // head.stride)
+        assert output.dtype == torch.float32
+    torch.stack([output.square().sum() for output in raw]).sum().backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
+    model = small(name).eval()
+    with torch.no_grad():
+        plain = model(pictures().contiguous())
+        last = model.to(memory_format=torch.channels_last)(pictures())
+        with torch.autocast("cpu", torch.bfloat16):
+            short = model(pictures())
+    for one, other, low in zip(plain, last, short, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+        assert low.dtype == torch.bfloat16
+        assert (low.float() - one).abs().max() < 0.1 * one.abs().max() + 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
+    model = small(name)
+    model(pictures())  # so that the running statistics are no longer those of the start
+    made = Recipe(model=recipe.Model(name=name, width=WIDTH))
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), recipe=made, class_names=["a", "b", "c"])
+    other = build(made.model, CLASSES)
+    weights.load_into(other, weights.load(tmp_path / "w.safetensors").state, "w.safetensors")
+    with torch.no_grad():
+        pairs = zip(model.eval()(pictures()), other.eval()(pictures()), strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_graph_is_captured_whole(name: str) -> None:
+    model = small(name).eval()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for one, two in zip(compiled(pictures()), model(pictures()), strict=True):
+            torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_and_backbone_are_told_apart(name: str) -> None:
+    few, many = small(name).state_dict(), build(recipe.Model(name=name, width=WIDTH), 7).state_dict()
+    model = small(name)
+    changed = {key for key in few if few[key].shape != many[key].shape}
+    assert changed
+    assert all(key.startswith(model.head_names) for key in changed)
+    spared = {id(p) for part in model.backbone() for p in part.parameters()}
+    named = [(key, id(p)) for key, p in model.named_parameters()]
+    assert 0 < len(spared) < len(named)
+    assert not any(key.startswith(model.head_names) for key, place in named if place in spared)
+
+
+def one_step(world: World, words: list[str], folder: str) -> str:
+    """Train one step; the digest of every tensor after it."""
+    made = load(words[0], words[1:])
+    found: list[str] = []
+
+    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+        found.append(fingerprint(dict(state.tensors())))
+
+    with computes_like(made):
+        loop.train(
+            made,
+            RunDirectory(Path(folder)),
+            world,
+            resume=False,
+            rehearsal=loop.Rehearsal(1, pictures=2),
+            observe=observe,
+        )
+        world.barrier()
+    return found[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", MODELS)
+def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str, tmp_path: Path) -> None:
+    words = [small_recipe, f"model.name={name}", "batch.images=4", "batch.micro=2", "model.width=0.125"]
+    (alone,) = ranks(1, one_step, words, str(tmp_path / "one"))
+    both = ranks(2, one_step, words, str(tmp_path / "two"))
+    assert both == [alone, alone]
+
+
+def test_batch_norms_are_plain() -> None:
+    for name in MODELS:
+        with torch.device("meta"):
+            model = DetectionModel(network(recipe.Model(name=name), 1))
+        kinds = {type(m) for m in model.modules() if "BatchNorm" in type(m).__name__}
+        assert kinds == {nn.BatchNorm2d}
