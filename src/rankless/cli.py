@@ -172,6 +172,36 @@ def predict(
 
 
 @app.command(
+    sort_key=8,
+    usage="Usage: rankless export TARGET --format FORMAT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless export runs/mine --format darknet
+  rankless export weights.safetensors --format darknet --out shared/net
+""",
+)
+def export(
+    target: Target,
+    /,
+    *,
+    format: Annotated[str, Parameter(help="darknet: a .cfg, .weights and .names.")],
+    out: Annotated[
+        Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write trained weights in the format of other software."""
+    from rankless.exporting import export as write
+
+    done = write(target, format=format, out=out)
+    if as_json:
+        _print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
+    else:
+        print("\n".join(str(file) for file in done.files))
+    return 0
+
+
+@app.command(
     sort_key=4,
     usage="Usage: rankless digest TARGET [OPTIONS]",
     help_epilogue="Example:\n  rankless digest runs/digits\n",

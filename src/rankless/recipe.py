@@ -156,6 +156,8 @@ class Data:
     Attributes:
         root: ``digits`` (built in), a folder, or a ``data.yaml``.
         train, val: names of the splits trained and scored on.
+        fit: how a picture comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input, as
+            Darknet does unless told otherwise.
         train_images, val_images: how many scenes the built-in data has; other data brings its own number.
         augment: how training pictures are varied.
     """
@@ -163,6 +165,7 @@ class Data:
     root: Name = "digits"
     train: Name = "train"
     val: Name = "val"
+    fit: Literal["letterbox", "stretch"] = "letterbox"
     train_images: Count = 4096
     val_images: Count = 256
     augment: Augment = field(default_factory=Augment)
