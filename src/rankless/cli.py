@@ -293,6 +293,30 @@ def recipes(
     return 0
 
 
+@app.command(
+    sort_key=7,
+    usage="Usage: rankless models [OPTIONS]",
+    help_epilogue="Besides these, every classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
+)
+def models(*, as_json: Json = False) -> int:
+    """List the models with their size, their work and their origin."""
+    from dataclasses import asdict
+
+    from rankless.models.listing import listed
+
+    rows = list(listed())
+    if as_json:
+        _print_json([asdict(row) for row in rows])
+        return 0
+    print(f"{'model':21}{'task':10}{'parameters':>11}{'GFLOPs':>8}{'input':>7}  from")
+    for row in rows:
+        size = "×".join(map(str, dict.fromkeys(row.size)))
+        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>7}"
+        print(f"{row.name:21}{row.task:10}{numbers}  {row.source}")
+    print(f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 

@@ -40,10 +40,10 @@ class Variant:
     free: bool = False
 
 
-_YOLOV3 = "Redmon and Farhadi 2018; Darknet's cfg/"
-_YOLOV4 = "Bochkovskiy, Wang and Liao 2020; AlexeyAB's cfg/"
-_SCALED = "Wang, Bochkovskiy and Liao 2021; AlexeyAB's cfg/"
-_FREE = "'s backbone and neck with this project's anchor-free heads"
+_YOLOV3 = "Redmon and Farhadi 2018, "
+_YOLOV4 = "Bochkovskiy, Wang and Liao 2020, "
+_SCALED = "Wang, Bochkovskiy and Liao 2021, "
+_FREE = " with this project's anchor-free heads"
 _tiny_3l = partial(yolov4_tiny, levels=3)
 _csp = partial(scaled_yolov4, (64, 128, 256, 512, 1024), (2, 8, 8, 4), depth=2, pyramid_depth=1, side=512)
 _x_mish = partial(
