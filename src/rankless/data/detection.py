@@ -12,6 +12,8 @@ from torch import Tensor
 from rankless.data.augment import augment
 from rankless.data.builtin import DigitScenes
 from rankless.data.formats.darknet import DarknetData, read_darknet
+from rankless.data.formats.voc import VocData, read_voc
+from rankless.data.formats.voc_layout import is_voc
 from rankless.data.letterbox import letterbox, to_input
 from rankless.randomness import generator
 from rankless.recipe import Augment
@@ -42,7 +44,9 @@ class Pictures(Protocol):
 class _KnowsTruth(Protocol):
     """Pictures whose ground truth is known without decoding them."""
 
-    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int]: ...
+    def ground_truth(
+        self, index: int
+    ) -> tuple[Tensor, Tensor, int, int] | tuple[Tensor, Tensor, int, int, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ class GroundTruth:
         boxes: float32 xyxy, (N, 4).
         labels: int64, (N,).
         height, width: the picture's size.
+        difficult: what counts neither as found nor as missed, bool (N,); None is nothing.
     """
 
     boxes: Tensor
     labels: Tensor
     height: int
     width: int
+    difficult: Tensor | None = None
 
 
 class DetectionExamples:
@@ -101,10 +107,15 @@ class DetectionExamples:
 
     def ground_truth(self, index: int) -> GroundTruth:
         """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""
-        if isinstance(self.pictures, _KnowsTruth):
-            return GroundTruth(*self.pictures.ground_truth(index))
-        picture = self.pictures.picture(index)
-        return GroundTruth(picture.boxes, picture.labels, picture.image.shape[1], picture.image.shape[2])
+        return ground_truth(self.pictures, index)
+
+
+def ground_truth(pictures: Pictures, index: int) -> GroundTruth:
+    """What is to be found in picture ``index``; a file is not decoded for it."""
+    if isinstance(pictures, _KnowsTruth):
+        return GroundTruth(*pictures.ground_truth(index))
+    picture = pictures.picture(index)
+    return GroundTruth(picture.boxes, picture.labels, picture.image.shape[1], picture.image.shape[2])
 
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
@@ -123,18 +134,19 @@ def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
 
 def open_pictures(
     root: str, split: str, *, images: int, seed: int, size: tuple[int, int]
-) -> DigitScenes | DarknetData:
+) -> DigitScenes | DarknetData | VocData:
     """The pictures of one split.
 
     Args:
-        root: ``digits``, a folder, or a ``data.yaml``.
+        root: ``digits``, a folder, or a ``data.yaml``. A folder is read as Pascal VOC if it (or one in it, or
+            in its ``VOCdevkit``) has ``Annotations`` beside ``ImageSets`` or ``JPEGImages``, else as Darknet.
         split: the split's name.
         images, seed, size: how many scenes the built-in data makes, what keys them and their (H, W) in
             pixels; other data brings its own.
 
     Raises:
-        UserError: nothing at ``root``, or faulty data; see :func:`read_darknet`.
+        UserError: nothing at ``root``, or faulty data; see :func:`read_darknet` and :func:`read_voc`.
     """
     if root == DIGITS:
         return DigitScenes(split, images, seed, size)
-    return read_darknet(root, split)
+    return read_voc(root, split) if is_voc(root) else read_darknet(root, split)

@@ -13,8 +13,11 @@ import numpy as np
 from faster_coco_eval.core import COCO, COCOeval_faster
 from torch import Tensor
 
+from rankless.boxes import pairwise_iou
 from rankless.types import Detections, Scores
 
+_LOWEST_IOU = 0.5 - 1e-6  # of those scored; a hair less, because the evaluator's rounding is its own
+_NO_AREA = -1.0  # in none of the ranges below
 _AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
 
 
@@ -26,12 +29,15 @@ class Truth(NamedTuple):
         labels: class ids, (N,).
         crowd: true where a box marks a group: detections in it count neither way, (N,).
         areas: pixels of the object, by which it is small, medium or large, (N,); the box's area without.
+        ignored: true where a box is neither to be found nor wrong to find, however often, as Pascal VOC has
+            it for difficult objects, (N,). Unlike ``crowd`` a detection belongs to it by its IoU.
     """
 
     boxes: Tensor
     labels: Tensor
     crowd: Tensor | None = None
     areas: Tensor | None = None
+    ignored: Tensor | None = None
 
 
 def coco_scores(
@@ -57,7 +63,12 @@ def coco_scores(
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} pictures")
     classes = len(class_names)
-    truth_rows = [row for i, truth in enumerate(truths, 1) for row in _truth_rows(i, Truth(*truth), classes)]
+    pairs = zip(truths, detections, strict=True)
+    truth_rows = [
+        row
+        for i, (truth, found) in enumerate(pairs, 1)
+        for row in _truth_rows(i, Truth(*truth), classes, found)
+    ]
     found_rows = [row for i, found in enumerate(detections, 1) for row in _found_rows(i, found, classes)]
     if not truth_rows:
         return _summary(np.full((10, 101, classes, 4), -1.0), np.full((10, 0), -1.0), class_names)
@@ -99,7 +110,7 @@ def _mean(values: np.ndarray) -> float | None:
     return float(present.mean()) if present.size else None
 
 
-def _truth_rows(image: int, truth: Truth, classes: int) -> list[dict[str, Any]]:
+def _truth_rows(image: int, truth: Truth, classes: int, found: Detections) -> list[dict[str, Any]]:
     rows = _rows(image, truth.boxes, truth.labels, classes)
     if truth.crowd is not None:
         for row, crowd in zip(rows, truth.crowd.tolist(), strict=True):
@@ -107,7 +118,23 @@ def _truth_rows(image: int, truth: Truth, classes: int) -> list[dict[str, Any]]:
     if truth.areas is not None:
         for row, area in zip(rows, truth.areas.tolist(), strict=True):
             row["area"] = float(area)
-    return rows
+    return rows if truth.ignored is None else _with_ignored(rows, truth, truth.ignored, found)
+
+
+def _with_ignored(
+    rows: list[dict[str, Any]], truth: Truth, ignored: Tensor, found: Detections
+) -> list[dict[str, Any]]:
+    """The rows, each that is ignored repeated for every detection that may belong to it.
+
+    The evaluator leaves out what lies in no range of areas; but it gives each truth one detection and would
+    count the second one as wrong.
+    """
+    near = pairwise_iou(truth.boxes.double(), found.boxes.double()) >= _LOWEST_IOU  # (N, K)
+    copies = (near & (truth.labels[:, None] == found.labels)).sum(1).tolist()
+    result = []
+    for row, left_out, count in zip(rows, ignored.tolist(), copies, strict=True):
+        result += [row | {"area": _NO_AREA} for _ in range(count)] if left_out else [row]
+    return result
 
 
 def _found_rows(image: int, found: Detections, classes: int) -> list[dict[str, Any]]:

@@ -95,9 +95,8 @@ class Detect:
         """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures."""
         data = self.evaluation_data()
         truths = [data.ground_truth(index) for index in range(len(data))]
-        return coco_scores(
-            predictions, [Truth(truth.boxes, truth.labels) for truth in truths], self.class_names
-        )
+        known = [Truth(truth.boxes, truth.labels, ignored=truth.difficult) for truth in truths]
+        return coco_scores(predictions, known, self.class_names)
 
     @cached_property
     def _training(self) -> DetectionExamples:

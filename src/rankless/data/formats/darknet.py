@@ -7,7 +7,6 @@ line.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,12 @@ from torch import Tensor
 
 from rankless.data import pictures
 from rankless.data.formats.darknet_layout import find_split, label_path
+from rankless.data.formats.faults import Fault, told
 from rankless.errors import UserError
 from rankless.types import Picture
 
 SLACK = 0.01
 """A share may lie so far outside 0..1: sides are written with few digits."""
-_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -207,11 +206,5 @@ def _clip_notes(beyond: NDArray[np.float64]) -> list[str]:
 
 def _told(files: Sequence[str], faults: list[tuple[int, int, str, str]]) -> list[str]:
     """The faults as sentences in the order of files and lines."""
-    faults = sorted(faults)
-    told = [f"{files[file]}:{line}: {kind}: {found}" for file, line, kind, found in faults[:_SHOWN]]
-    rest = Counter(kind for _, _, kind, _ in faults[_SHOWN:])
-    if rest:
-        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(rest.items()))
-        told.append(f"… and {rest.total()} more: {kinds}.")
-    told.append(f"{len(faults)} label lines are faulty: mend them, or take them out.")
-    return told
+    placed = [Fault(f"{files[file]}:{line}", kind, found) for file, line, kind, found in sorted(faults)]
+    return told(placed, f"{len(faults)} label lines are faulty: mend them, or take them out.")
