@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from torchvision.ops import box_iou
 
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.types import Detections
@@ -237,3 +238,58 @@ def test_published_hundred_images_of_coco():
         assert scores[key] == pytest.approx(expected["bbox"][key], abs=1e-6), key
     for category, value in expected["AP50_per_category_id"].items():
         assert scores["per_class"][category]["AP50"] == pytest.approx(value, abs=1e-6), category
+
+
+def ap_with_ignored(detections, truths, label: int, threshold: float) -> float | None:
+    """AP of one class, written out: what overlaps an ignored truth enough is struck from the list."""
+    hits, total = [], 0
+    for d, t in zip(detections, truths, strict=True):
+        boxes = t.boxes[(t.labels == label) & ~t.ignored].double()
+        left_out = t.boxes[(t.labels == label) & t.ignored].double()
+        total += len(boxes)
+        free = [True] * len(boxes)
+        mine = d.labels == label
+        for box, score in sorted(
+            zip(d.boxes[mine].double(), d.scores[mine], strict=True), key=lambda p: -p[1]
+        ):
+            overlaps = box_iou(box[None], boxes)[0].tolist()
+            best = max((o, i) for i, o in enumerate([*overlaps, 0.0]) if i == len(boxes) or free[i])
+            if best[1] < len(boxes) and best[0] >= threshold:
+                free[best[1]] = False
+                hits.append((float(score), True))
+            elif not (box_iou(box[None], left_out) >= threshold).any():
+                hits.append((float(score), False))
+    if not total:
+        return None
+    hit = np.array([right for _, right in sorted(hits, key=lambda pair: -pair[0])], bool)
+    recall, precision = hit.cumsum() / total, hit.cumsum() / np.arange(1, len(hit) + 1)
+    return float(np.mean([max(precision[recall >= r - 1e-12], default=0.0) for r in np.linspace(0, 1, 101)]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_ignored_truths_count_neither_way(seed):
+    plain_detections, plain_truths = random_data(seed)
+    rng = np.random.default_rng(seed)
+    detections = [  # no two scores alike: their order is another test's
+        Detections(
+            d.index, d.boxes, torch.from_numpy(rng.permutation(len(d.scores)) + rng.random()), d.labels
+        )
+        for d in plain_detections
+    ]
+    truths = [Truth(b, c, ignored=torch.from_numpy(rng.random(len(c)) < 0.4)) for b, c in plain_truths]
+    scores = coco_scores(detections, truths, NAMES)
+    for label, name in enumerate(NAMES):
+        expected = [ap_with_ignored(detections, truths, label, t) for t in np.arange(0.5, 0.96, 0.05)]
+        got = scores["per_class"][name]
+        if expected[0] is None:
+            assert got["AP50"] is None
+        else:
+            assert got["AP50"] == pytest.approx(expected[0], abs=1e-9)
+            assert got["AP"] == pytest.approx(np.mean(expected), abs=1e-9)
+
+
+def test_nothing_is_ignored_unless_said():
+    detections, truths = random_data(5)
+    said = [Truth(*t, ignored=torch.zeros(len(t[1]), dtype=torch.bool)) for t in truths]
+    assert coco_scores(detections, said, NAMES) == coco_scores(detections, truths, NAMES)
