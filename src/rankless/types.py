@@ -55,7 +55,8 @@ class DetectionItem:
         boxes: float32 xyxy in pixels of the network input, (N, 4).
         labels: int64, (N,).
         index: the picture's number in its data set.
-        letterbox: how the source picture lies on the input.
+        letterbox: how the source picture lies on the input; of no meaning for a training picture that is
+            mirrored or made of several.
     """
 
     image: Tensor

@@ -42,26 +42,43 @@ def augment(
         and where the source lay on the input before the input was mirrored.
     """
     mirrored = bool(chance.random() < options.flip)
-    hue, saturation, value, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    *colour, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    upside_down = bool(chance.random() < options.flip_vertical)
     image = picture.image
     height, width = image.shape[-2:]
     scale = fit(height, width, size) * (1 + options.scale) ** zoom
     left, top = centred(height, width, size, scale)
     left += round(shift_x * options.translate * size[1])
     top += round(shift_y * options.translate * size[0])
-    if options.hue or options.saturation or options.value:
-        factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
-        matrix = colour_matrix(hue * options.hue, *factors)
-        placed, where = _place_recoloured(image, matrix, size, scale, left, top)
-    else:
+    matrix = drawn_colour(options, *colour)
+    if matrix is None:
         placed, where = place(image, size, scale, left, top)
-    boxes = to_input(picture.boxes, where)
-    if mirrored:
-        placed = placed.flip(-1)
-        x1, y1, x2, y2 = boxes.unbind(1)
-        boxes = torch.stack((size[1] - x2, y1, size[1] - x1, y2), 1)  # (N, 4)
-    boxes, stays = _clip(boxes, size)
+    else:  # the grey around stays 114
+        patch, corner, where = recoloured_patch(image, matrix, size, scale, left, top)
+        placed = paste(patch, corner, size)
+    placed, boxes = mirror(placed, to_input(picture.boxes, where), mirrored, upside_down)
+    boxes, stays = clip(boxes, (0, 0, size[1], size[0]))
     return placed, boxes[stays], picture.labels[stays], where
+
+
+def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
+    """An input (3, H, W) and its boxes (N, 4) as a mirror shows them."""
+    height, width = image.shape[-2:]
+    x1, y1, x2, y2 = boxes.unbind(1)
+    if sideways:
+        x1, x2 = width - x2, width - x1
+    if upside_down:
+        y1, y2 = height - y2, height - y1
+    axes = [axis for axis, flipped in ((-1, sideways), (-2, upside_down)) if flipped]
+    return image.flip(axes) if axes else image, torch.stack((x1, y1, x2, y2), 1)
+
+
+def drawn_colour(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
+    """The colour matrix of three draws from -1..1; None where the options leave colours as they are."""
+    if not (options.hue or options.saturation or options.value):
+        return None
+    factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
+    return colour_matrix(hue * options.hue, *factors)
 
 
 def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
@@ -103,20 +120,28 @@ def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(result)
 
 
-def _place_recoloured(
-    image: Tensor, matrix: NDArray[np.float32], size: tuple[int, int], scale: float, left: int, top: int
-) -> tuple[Tensor, Letterbox]:
-    """Placed and recoloured, on the smaller side of the resize; the grey around stays 114."""
+def recoloured_patch(
+    image: Tensor,
+    matrix: NDArray[np.float32] | None,
+    size: tuple[int, int],
+    scale: float,
+    left: int,
+    top: int,
+) -> tuple[Tensor, tuple[int, int], Letterbox]:
+    """:func:`visible_patch`, recoloured on the smaller side of the resize."""
+    if matrix is None:
+        return visible_patch(image, size, scale, left, top)
     if scale > 1:
-        return place(recolour(image, matrix), size, scale, left, top)
+        return visible_patch(recolour(image, matrix), size, scale, left, top)
     patch, corner, where = visible_patch(image, size, scale, left, top)
-    return paste(recolour(patch, matrix), corner, size), where
+    return recolour(patch, matrix), corner, where
 
 
-def _clip(boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Boxes (N, 4) clipped to the input, and which of them stay, bool (N,)."""
-    limit = torch.tensor([size[1], size[0], size[1], size[0]], dtype=boxes.dtype)
-    clipped = boxes.clamp(min=0).minimum(limit)
+def clip(boxes: Tensor, region: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+    """Boxes (N, 4) clipped to a region xyxy of the input, and which of them stay, bool (N,)."""
+    corners = torch.tensor(region, dtype=boxes.dtype)
+    low, high = corners[:2].repeat(2), corners[2:].repeat(2)
+    clipped = boxes.maximum(low).minimum(high)
     sides, left = boxes[:, 2:] - boxes[:, :2], clipped[:, 2:] - clipped[:, :2]  # (N, 2)
     enough = (left.prod(1) >= KEPT_SHARE * sides.prod(1)) & (left >= KEPT_SIDE).all(1)
     # The letterbox's own rounding may put a border box a hair outside: that is no cut.

@@ -15,9 +15,10 @@ from rankless.data.formats.darknet import DarknetData, read_darknet
 from rankless.data.formats.voc import VocData, read_voc
 from rankless.data.formats.voc_layout import is_voc
 from rankless.data.letterbox import letterbox, to_input
+from rankless.data.mosaic import mosaic
 from rankless.randomness import generator
 from rankless.recipe import Augment
-from rankless.types import DetectionBatch, DetectionItem, Picture
+from rankless.types import DetectionBatch, DetectionItem, Letterbox, Picture
 
 DIGITS = "digits"
 """The root that names the built-in data."""
@@ -75,16 +76,25 @@ class DetectionExamples:
         size: the network's input (H, W) in pixels.
         seed: the recipe's; keys the augmentation.
         augment: how pictures are varied; None only letterboxes them, as evaluation and prediction do.
+        epochs: of the whole run, by which the last ones are known; None knows no end.
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
     """
 
-    def __init__(self, pictures: Pictures, size: tuple[int, int], seed: int, augment: Augment | None) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        size: tuple[int, int],
+        seed: int,
+        augment: Augment | None,
+        epochs: int | None = None,
+    ) -> None:
         self.pictures = pictures
         self.size = size
         self.seed = seed
         self.augment = augment
+        self.epochs = epochs
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
@@ -94,16 +104,28 @@ class DetectionExamples:
         """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
         Raises:
-            UnreadablePicture: its file is missing or damaged.
+            UnreadablePicture: its file, or that of another in its mosaic, is missing or damaged.
         """
-        picture = self.pictures.picture(index)
-        if self.augment is not None:
-            chance = generator(self.seed, "augment", epoch, index)
-            image, boxes, labels, where = augment(picture, self.size, self.augment, chance)
-        else:
+        if self.augment is None:
+            picture = self.pictures.picture(index)
             image, where = letterbox(picture.image, self.size)
-            boxes, labels = to_input(picture.boxes, where), picture.labels
+            return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
+        if self._has_mosaics(epoch):
+            chance = generator(self.seed, "mosaic", epoch, index)
+            if chance.random() < self.augment.mosaic:
+                made = mosaic(self.pictures.picture, index, len(self), self.size, self.augment, chance)
+                # The mosaic is its own source: no one picture's place on it says where a box came from.
+                return DetectionItem(*made, index, Letterbox(1.0, 0.0, 0.0, *self.size))
+        chance = generator(self.seed, "augment", epoch, index)
+        picture = self.pictures.picture(index)
+        image, boxes, labels, where = augment(picture, self.size, self.augment, chance)
         return DetectionItem(image, boxes, labels, index, where)
+
+    def _has_mosaics(self, epoch: int) -> bool:
+        """Whether pictures of this epoch may become mosaics; those of the last epochs do not."""
+        if self.augment is None or not self.augment.mosaic:
+            return False
+        return self.epochs is None or epoch < self.epochs - self.augment.close_mosaic
 
     def ground_truth(self, index: int) -> GroundTruth:
         """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""

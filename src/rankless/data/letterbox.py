@@ -42,7 +42,7 @@ def fit(height: int, width: int, size: tuple[int, int]) -> float:
 
 def centred(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
     """(left, top) of the scaled picture in the middle of the input, whole pixels; negative if larger."""
-    return (size[1] - _scaled(width, scale)) // 2, (size[0] - _scaled(height, scale)) // 2
+    return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
 def place(
@@ -73,13 +73,18 @@ def visible_patch(
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """The second half of :func:`place`: a patch laid on the grey input, uint8 (3, H, W)."""
-    x, y = corner
     canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
+    lay(canvas, patch, corner)
+    return canvas
+
+
+def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
+    """Copies a patch onto a canvas, uint8 (3, H, W) each, at pixel (x, y); what sticks out is cut."""
+    x, y = corner
     cut = patch[:, max(0, -y) :, max(0, -x) :]
     onto = canvas[:, max(0, y) :, max(0, x) :]
     rows, columns = min(cut.shape[1], onto.shape[1]), min(cut.shape[2], onto.shape[2])
     onto[:, :rows, :columns] = cut[:, :rows, :columns]
-    return canvas
 
 
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
@@ -115,12 +120,13 @@ def _resize(image: Tensor, scale: float) -> Tensor:
     """uint8 (3, h, w) scaled by exactly ``scale``; the size is rounded down, but at least one pixel."""
     if scale == 1.0:
         return image
-    new = [_scaled(side, scale) for side in image.shape[-2:]]
+    new = [scaled(side, scale) for side in image.shape[-2:]]
     if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
         return F.interpolate(image[None], size=new, mode="bilinear", antialias=True)[0]
     factors = [scale * _NUDGE] * 2
     return F.interpolate(image[None], scale_factor=factors, mode="bilinear", antialias=True)[0]
 
 
-def _scaled(side: int, scale: float) -> int:
+def scaled(side: int, scale: float) -> int:
+    """Pixels of a side of ``side`` pixels after scaling: rounded down, but at least 1."""
     return max(1, int(side * scale * _NUDGE))

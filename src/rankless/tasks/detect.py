@@ -104,7 +104,7 @@ class Detect:
         pictures = open_pictures(
             data.root, data.train, images=data.train_images, seed=self.recipe.seed, size=SCENE_SIZE
         )
-        return DetectionExamples(pictures, self.size, self.recipe.seed, data.augment)
+        return DetectionExamples(pictures, self.size, self.recipe.seed, data.augment, self.recipe.epochs)
 
     @cached_property
     def _evaluation(self) -> DetectionExamples:
