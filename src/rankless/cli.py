@@ -296,7 +296,7 @@ def recipes(
 @app.command(
     sort_key=7,
     usage="Usage: rankless models [OPTIONS]",
-    help_epilogue="Besides these, every classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
+    help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
 )
 def models(*, as_json: Json = False) -> int:
     """List the models with their size, their work and their origin."""
@@ -313,7 +313,9 @@ def models(*, as_json: Json = False) -> int:
         size = "×".join(map(str, dict.fromkeys(row.size)))
         numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>7}"
         print(f"{row.name:21}{row.task:10}{numbers}  {row.source}")
-    print(f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny")
+    print(
+        f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny"
+    )
     return 0
 
 

@@ -1,6 +1,6 @@
 """Prediction: from a run or a weights file and some pictures to annotated pictures and one JSON file.
 
-Pictures go through the letterbox that training used, one at a time: what is found in a picture never
+Pictures come onto the input as in training, one at a time: what is found in a picture never
 depends on its neighbours. Boxes are in pixels of the picture as it is shown, i.e. after its EXIF rotation.
 Scoring lets one box carry several classes, as COCO's practice is; here it carries its best.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rankless.data import pictures
 from rankless.data.builtin import DigitScenes
-from rankless.data.letterbox import letterbox
+from rankless.data.letterbox import whole
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError
 from rankless.models import weights
@@ -267,7 +267,7 @@ def _read(source: str, recipe: Recipe) -> Tensor:
 
 
 def _detect(task: Detect, model: nn.Module, image: Tensor, device: torch.device) -> Detections:
-    placed, where = letterbox(image, task.size)
+    placed, where = whole(image, task.size, task.recipe.data.fit)
     item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
     with torch.inference_mode():
         (found,) = task.predict(model, task.collate([item]).to(device))

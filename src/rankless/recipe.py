@@ -156,8 +156,8 @@ class Data:
     Attributes:
         root: ``digits`` (built in), a folder, or a ``data.yaml``.
         train, val: names of the splits trained and scored on.
-        fit: how a picture comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input, as
-            Darknet does unless told otherwise.
+        fit: how a picture comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input,
+            as Darknet does unless told otherwise.
         train_images, val_images: how many scenes the built-in data has; other data brings its own number.
         augment: how training pictures are varied.
     """

@@ -31,12 +31,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How a picture was placed on the network's input: ``input = source * scale + (left, top)``.
+    """How a picture was placed on the network's input: ``input = source * stretch * scale + (left, top)``.
 
     Attributes:
         scale: pixels of the input per pixel of the source.
         left, top: where the source's corner lies on the input, in pixels.
         height, width: the source's size in pixels.
+        stretch: factors on x and y before all else; both 1 where the aspect is kept.
     """
 
     scale: float
@@ -44,6 +45,7 @@ class Letterbox:
     top: float
     height: int
     width: int
+    stretch: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)

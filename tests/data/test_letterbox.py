@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.letterbox import GREY, letterbox, place, to_input, to_source
+from rankless.data.letterbox import GREY, letterbox, place, stretched, to_input, to_source
 from rankless.types import Letterbox
 
 SIDES = st.integers(1, 700)
@@ -115,3 +115,15 @@ def test_to_source_clips() -> None:
 def test_a_picture_shifted_out_of_sight_leaves_grey(left: int, top: int) -> None:
     placed, _ = place(torch.zeros(3, 50, 60, dtype=torch.uint8), SIZE, 1.3, left, top)
     assert bool((placed == GREY).all())
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([(32, 64), (64, 32), (32, 32)]))
+def test_a_stretched_picture_fills_the_input_and_boxes_come_back(height, width, size):
+    image = torch.full((3, height, width), 200, dtype=torch.uint8)
+    placed, where = stretched(image, size)
+    assert placed.shape == (3, *size)
+    assert (placed == 200).all()
+    box = torch.tensor([[0.0, 0.0, width, height], [width / 4, height / 2, width / 2, height]])
+    there = to_input(box, where)
+    torch.testing.assert_close(there[0], torch.tensor([0.0, 0.0, size[1], size[0]]))
+    torch.testing.assert_close(to_source(there, where), box)

@@ -14,7 +14,7 @@ from rankless.data.builtin import DigitScenes
 from rankless.data.formats.darknet import DarknetData, read_darknet
 from rankless.data.formats.voc import VocData, read_voc
 from rankless.data.formats.voc_layout import is_voc
-from rankless.data.letterbox import letterbox, to_input
+from rankless.data.letterbox import Fit, stretched, to_input, whole
 from rankless.data.mosaic import mosaic
 from rankless.randomness import generator
 from rankless.recipe import Augment
@@ -77,6 +77,7 @@ class DetectionExamples:
         seed: the recipe's; keys the augmentation.
         augment: how pictures are varied; None only letterboxes them, as evaluation and prediction do.
         epochs: of the whole run, by which the last ones are known; None knows no end.
+        fit: keeps a picture's aspect or stretches it to the input, before all that varies it.
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
@@ -89,12 +90,14 @@ class DetectionExamples:
         seed: int,
         augment: Augment | None,
         epochs: int | None = None,
+        fit: Fit = "letterbox",
     ) -> None:
         self.pictures = pictures
         self.size = size
         self.seed = seed
         self.augment = augment
         self.epochs = epochs
+        self.fit = fit
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
@@ -108,18 +111,26 @@ class DetectionExamples:
         """
         if self.augment is None:
             picture = self.pictures.picture(index)
-            image, where = letterbox(picture.image, self.size)
+            image, where = whole(picture.image, self.size, self.fit)
             return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
         if self._has_mosaics(epoch):
             chance = generator(self.seed, "mosaic", epoch, index)
             if chance.random() < self.augment.mosaic:
-                made = mosaic(self.pictures.picture, index, len(self), self.size, self.augment, chance)
+                made = mosaic(self._picture, index, len(self), self.size, self.augment, chance)
                 # The mosaic is its own source: no one picture's place on it says where a box came from.
                 return DetectionItem(*made, index, Letterbox(1.0, 0.0, 0.0, *self.size))
         chance = generator(self.seed, "augment", epoch, index)
-        picture = self.pictures.picture(index)
+        picture = self._picture(index)
         image, boxes, labels, where = augment(picture, self.size, self.augment, chance)
         return DetectionItem(image, boxes, labels, index, where)
+
+    def _picture(self, index: int) -> Picture:
+        """Picture ``index`` before it is varied; stretched already, if it is to be."""
+        picture = self.pictures.picture(index)
+        if self.fit == "letterbox":
+            return picture
+        image, where = stretched(picture.image, self.size)
+        return Picture(image, to_input(picture.boxes, where), picture.labels)
 
     def _has_mosaics(self, epoch: int) -> bool:
         """Whether pictures of this epoch may become mosaics; those of the last epochs do not."""

@@ -8,6 +8,7 @@ directions and a box loses nothing on the way.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor
 from rankless.types import Letterbox
 
 GREY = 114
+Fit = Literal["letterbox", "stretch"]
 _NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed picture is then one row short
 
 
@@ -33,6 +35,23 @@ def letterbox(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
     height, width = image.shape[-2:]
     scale = fit(height, width, size)
     return place(image, size, scale, *centred(height, width, size, scale))
+
+
+def whole(image: Tensor, size: tuple[int, int], how: Fit) -> tuple[Tensor, Letterbox]:
+    """The whole picture on the input, as ``data.fit`` says: :func:`letterbox` or :func:`stretched`."""
+    return letterbox(image, size) if how == "letterbox" else stretched(image, size)
+
+
+def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
+    """The whole picture pulled to the input's size, whatever becomes of its aspect: Darknet's way.
+
+    Args, returns: as for :func:`letterbox`.
+    """
+    height, width = image.shape[-2:]
+    where = Letterbox(1.0, 0.0, 0.0, height, width, (size[1] / width, size[0] / height))
+    if (height, width) == size:
+        return image, where
+    return F.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0], where
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
@@ -90,6 +109,8 @@ def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     """Boxes xyxy (…, 4) in pixels of the source, in pixels of the input. Not clipped."""
     placed = boxes * letterbox.scale
+    if letterbox.stretch != (1.0, 1.0):
+        placed = placed * placed.new_tensor(letterbox.stretch * 2)
     placed[..., 0::2] += letterbox.left
     placed[..., 1::2] += letterbox.top
     return placed
@@ -98,8 +119,9 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     """Boxes xyxy (…, 4) in pixels of the input, in pixels of the source and clipped to it."""
     lifted = torch.empty_like(boxes)
-    lifted[..., 0::2] = ((boxes[..., 0::2] - letterbox.left) / letterbox.scale).clamp(0, letterbox.width)
-    lifted[..., 1::2] = ((boxes[..., 1::2] - letterbox.top) / letterbox.scale).clamp(0, letterbox.height)
+    x, y = (letterbox.scale * factor for factor in letterbox.stretch)
+    lifted[..., 0::2] = ((boxes[..., 0::2] - letterbox.left) / x).clamp(0, letterbox.width)
+    lifted[..., 1::2] = ((boxes[..., 1::2] - letterbox.top) / y).clamp(0, letterbox.height)
     return lifted
 
 

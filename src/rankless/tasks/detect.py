@@ -104,14 +104,16 @@ class Detect:
         pictures = open_pictures(
             data.root, data.train, images=data.train_images, seed=self.recipe.seed, size=SCENE_SIZE
         )
-        return DetectionExamples(pictures, self.size, self.recipe.seed, data.augment, self.recipe.epochs)
+        return DetectionExamples(
+            pictures, self.size, self.recipe.seed, data.augment, self.recipe.epochs, data.fit
+        )
 
     @cached_property
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
         # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
         pictures = open_pictures(data.root, data.val, images=data.val_images, seed=0, size=SCENE_SIZE)
-        return DetectionExamples(pictures, self.size, self.recipe.seed, None)
+        return DetectionExamples(pictures, self.size, self.recipe.seed, None, fit=data.fit)
 
     def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:
         """The examples, once it is sure that their labels mean what the model's outputs mean."""
