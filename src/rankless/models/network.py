@@ -124,9 +124,11 @@ class Yolo:
 
 @dataclass(frozen=True)
 class Free:
-    """An anchor-free head, layers and all; see :class:`~rankless.yolo_grid.FreeHead`."""
+    """An anchor-free head, layers and all; see :class:`~rankless.models.free_head.FreeHeadLayers`."""
 
     bins: int = 0
+    activation: Activation = "swish"
+    dropout: float = 0.0
 
 
 Layer = (
@@ -318,15 +320,15 @@ def with_classes(network: Network, classes: int) -> Network:
 
 
 def with_activation(network: Network, activation: Activation) -> Network:
-    """Another activation wherever a convolution with batch norm has one."""
-    return _each(
-        network,
-        lambda layer: (
-            replace(layer, activation=activation)
-            if isinstance(layer, Conv) and layer.norm and layer.activation != "linear"
-            else layer
-        ),
-    )
+    """Another activation wherever a convolution with batch norm has one, and in anchor-free heads."""
+
+    def changed(layer: Layer) -> Layer:
+        if isinstance(layer, Conv):
+            plain = not layer.norm or layer.activation == "linear"
+            return layer if plain else replace(layer, activation=activation)
+        return replace(layer, activation=activation) if isinstance(layer, Free) else layer
+
+    return _each(network, changed)
 
 
 def with_anchors(network: Network, anchors: tuple[tuple[float, float], ...]) -> Network:
@@ -342,10 +344,11 @@ def with_involution(network: Network, size: int) -> Network:
 
 
 def with_dropout(network: Network, share: float) -> Network:
-    """Dropout of whole channels before the last convolution of each head, or before an anchor-free head."""
-    free = (number for number, layer in enumerate(network.layers) if isinstance(layer, Free))
-    before = (*network.predictors(), *free)
-    return _insert(network, {n: (Dropout(share, whole=True), "dropout") for n in before})
+    """Dropout of whole channels before the last convolutions of each head."""
+    network = _each(
+        network, lambda layer: replace(layer, dropout=share) if isinstance(layer, Free) else layer
+    )
+    return _insert(network, {n: (Dropout(share, whole=True), "dropout") for n in network.predictors()})
 
 
 def with_free_heads(network: Network, bins: int) -> Network:

@@ -128,7 +128,7 @@ class DetectionModel(nn.Module):
             if number in named:
                 heads.append(f"layers.{network.names[number]}.")
             elif isinstance(built, FreeHeadLayers):
-                heads += [f"layers.{network.names[number]}.{part}." for part in built.class_parts]
+                heads.append(f"layers.{network.names[number]}.classes.")
             self.layers[network.names[number]] = built
         self.head_names = tuple(heads)
 
@@ -199,7 +199,14 @@ def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn
     if isinstance(layer, net.Involution):
         return Involution(channels, layer.size, momentum)
     if isinstance(layer, net.Free):
-        return FreeHeadLayers(channels, classes, layer.bins, momentum=momentum)
+        return FreeHeadLayers(
+            channels,
+            classes,
+            layer.bins,
+            activation=layer.activation,
+            dropout=layer.dropout,
+            momentum=momentum,
+        )
     return nn.Identity()  # [yolo] only says what the layer before means
 
 

@@ -95,14 +95,14 @@ def network(model: recipe.Model, classes: int) -> Network:
     free = chosen is not None and chosen.free
     _check(model, made, free)
     made = with_classes(with_width(made, model.width), classes)
-    if model.activation != "auto":
-        made = with_activation(made, model.activation)
     if not isinstance(model.anchors, str):
         made = with_anchors(made, model.anchors)
     if model.involution:
         made = with_involution(made, model.involution)
     if free:
         made = with_free_heads(made, model.dfl)
+    if model.activation != "auto":
+        made = with_activation(made, model.activation)
     return with_dropout(made, model.dropout) if model.dropout else made
 
 

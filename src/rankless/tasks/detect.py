@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
+from rankless import free_grid, yolo_grid
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import to_source
 from rankless.errors import UserError
-from rankless.losses.yolo import from_recipe
+from rankless.free_grid import FreeHead
+from rankless.losses import free, yolo
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import network
 from rankless.recipe import Recipe
 from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
-from rankless.yolo_grid import decode
+from rankless.yolo_grid import YoloHead
 
 # The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
 SCENE_SIZE = (256, 256)
@@ -46,7 +49,10 @@ class Detect:
         side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.heads = published.heads()
-        self._loss = from_recipe(recipe.loss, published.loss)
+        if published.loss == "anchor-free":
+            self._loss: Any = free.from_recipe(recipe.loss, recipe.model.dfl)
+        else:
+            self._loss = yolo.from_recipe(recipe.loss, published.loss)
         if class_names is None:
             class_names = self._training.pictures.class_names
         self.class_names = tuple(class_names)
@@ -69,21 +75,19 @@ class Detect:
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
         """The loss of one micro-batch, summed over its pictures; ``count`` is their number."""
-        return self._loss(model(network_input(batch.images)), self.heads, batch)
+        found: LossSum = self._loss(model(network_input(batch.images)), self.heads, batch)
+        return found
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         """What the model finds in each picture of the batch, in pixels of the sources.
 
-        A score is objectness times class probability. One box may carry several classes (COCO's practice);
-        NMS works class by class. Equal scores stay in the order of the model's outputs.
+        A score is objectness times class probability, or what an anchor-free head says at once. One box may
+        carry several classes (COCO's practice); NMS works class by class. Equal scores stay in the order of
+        the model's outputs.
         """
         raw = model(network_input(batch.images))
-        boxes, scores = [], []
-        for output, head in zip(raw, self.heads, strict=True):
-            place, objectness, classes = decode(output, head)
-            boxes.append(place.flatten(1, 3))
-            scores.append((objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()).flatten(1, 3))
+        boxes, scores = zip(*map(_found, raw, self.heads), strict=True)
         pictures = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
         places = zip(batch.indices, batch.letterboxes, strict=True)
         return [
@@ -141,6 +145,15 @@ class Detect:
         # NMS may hand back equal scores in any order; theirs here is the order they came in.
         kept = batched_nms(found, confidence, labels, settings.iou).sort().values[: settings.detections]
         return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
+
+
+def _found(raw: Tensor, head: YoloHead | FreeHead) -> tuple[Tensor, Tensor]:
+    """A head's boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C)."""
+    if isinstance(head, FreeHead):
+        boxes, _, classes = free_grid.decode(raw, head)
+        return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
+    boxes, objectness, classes = yolo_grid.decode(raw, head)
+    return boxes.flatten(1, 3), (objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()).flatten(1, 3)
 
 
 def network_input(images: Tensor) -> Tensor:
