@@ -8,6 +8,7 @@ differentiable, and boxes without area give finite values and gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 _SMALLEST = 1e-9
 # In CIoU's trade-off, as Darknet has it.
 _CIOU_EPS = 1e-6
+# θ of SIoU's shape cost: the paper's range is 2 to 6, its searches ended near 4.
+_SIOU_THETA = 4
 
 
 def to_xyxy(cxcywh: Tensor) -> Tensor:
@@ -84,11 +87,17 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
     """Distance IoU, -1..1: IoU - d²/c², centre distance over the hull's diagonal (Zheng et al., 2020)."""
+    penalty = distance(a, b)
+    return iou(a, b) - penalty
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """DIoU's penalty d²/c², 0..1: squared distance of the centres over the hull's squared diagonal."""
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
     diagonal = (w.square() + h.square()).clamp(min=_SMALLEST)
-    return iou(a, b) - ((ax - bx).square() + (ay - by).square()) / diagonal
+    return ((ax - bx).square() + (ay - by).square()) / diagonal
 
 
 def ciou(a: Tensor, b: Tensor) -> Tensor:
@@ -108,3 +117,55 @@ def ciou(a: Tensor, b: Tensor) -> Tensor:
 def _angle(w: Tensor, h: Tensor) -> Tensor:
     """(...) atan(w / h), whose gradient stays finite where both are 0."""
     return torch.atan2(w.clamp(min=_SMALLEST), h.clamp(min=_SMALLEST))
+
+
+def eiou(a: Tensor, b: Tensor) -> Tensor:
+    """Efficient IoU: DIoU - Δw²/cw² - Δh²/ch², cw and ch the hull's sides (Zhang et al., 2021)."""
+    _, _, aw, ah = to_cxcywh(a).unbind(-1)
+    _, _, bw, bh = to_cxcywh(b).unbind(-1)
+    w, h = _hull(a, b)
+    wide = (aw - bw).square() / w.square().clamp(min=_SMALLEST)
+    high = (ah - bh).square() / h.square().clamp(min=_SMALLEST)
+    return diou(a, b) - wide - high
+
+
+def siou(a: Tensor, b: Tensor) -> Tensor:
+    """SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
+
+    The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (centre distance / hull's side)², is softened by
+    γ = 2 - Λ where the centres lie on a diagonal: Λ = sin 2α, α the angle of the line between them. The shape
+    cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger.
+    """
+    ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
+    bx, by, bw, bh = to_cxcywh(b).unbind(-1)
+    w, h = _hull(a, b)
+    dx, dy = ax - bx, ay - by
+    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centres may be far nearer than a box is wide.
+    angle = 2 * (dx * dy).abs() / (dx.square() + dy.square()).clamp(min=_SMALLEST**2)
+    gamma = 2 - angle
+    apart = _rise(gamma * dx.square() / w.square().clamp(min=_SMALLEST)) + _rise(
+        gamma * dy.square() / h.square().clamp(min=_SMALLEST)
+    )
+    shape = _unlike(aw, bw) + _unlike(ah, bh)
+    return iou(a, b) - (apart + shape) / 2
+
+
+def _rise(x: Tensor) -> Tensor:
+    """(...) 1 - exp(-x)."""
+    return -torch.expm1(-x)
+
+
+def _unlike(a: Tensor, b: Tensor) -> Tensor:
+    """(...) SIoU's shape cost of one side."""
+    return _rise((a - b).abs() / torch.maximum(a, b).clamp(min=_SMALLEST)).pow(_SIOU_THETA)
+
+
+SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "iou": iou,
+    "giou": giou,
+    "diou": diou,
+    "ciou": ciou,
+    "eiou": eiou,
+    "siou": siou,
+}
+"""By name, what 1 less makes a box loss of: (..., 4), (..., 4) xyxy -> (...), at most 1."""

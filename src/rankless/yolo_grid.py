@@ -17,6 +17,34 @@ from rankless.boxes import to_xyxy
 # that has run away then shows huge boxes, not infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
+BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """What one head was published with to be trained by; None is the loss's own default.
+
+    Attributes:
+        box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
+            ``cls_normalizer``.
+        ignore: a negative that overlaps any truth by more than this IoU may be left out; ``ignore_thresh``.
+        box_loss: how a box is compared with the truth; ``iou_loss``.
+        smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
+        largest_gradient: where each truth's gradient on the raw box is cut, infinity for nowhere;
+            ``max_delta``. It is of the losses that compare by IoU.
+        smooth_objectness: the objectness is to be the IoU wherever a negative would be left out, and 0
+            elsewhere; ``objectness_smooth``.
+    """
+
+    box: float | None = None
+    objectness: float | None = None
+    classes: float | None = None
+    ignore: float | None = None
+    box_loss: BoxLoss | None = None
+    smoothing: float | None = None
+    largest_gradient: float | None = None
+    smooth_objectness: bool = False
+
 
 BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
 
@@ -47,6 +75,7 @@ class YoloHead:
         new_coords: width and height are ``(2σ(t))²`` anchors instead of ``exp(t)``.
         anchor_iou: Darknet's ``iou_thresh``: an anchor of this layer whose shape matches a truth by more is
             positive too; 1 leaves only the best of all anchors.
+        loss: what this layer was published with to be trained by.
     """
 
     anchors: tuple[tuple[float, float], ...]

@@ -23,6 +23,8 @@ from rankless.metrics.coco import Truth, coco_scores
 from rankless.types import Detections
 
 NAMES = ("cup", "dog", "kite")
+# In the order of pycocotools' stats.
+TWELVE = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
 
 def found(index: int, rows: list[tuple[float, ...]]) -> Detections:
@@ -69,8 +71,7 @@ def by_pycocotools(detections, truths, classes: int) -> dict[str, float | list[f
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    places = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR100": 8}
-    scores = {key: evaluation.stats[place] for key, place in places.items()}
+    scores = dict(zip(TWELVE, evaluation.stats, strict=True))
     precision = evaluation.eval["precision"][:, :, :, 0, 2]
     for c in range(classes):
         for key, part in (("AP", precision[:, :, c]), ("AP50", precision[0, :, c])):
@@ -135,7 +136,8 @@ def test_values_by_hand():
     truths = [truth([(*box, 0)]), truth([(20, 20, 60, 60, 0)])]
     scores = coco_scores(detections, truths, NAMES)
     assert scores["AP"] == scores["AP50"] == scores["AP75"] == pytest.approx(51 / 101)
-    assert scores["AR100"] == pytest.approx(0.5)
+    assert scores["AR1"] == scores["AR10"] == scores["AR100"] == pytest.approx(0.5)
+    assert (scores["ARs"], scores["ARm"], scores["ARl"]) == (None, 0.0, pytest.approx(1.0))
     assert scores["APl"] == pytest.approx(1.0)  # 100² pixels
     assert scores["APm"] == 0.0  # 40² pixels, missed
     assert scores["APs"] is None
@@ -177,7 +179,7 @@ def test_nothing_found():
 def test_nothing_to_find(rows, pictures):
     scores = coco_scores([found(i, rows) for i in range(pictures)], [truth([])] * pictures, NAMES)
     per_class = scores.pop("per_class")
-    assert set(scores) == {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"}
+    assert set(scores) == set(TWELVE)
     assert set(scores.values()) == {None} and list(per_class) == list(NAMES)
 
 
@@ -212,9 +214,9 @@ def test_silent_and_without_traces(capfd, caplog):
     assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
 
 
-@pytest.mark.skipif("RANKLESS_COCO100" not in os.environ, reason="RANKLESS_COCO100 names no folder")
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
 def test_published_hundred_images_of_coco():
-    folder = Path(os.environ["RANKLESS_COCO100"])
+    folder = Path(os.environ["RANKLESS_REAL_DATA"]) / "map_coco100"
     data = json.loads((folder / "instances_val2014_100.json").read_text())
     results = json.loads((folder / "instances_val2014_fakebbox100_results.json").read_text())
     expected = json.loads((folder / "expected_pycocotools.json").read_text())
@@ -234,7 +236,7 @@ def test_published_hundred_images_of_coco():
         boxes, labels, scores = columns([row for row in results if row["image_id"] == image], ("score",))
         detections.append(Detections(index, boxes, scores, labels))
     scores = coco_scores(detections, truths, [str(category) for category in ids])
-    for key in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"):
+    for key in TWELVE:
         assert scores[key] == pytest.approx(expected["bbox"][key], abs=1e-6), key
     for category, value in expected["AP50_per_category_id"].items():
         assert scores["per_class"][category]["AP50"] == pytest.approx(value, abs=1e-6), category

@@ -51,6 +51,12 @@ class Truths:
             valid=valid,
         )
 
+    @property
+    def solid(self) -> Tensor:
+        """(B, T, 4) xyxy, where a truth thinner than ``SMALLEST_SIDE`` is that thick."""
+        half = self.size / 2
+        return torch.cat((self.centre - half, self.centre + half), -1)
+
 
 @dataclass(frozen=True)
 class Matches:
@@ -124,6 +130,18 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
     entry = (matches.rows * width + matches.columns) * classes + truths.labels
     marks = _mark(matches.hit, entry, height * width * classes)
     return marks.view(*matches.positive.shape, classes)[matches.slots]
+
+
+def slot_values(values: Tensor, matches: Matches) -> Tensor:
+    """The highest of its truths' values for each taken slot, 0 for the others: (B, T, A) -> (B, A, H, W)."""
+    height, width = matches.positive.shape[-2:]
+    cell = matches.rows * width + matches.columns  # (B, T)
+    same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
+    highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
+    # As in _mark: all truths of a slot write the same value.
+    index = torch.where(matches.hit, cell.unsqueeze(-1), height * width).transpose(1, 2)  # (B, A, T)
+    found = values.new_zeros(*matches.hit.shape[::2], height * width + 1)
+    return found.scatter_(2, index, highest.transpose(1, 2))[..., :-1].view_as(matches.positive)
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:

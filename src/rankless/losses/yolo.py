@@ -4,35 +4,57 @@ Both count every cell's objectness, leave out negatives that overlap a truth wel
 cross-entropies over the classes of the slots that answer for truths. They differ in the box term and in which
 negatives are left out. All is computed in float32, whatever the precision of the network.
 
+Of heads with ``new_coords`` the objectness and classes are cross-entropies too, as in Scaled-YOLOv4's own
+implementation (Wang, Bochkovskiy and Liao, 2021). Darknet takes the same differences and passes them on
+through σ, so that there they are half squared errors of the probabilities.
+
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rankless import recipe
-from rankless.boxes import ciou
+from rankless.boxes import SIMILARITIES, iou
 from rankless.errors import UserError
-from rankless.losses.assign import Matches, Truths, assign, best_overlap, class_targets
+from rankless.losses.assign import Matches, Truths, assign, best_overlap, class_targets, slot_values
+from rankless.losses.box_terms import placed, squared_error, unlikeness
+from rankless.losses.logits import cross_entropy, focal, quality_focal
 from rankless.types import DetectionBatch, LossSum
-from rankless.yolo_grid import YoloHead, place, place_all, predictions
+from rankless.yolo_grid import BoxLoss, HeadLoss, YoloHead, place_all, predictions
+
+Name = Literal["yolov3", "yolov4"]
+ObjectnessLoss = Literal["bce", "focal", "quality-focal"]
 
 # YOLOv4 leaves out a negative that overlaps a truth only if it also believes in some class by more than this.
 SURE_CLASS = 0.25
 # YOLOv4 cuts each truth's gradient on the raw box at this.
 LARGEST_BOX_GRADIENT = 5.0
+_BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
+
+
+class Settings(NamedTuple):
+    """The numbers that one head is trained with; see :class:`YoloLoss` and :class:`HeadLoss`."""
+
+    box: float
+    objectness: float
+    classes: float
+    ignore: float
+    smoothing: float
+    box_loss: BoxLoss
+    objectness_loss: Literal["bce", "smooth", "focal", "quality-focal"]
+    largest_gradient: float
 
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """Which loss, and its numbers. The defaults of the fields that follow ``name`` are YOLOv3's.
+    """Which loss, and its numbers. None takes each head's own, or else the one published with ``name``.
 
     Attributes:
         name: ``yolov3`` or ``yolov4``.
@@ -40,15 +62,25 @@ class YoloLoss:
         ignore: a negative that overlaps any truth by more than this IoU may be left out.
         anchor_iou: anchors of like shape that are positive beside the best; None takes the heads' own.
         smoothing: label smoothing ε of the classes: y (1 - ε) + ε / 2.
+        box_loss: ``mse``, or by which likeness a box is compared with the truth.
+        objectness_loss: of each cell; see :mod:`rankless.losses.logits`. What ``quality-focal`` wants of a
+            positive is its IoU with its truth, the best of several.
+        gamma, alpha: of the focal losses.
+        heeds_heads: the heads' own numbers count. They belong to the loss a model was published with.
     """
 
-    name: Literal["yolov3", "yolov4"]
-    box: float = 1.0
-    objectness: float = 1.0
-    classes: float = 1.0
-    ignore: float = 0.7
+    name: Name
+    box: float | None = None
+    objectness: float | None = None
+    classes: float | None = None
+    ignore: float | None = None
     anchor_iou: float | None = None
-    smoothing: float = 0.0
+    smoothing: float | None = None
+    box_loss: BoxLoss | None = None
+    objectness_loss: ObjectnessLoss | None = None
+    gamma: float = 2.0
+    alpha: float | None = None
+    heeds_heads: bool = True
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
         """The loss of one micro-batch.
@@ -70,28 +102,41 @@ class YoloLoss:
             parts={"box": box.detach(), "objectness": objectness.detach(), "classes": classes.detach()},
         )
 
+    def settings(self, head: YoloHead) -> Settings:
+        """The numbers of one head."""
+        own = head.loss if self.heeds_heads else HeadLoss()
+        published = own.box_loss or _BOX_LOSS[self.name]
+        box_loss = self.box_loss or published
+        if (box_loss == "mse") != (published == "mse"):
+            # Pixels and shares are not weighed alike: the factor was meant for the other kind.
+            own = replace(own, box=None)
+        return Settings(
+            box=_first(self.box, own.box, 1.0 if box_loss == "mse" else 0.07),
+            objectness=_first(self.objectness, own.objectness, 1.0),
+            classes=_first(self.classes, own.classes, 1.0),
+            ignore=_first(self.ignore, own.ignore, 0.7),
+            smoothing=_first(self.smoothing, own.smoothing, 0.0),
+            box_loss=box_loss,
+            objectness_loss=self.objectness_loss or ("smooth" if own.smooth_objectness else "bce"),
+            largest_gradient=_first(own.largest_gradient, LARGEST_BOX_GRADIENT),
+        )
+
     def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The three parts of one head, each a scalar."""
+        settings = self.settings(head)
         cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
-        height, width = raw.shape[-2:]
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, cells.dtype)
-            matches = assign(truths, head, (height, width), self._anchor_iou)
-            counts = matches.positive | ~self._ignored(cells, head, truths)
+            matches = assign(truths, head, (raw.shape[-2], raw.shape[-1]), self._anchor_iou)
             wanted = class_targets(truths, matches, cells.shape[-1] - 5).to(cells.dtype)
-            wanted = wanted * (1 - self.smoothing) + self.smoothing / 2
-        objectness = _cross_entropy(cells[..., 4], matches.positive.to(cells.dtype))
+            wanted = wanted * (1 - settings.smoothing) + settings.smoothing / 2
         chosen = cells[matches.slots]  # (B, T, A, 5 + C)
         # One truth speaks for each slot; the slot's classes are those of all its truths.
-        classes = _cross_entropy(chosen[..., 5:], wanted).sum(-1)
-        if self.name == "yolov3":
-            box = self.box * _box_yolov3(chosen[..., :4], head, truths, matches, (height, width))
-        else:
-            box = _box_yolov4(chosen[..., :4], head, truths, matches, self.box)
+        classes = cross_entropy(chosen[..., 5:], wanted).sum(-1)
         return (
-            box,
-            self.objectness * torch.where(counts, objectness, 0).sum(),
-            self.classes * torch.where(matches.last, classes, 0).sum(),
+            self._box(chosen[..., :4], head, truths, matches, settings),
+            settings.objectness * self._objectness(cells, chosen, head, truths, matches, settings),
+            settings.classes * torch.where(matches.last, classes, 0).sum(),
         )
 
     @property
@@ -99,118 +144,129 @@ class YoloLoss:
         """YOLOv3 knows only the best anchor."""
         return 1.0 if self.name == "yolov3" else self.anchor_iou
 
-    def _ignored(self, cells: Tensor, head: YoloHead, truths: Truths) -> Tensor:
-        """Negatives that are left out: (B, A, H, W) bool."""
+    def _box(
+        self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
+    ) -> Tensor:
+        """Of truths that share a slot YOLOv3 counts the last one; YOLOv4 counts every one."""
+        counted = matches.last if self.name == "yolov3" else matches.hit
+        if settings.box_loss == "mse":
+            return settings.box * squared_error(offsets, head, truths, matches, counted)
+        return unlikeness(
+            offsets,
+            head,
+            truths,
+            matches,
+            counted,
+            SIMILARITIES[settings.box_loss],
+            factor=settings.box,
+            largest=settings.largest_gradient,
+        )
+
+    def _objectness(
+        self,
+        cells: Tensor,
+        chosen: Tensor,
+        head: YoloHead,
+        truths: Truths,
+        matches: Matches,
+        settings: Settings,
+    ) -> Tensor:
+        """Σ over the cells that are positive or not left out."""
+        logits, positive = cells[..., 4], matches.positive
+        with torch.no_grad():
+            overlap, near = self._near(cells, head, truths, settings.ignore)
+        if settings.objectness_loss == "smooth":
+            # Darknet's `objectness_smooth`: a prediction is worth what it overlaps, whichever slot it is.
+            return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
+        if settings.objectness_loss == "focal":
+            loss = focal(logits, positive, self.gamma, self.alpha)
+        elif settings.objectness_loss == "quality-focal":
+            with torch.no_grad():
+                quality = slot_values(
+                    iou(placed(chosen[..., :4], head, matches), truths.solid.unsqueeze(2)), matches
+                )
+            loss = quality_focal(logits, quality, positive, self.gamma, self.alpha)
+        else:
+            loss = cross_entropy(logits, positive.to(cells.dtype))
+        return torch.where(positive | ~near, loss, 0).sum()
+
+    def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
+        """Each prediction's best IoU, (B, A, H, W), and whether it is left out if it is negative, bool."""
         boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
-        ignored = (best_overlap(boxes, truths) > self.ignore).view(cells.shape[:-1])
+        overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
+        near = overlap > threshold
         if self.name == "yolov4":
-            ignored = ignored & (cells[..., 5:].amax(-1).sigmoid() > SURE_CLASS)
-        return ignored
+            near = near & (cells[..., 5:].amax(-1).sigmoid() > SURE_CLASS)
+        return overlap, near
 
 
-_BOX_FACTOR: dict[Literal["yolov3", "yolov4"], float] = {"yolov3": 1.0, "yolov4": 0.07}
+def _first(*values: float | None) -> float:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
 
 
-def from_recipe(loss: recipe.Loss, published: Literal["yolov3", "yolov4"]) -> YoloLoss:
+def from_recipe(loss: recipe.Loss, published: Name) -> YoloLoss:
     """The recipe's loss; what it leaves open (``auto``) is as the model was published.
 
     Raises:
-        UserError: a choice that the chosen loss does not have.
+        UserError: settings that the chosen loss does not have, all of them.
     """
-    if loss.name not in ("auto", "yolov3", "yolov4"):
-        raise UserError(f"loss.name is '{loss.name}': expected auto, yolov3 or yolov4 for a YOLO head.")
-    name = published if loss.name == "auto" else loss.name
-    if name == "yolov3" and loss.anchor_iou not in ("auto", 1.0):
-        raise UserError(
-            f"loss.anchor_iou is {loss.anchor_iou}, but the yolov3 loss gives a truth to its best anchor "
-            "alone: leave it at auto, or choose loss.name yolov4."
-        )
+    name: Name = loss.name if loss.name == "yolov3" or loss.name == "yolov4" else published
+    if faults := _foreign(loss, name):
+        raise UserError(faults)
     return YoloLoss(
         name=name,
-        box=_BOX_FACTOR[name] if loss.box == "auto" else loss.box,
-        objectness=1.0 if loss.objectness == "auto" else loss.objectness,
-        classes=1.0 if loss.classes == "auto" else loss.classes,
-        ignore=0.7 if loss.ignore == "auto" else loss.ignore,
-        anchor_iou=None if loss.anchor_iou == "auto" else loss.anchor_iou,
-        smoothing=0.0 if loss.smoothing == "auto" else loss.smoothing,
+        box=_given(loss.box),
+        objectness=_given(loss.objectness),
+        classes=_given(loss.classes),
+        ignore=_given(loss.ignore),
+        anchor_iou=_given(loss.anchor_iou),
+        smoothing=_given(loss.smoothing),
+        box_loss=None if loss.box_loss == "auto" else loss.box_loss,
+        objectness_loss=None if loss.objectness_loss == "auto" else loss.objectness_loss,
+        gamma=loss.gamma,
+        alpha=None if loss.alpha == "none" else loss.alpha,
+        heeds_heads=name == published,
     )
 
 
-def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Binary cross-entropy, element by element."""
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+def _given(value: float | Literal["auto"]) -> float | None:
+    return None if value == "auto" else value
 
 
-def _box_yolov3(
-    offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, shape: tuple[int, int]
-) -> Tensor:
-    """Σ (2 - w·h) · (BCE of x and y + ½ squared error of tw and th), w and h as shares of the input.
-
-    Of truths that share a slot the last one counts.
-
-    Args:
-        offsets: (B, T, A, 4) raw predictions of the slots.
-        head, truths, matches: of this head.
-        shape: its height and width in cells.
-    """
-    height, width = shape
-    with torch.no_grad():
-        cell = torch.stack((matches.columns, matches.rows), -1)
-        within = truths.centre / head.stride - cell  # (B, T, 2) in 0..1
-        # What σ has to be, so that the decoded centre is right; with scale_xy 1 it is `within` itself.
-        sigma = ((within + (head.scale_xy - 1) / 2) / head.scale_xy).clamp(0, 1).unsqueeze(2)
-        size = (truths.size.unsqueeze(2) / head.own_anchors(offsets)).log()  # (B, T, A, 2)
-        share = truths.size.prod(-1) / (height * width * head.stride**2)
-        weight = (2 - share).unsqueeze(-1)  # (B, T, 1)
-    xy = _cross_entropy(offsets[..., :2], sigma.expand_as(size)).sum(-1)
-    wh = (offsets[..., 2:] - size).square().sum(-1) / 2
-    return torch.where(matches.last, weight * (xy + wh), 0).sum()
-
-
-def _box_yolov4(offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, factor: float) -> Tensor:
-    """factor · Σ (1 - CIoU) over every truth's every match, its gradient cut truth by truth.
-
-    Args:
-        offsets: (B, T, A, 4) raw predictions of the slots.
-        head, truths, matches: of this head.
-        factor: Darknet's ``iou_normalizer``; it comes before the cut.
-    """
-    half = truths.size / 2
-    wanted = torch.cat((truths.centre - half, truths.centre + half), -1).unsqueeze(2)  # (B, T, 1, 4)
-    columns, rows = matches.columns.unsqueeze(-1), matches.rows.unsqueeze(-1)
-    anchors = head.own_anchors(offsets)
-
-    def loss(free: Tensor) -> Tensor:
-        found = place(free, columns, rows, anchors, head)
-        return factor * torch.where(matches.hit, 1 - ciou(found, wanted), 0).sum()
-
-    return clipped(loss, offsets, LARGEST_BOX_GRADIENT)
-
-
-def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
-    """``function(x)``, a scalar, whose gradient on ``x`` is cut to ±limit, and 0 where it is not finite.
-
-    The cut comes before whatever the result is multiplied with later: scaling the loss scales the gradient.
-    """
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return function(x)
-    result: Tensor = _Clipped.apply(x, function, limit)
-    return result
-
-
-class _Clipped(torch.autograd.Function):
-    """Computes the gradient on the way forward, where it is not yet multiplied by anything."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:
-        with torch.enable_grad():
-            free = x.detach().requires_grad_()
-            result = function(free)
-            (gradient,) = torch.autograd.grad(result, free)
-        ctx.save_for_backward(gradient.nan_to_num(0.0, 0.0, 0.0).clamp(-limit, limit))
-        return result.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return outer[0] * gradient, None, None
+def _foreign(loss: recipe.Loss, name: Name) -> list[str]:
+    """A sentence for each setting that a YOLO head's loss does not have."""
+    faults = []
+    if loss.name not in ("auto", "yolov3", "yolov4"):
+        faults.append(f"loss.name is '{loss.name}': expected auto, yolov3 or yolov4 for a YOLO head.")
+    if name == "yolov3" and loss.anchor_iou not in ("auto", 1.0):
+        faults.append(
+            f"loss.anchor_iou is {loss.anchor_iou}, but the yolov3 loss gives a truth to its best anchor "
+            "alone: leave it at auto, or choose loss.name yolov4."
+        )
+    if loss.assign != "auto":
+        faults.append(
+            f"loss.assign is '{loss.assign}', but a YOLO head gives truths to its anchors by their shape: "
+            "leave it at auto, or choose an anchor-free model."
+        )
+    if loss.dfl != "auto":
+        faults.append(
+            f"loss.dfl is {loss.dfl}, but the boxes of a YOLO head have no bins: leave it at auto, or choose "
+            "an anchor-free model."
+        )
+    if loss.class_weights != "none":
+        shown = list(loss.class_weights) if isinstance(loss.class_weights, tuple) else loss.class_weights
+        faults.append(
+            f"loss.class_weights is {shown}, which is of classifiers: leave it at none for a YOLO head."
+        )
+    if loss.objectness_loss not in ("focal", "quality-focal"):
+        focal = {"gamma": loss.gamma, "alpha": loss.alpha}
+        faults += [
+            f"loss.{key} is {value}, but no focal loss is chosen: leave it at {default}, or choose "
+            "loss.objectness_loss focal or quality-focal."
+            for (key, value), default in zip(
+                focal.items(), (recipe.Loss.gamma, recipe.Loss.alpha), strict=True
+            )
+            if value != default
+        ]
+    return faults

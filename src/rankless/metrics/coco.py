@@ -18,6 +18,7 @@ from rankless.types import Detections, Scores
 
 _LOWEST_IOU = 0.5 - 1e-6  # of those scored; a hair less, because the evaluator's rounding is its own
 _NO_AREA = -1.0  # in none of the ranges below
+_MOST = (1, 10, 100)  # detections of a class in a picture
 _AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
 
 
@@ -54,8 +55,10 @@ def coco_scores(
         class_names: a name per class id.
 
     Returns:
-        ``AP``, ``AP50``, ``AP75``, ``APs``, ``APm``, ``APl``, ``AR100`` and ``per_class``: a name to its
-        ``AP`` and ``AP50``; each in 0..1, or None where there is no truth to find.
+        COCO's twelve numbers: ``AP``, ``AP50``, ``AP75``, and of small, medium and large objects ``APs``,
+        ``APm``, ``APl``; the recalls ``AR1``, ``AR10``, ``AR100`` of so many detections of a class in a
+        picture, and of 100 ``ARs``, ``ARm``, ``ARl``. And ``per_class``: a name to its ``AP`` and ``AP50``.
+        Each is in 0..1, or None where there is no truth to find.
 
     Raises:
         ValueError: lists of unequal length, or a label without a name.
@@ -71,7 +74,8 @@ def coco_scores(
     ]
     found_rows = [row for i, found in enumerate(detections, 1) for row in _found_rows(i, found, classes)]
     if not truth_rows:
-        return _summary(np.full((10, 101, classes, 4), -1.0), np.full((10, 0), -1.0), class_names)
+        nothing = np.full((10, 101, classes, len(_AREAS), len(_MOST)), -1.0)
+        return _summary(nothing[..., -1], nothing[:, 0], class_names)
     evaluation = COCOeval_faster(
         _index(len(truths), class_names, truth_rows),
         _index(len(truths), class_names, found_rows),
@@ -79,24 +83,25 @@ def coco_scores(
         print_function=_say_nothing,
         extra_calc=False,
     )
-    evaluation.params.maxDets = [1, 10, 100]
+    evaluation.params.maxDets = list(_MOST)
     evaluation.evaluate()
     evaluation.accumulate()
-    shape = (10, 101, classes, len(_AREAS), 3)  # IoU, recall, class, area, number of detections
+    shape = (10, 101, classes, len(_AREAS), len(_MOST))  # IoU, recall, class, area, number of detections
     precision = np.asarray(evaluation.eval["precision"], dtype=np.float64).reshape(shape)
     recall = np.asarray(evaluation.eval["recall"], dtype=np.float64).reshape(shape[:1] + shape[2:])
-    return _summary(precision[..., -1], recall[:, :, 0, -1], class_names)
+    return _summary(precision[..., -1], recall, class_names)
 
 
 def _summary(precision: np.ndarray, recall: np.ndarray, class_names: Sequence[str]) -> Scores:
-    """Means over what exists: ``precision`` (10, 101, K, 4), ``recall`` (10, K); −1 without a truth."""
+    """Means over what exists: ``precision`` (10, 101, K, 4), ``recall`` (10, K, 4, 3); −1 without a truth."""
     every = precision[:, :, :, 0]
     scores: Scores = {
         "AP": _mean(every),
         "AP50": _mean(every[0]),
         "AP75": _mean(every[5]),
         **{f"AP{area[0]}": _mean(precision[:, :, :, at]) for at, area in enumerate(_AREAS) if at},
-        "AR100": _mean(recall),
+        **{f"AR{most}": _mean(recall[:, :, 0, at]) for at, most in enumerate(_MOST)},
+        **{f"AR{area[0]}": _mean(recall[:, :, at, -1]) for at, area in enumerate(_AREAS) if at},
     }
     per_class: dict[str, dict[str, float | None]] = {}
     for label, name in enumerate(class_names):
