@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torchvision.ops
@@ -16,7 +18,7 @@ PLACES = st.floats(-1000, 1000)
 BOX = st.tuples(PLACES, PLACES, SIZES, SIZES).map(
     lambda b: torch.tensor([b[0], b[1], b[0] + b[2], b[1] + b[3]], dtype=torch.float64)
 )
-MEASURES = [boxes.iou, boxes.giou, boxes.diou, boxes.ciou]
+MEASURES = [boxes.iou, boxes.giou, boxes.diou, boxes.ciou, boxes.eiou, boxes.siou]
 quick = settings(max_examples=60, deadline=None)
 
 
@@ -63,14 +65,77 @@ def test_conversions_and_clipping_equal_torchvision():
     torch.testing.assert_close(boxes.area(some), torchvision.ops.box_area(some))
 
 
+def plain_iou(a: list[float], b: list[float]) -> float:
+    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    return w * h / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h)
+
+
+def literal_eiou(a: list[float], b: list[float]) -> float:
+    """Zhang et al. 2021, equation 7, in Python's floats."""
+    overlap = plain_iou(a, b)
+    cw, ch = max(a[2], b[2]) - min(a[0], b[0]), max(a[3], b[3]) - min(a[1], b[1])
+    rho2 = ((a[0] + a[2] - b[0] - b[2]) / 2) ** 2 + ((a[1] + a[3] - b[1] - b[3]) / 2) ** 2
+    wide = ((a[2] - a[0]) - (b[2] - b[0])) ** 2 / cw**2
+    high = ((a[3] - a[1]) - (b[3] - b[1])) ** 2 / ch**2
+    return overlap - rho2 / (cw**2 + ch**2) - wide - high
+
+
+def literal_siou(a: list[float], b: list[float]) -> float:
+    """Gevorgyan 2022, its equations one after another, in Python's floats."""
+    overlap = plain_iou(a, b)
+    cw, ch = max(a[2], b[2]) - min(a[0], b[0]), max(a[3], b[3]) - min(a[1], b[1])
+    bx, by, gx, gy = (a[0] + a[2]) / 2, (a[1] + a[3]) / 2, (b[0] + b[2]) / 2, (b[1] + b[3]) / 2
+    sigma = math.hypot(gx - bx, gy - by)
+    sine = abs(gy - by) / sigma if sigma else 0.0
+    angle = 1 - 2 * math.sin(math.asin(min(sine, 1.0)) - math.pi / 4) ** 2
+    gamma = 2 - angle
+    distance = sum(1 - math.exp(-gamma * rho) for rho in (((gx - bx) / cw) ** 2, ((gy - by) / ch) ** 2))
+    w, h, gw, gh = a[2] - a[0], a[3] - a[1], b[2] - b[0], b[3] - b[1]
+    unlike = (abs(w - gw) / max(w, gw), abs(h - gh) / max(h, gh))
+    shape = sum((1 - math.exp(-omega)) ** 4 for omega in unlike)
+    return 1 - (1 - overlap + (distance + shape) / 2)
+
+
+@pytest.mark.parametrize(
+    ("measure", "literal"), [(boxes.eiou, literal_eiou), (boxes.siou, literal_siou)], ids=["eiou", "siou"]
+)
+@quick
+@given(BOX, BOX)
+def test_equals_the_papers_equations(measure, literal, a, b):
+    assert measure(a, b).item() == pytest.approx(literal(a.tolist(), b.tolist()), abs=1e-9)
+
+
+def test_values_by_hand():
+    a = torch.tensor([0.0, 0.0, 4.0, 4.0])
+    # Side by side on a hull of 8 × 4, 4 px apart: EIoU is 0 - 16 / 80, and α = 0 gives SIoU's γ = 2.
+    b = torch.tensor([4.0, 0.0, 8.0, 4.0])
+    assert boxes.eiou(a, b).item() == pytest.approx(-0.2)
+    assert boxes.siou(a, b).item() == pytest.approx(-(1 - math.exp(-2 * 0.25)) / 2)
+    # On the diagonal α = 45° and γ = 1, on a hull of 8 × 8.
+    c = torch.tensor([4.0, 4.0, 8.0, 8.0])
+    assert boxes.siou(a, c).item() == pytest.approx(-(1 - math.exp(-0.25)))
+    # One centre, twice as wide and high: IoU 1/4, every side's difference is half of the larger and the hull.
+    d = torch.tensor([-2.0, -2.0, 6.0, 6.0])
+    assert boxes.eiou(a, d).item() == pytest.approx(0.25 - 0.25 - 0.25)
+    assert boxes.siou(a, d).item() == pytest.approx(0.25 - (1 - math.exp(-0.5)) ** 4)
+
+
+def test_similarities_are_named_after_themselves():
+    assert [function.__name__ for function in boxes.SIMILARITIES.values()] == list(boxes.SIMILARITIES)
+    assert set(boxes.SIMILARITIES.values()) == set(MEASURES)
+
+
 @quick
 @given(BOX, BOX)
 def test_bounds_and_order(a, b):
-    iou, giou, diou, ciou = (measure(a, b).item() for measure in MEASURES)
+    iou, giou, diou, ciou, eiou, siou = (measure(a, b).item() for measure in MEASURES)
     assert 0 <= iou <= 1
     assert -1 <= giou <= iou + 1e-9
     assert -1 <= diou <= iou
     assert ciou <= diou
+    assert -3 <= eiou <= diou
+    assert -1.1 <= siou <= iou + 1e-12
 
 
 @quick
@@ -91,7 +156,7 @@ def test_a_box_overlaps_itself_wholly(box):
         assert measure(box, box).item() == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("measure", [boxes.iou, boxes.giou, boxes.diou])
+@pytest.mark.parametrize("measure", [boxes.iou, boxes.giou, boxes.diou, boxes.eiou, boxes.siou])
 def test_gradients_are_finite_differences(measure):
     a, b = random_boxes(30, 5).requires_grad_(), random_boxes(30, 6).requires_grad_()
     assert torch.autograd.gradcheck(measure, (a, b))

@@ -87,7 +87,7 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
     """Distance IoU, -1..1: IoU - d²/c², centre distance over the hull's diagonal (Zheng et al., 2020)."""
-    penalty = distance(a, b)
+    penalty = distance(a, b)  # before IoU: the order decides in which order gradients are added
     return iou(a, b) - penalty
 
 
