@@ -107,6 +107,31 @@ def test_nms_works_class_by_class_and_one_box_may_carry_two_classes():
     assert len(find(near, confidence=0.05, iou=0.95).labels) == 4  # their IoU is 0.905
 
 
+def test_the_recipe_chooses_how_duplicates_are_dropped():
+    near = [
+        ([10.0, 18.0, 30.0, 38.0], 0.9, [0.9, 0.5, LOW]),
+        ([11.0, 18.0, 31.0, 38.0], 0.9, [0.8, 0.85, LOW]),
+    ]
+    settings = {"confidence": 0.05, "iou": 0.5}
+    assert find(near, **settings).labels.tolist() == [0, 1]
+    # The best class of the first box is 0, of the second 1.
+    best = find(near, **settings | {"multi_label": False, "iou": 0.99})
+    assert best.labels.tolist() == [0, 1]
+    assert best.scores.tolist() == pytest.approx([0.81, 0.765])
+    assert best.boxes[:, 0].tolist() == pytest.approx([20, 22], abs=1e-3)
+    assert find(near, **settings, class_agnostic=True).labels.tolist() == [0]
+    # IoU 0.905; the centres are 2 px apart on a hull of 42 × 40: less (4 / 3364) ** 0.6 = 0.0175.
+    assert len(find(near, **settings | {"iou": 0.89}, nms="diou").labels) == 4
+    assert len(find(near, **settings | {"iou": 0.89}, nms="iou").labels) == 2
+
+
+def test_a_best_class_below_the_threshold_is_not_replaced_by_another():
+    wishes = [([10.0, 18.0, 30.0, 38.0], 0.9, [0.5, 0.4, LOW])]
+    assert find(wishes, confidence=0.3).labels.tolist() == [0, 1]
+    assert find(wishes, confidence=0.3, multi_label=False).labels.tolist() == [0]
+    assert len(find(wishes, confidence=0.46, multi_label=False).labels) == 0
+
+
 def test_the_confidence_threshold_and_the_largest_number():
     wishes = [([8.0 + 16 * n, 20.0, 20.0 + 16 * n, 30.0], 0.5 + 0.1 * n, [0.99, LOW, LOW]) for n in range(3)]
     assert len(find(wishes, confidence=0.55).labels) == 2

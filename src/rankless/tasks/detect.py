@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import batched_nms
 
 from rankless import free_grid, yolo_grid
 from rankless.data.detection import DetectionExamples, collate, open_pictures
@@ -19,6 +18,7 @@ from rankless.losses import free, yolo
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import network
+from rankless.nms import nms
 from rankless.recipe import Recipe
 from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.yolo_grid import YoloHead
@@ -82,9 +82,9 @@ class Detect:
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         """What the model finds in each picture of the batch, in pixels of the sources.
 
-        A score is objectness times class probability, or what an anchor-free head says at once. One box may
-        carry several classes (COCO's practice); NMS works class by class. Equal scores stay in the order of
-        the model's outputs.
+        A score is objectness times class probability, or what an anchor-free head says at once. Unless the
+        recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works class by
+        class. Equal scores stay in the order of the model's outputs.
         """
         raw = model(network_input(batch.images))
         boxes, scores = zip(*map(_found, raw, self.heads), strict=True)
@@ -134,6 +134,9 @@ class Detect:
         """The detections of one picture: (P, 4) xyxy in pixels of the input, (P, C) -> best first."""
         settings = self.recipe.evaluate
         classes = scores.shape[1]
+        if not settings.multi_label:
+            best = scores.argmax(1, keepdim=True)
+            scores = torch.full_like(scores, -1).scatter(1, best, scores.gather(1, best))
         flat = scores.flatten()
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
         candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
@@ -142,8 +145,14 @@ class Detect:
         seen = (found[:, 2:] > found[:, :2]).all(1)
         found, candidates = found[seen], candidates[seen]
         confidence, labels = flat[candidates], candidates % classes
-        # NMS may hand back equal scores in any order; theirs here is the order they came in.
-        kept = batched_nms(found, confidence, labels, settings.iou).sort().values[: settings.detections]
+        kept = nms(
+            found,
+            confidence,
+            labels,
+            kind=settings.nms,
+            threshold=settings.iou,
+            class_agnostic=settings.class_agnostic,
+        )[: settings.detections]
         return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
 
 
