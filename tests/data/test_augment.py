@@ -15,7 +15,7 @@ from rankless.recipe import Augment
 from rankless.types import Picture
 
 OFF = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
-MOVES = Augment(flip=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)
+MOVES = Augment(flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)
 SIZE = (128, 160)
 
 
@@ -169,3 +169,17 @@ def test_recolour_against_float64() -> None:
     got = recolour(image, matrix).numpy()
     assert np.abs(got - exact).max() <= 0.5 + 1e-3
     assert torch.equal(recolour(image, np.eye(3, dtype=np.float32)), image)
+
+
+def test_upside_down_changes_no_other_draw() -> None:
+    source = picture(100, 120, (10, 20, 60, 50))
+    for seed in range(8):
+        upright = augment(source, SIZE, Augment(), generator(seed))
+        turned = augment(source, SIZE, Augment(flip_vertical=1.0), generator(seed))
+        assert torch.equal(turned[0], upright[0].flip(-2)) and turned[3] == upright[3]
+        x1, y1, x2, y2 = upright[1].unbind(1)
+        assert torch.allclose(turned[1], torch.stack((x1, SIZE[0] - y2, x2, SIZE[0] - y1), 1), atol=1e-4)
+    half = Augment(flip_vertical=0.5)
+    images = [augment(source, SIZE, half, generator(seed))[0] for seed in range(200)]
+    plain = [augment(source, SIZE, Augment(), generator(seed))[0] for seed in range(200)]
+    assert 70 < sum(torch.equal(a, b) for a, b in zip(images, plain, strict=True)) < 130

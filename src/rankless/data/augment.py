@@ -57,7 +57,7 @@ def augment(
         patch, corner, where = recoloured_patch(image, matrix, size, scale, left, top)
         placed = paste(patch, corner, size)
     placed, boxes = mirror(placed, to_input(picture.boxes, where), mirrored, upside_down)
-    boxes, stays = clip(boxes, (0, 0, size[1], size[0]))
+    boxes, stays = clip(boxes, torch.tensor([0.0, 0, size[1], size[0]]))
     return placed, boxes[stays], picture.labels[stays], where
 
 
@@ -137,11 +137,13 @@ def recoloured_patch(
     return recolour(patch, matrix), corner, where
 
 
-def clip(boxes: Tensor, region: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    """Boxes (N, 4) clipped to a region xyxy of the input, and which of them stay, bool (N,)."""
-    corners = torch.tensor(region, dtype=boxes.dtype)
-    low, high = corners[:2].repeat(2), corners[2:].repeat(2)
-    clipped = boxes.maximum(low).minimum(high)
+def clip(boxes: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes (N, 4) clipped to a region xyxy of the input, (4,), or each to its own, (N, 4).
+
+    Returns:
+        The clipped boxes, and which of them stay, bool (N,).
+    """
+    clipped = boxes.maximum(region[..., [0, 1, 0, 1]]).minimum(region[..., [2, 3, 2, 3]])
     sides, left = boxes[:, 2:] - boxes[:, :2], clipped[:, 2:] - clipped[:, :2]  # (N, 2)
     enough = (left.prod(1) >= KEPT_SHARE * sides.prod(1)) & (left >= KEPT_SIDE).all(1)
     # The letterbox's own rounding may put a border box a hair outside: that is no cut.

@@ -59,6 +59,7 @@ def mosaic(
     )
     canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
     boxes, labels = [torch.zeros(0, 4)], [torch.zeros(0, dtype=torch.int64)]
+    regions: list[tuple[int, int, int, int]] = []  # of each box
     for place, number in enumerate([*others[:own], index, *others[own:]]):
         x0, x1 = _half(meeting_x, size[1], place % 2)
         y0, y1 = _half(meeting_y, size[0], place // 2)
@@ -74,11 +75,12 @@ def mosaic(
         patch, corner, where = recoloured_patch(picture.image, matrix, (y1 - y0, x1 - x0), scale, left, top)
         lay(canvas[:, y0:y1, x0:x1], patch, corner)
         where = Letterbox(scale, where.left + x0, where.top + y0, height, width)
-        found, stays = clip(to_input(picture.boxes, where), (x0, y0, x1, y1))
-        boxes.append(found[stays])
-        labels.append(picture.labels[stays])
-    image, moved = mirror(canvas, torch.cat(boxes), sideways, upside_down)
-    return image, moved, torch.cat(labels)
+        boxes.append(to_input(picture.boxes, where))
+        labels.append(picture.labels)
+        regions += [(x0, y0, x1, y1)] * len(picture.labels)
+    clipped, stays = clip(torch.cat(boxes), torch.tensor(regions, dtype=torch.float32).reshape(-1, 4))
+    image, mirrored = mirror(canvas, clipped[stays], sideways, upside_down)
+    return image, mirrored, torch.cat(labels)[stays]
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:

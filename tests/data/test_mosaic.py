@@ -1,0 +1,208 @@
+"""Mosaics: a box is where its pixels are, nothing depends on what came before, every part has its switch."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.data.detection import DetectionExamples
+from rankless.data.letterbox import GREY
+from rankless.data.mosaic import mosaic
+from rankless.randomness import generator
+from rankless.recipe import Augment
+from rankless.types import Picture
+
+SIZE = (128, 160)
+COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], dtype=torch.uint8) * 255
+STILL = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
+MOVES = Augment(
+    flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3, mosaic=1.0
+)
+
+
+class Drawn:
+    """Black pictures with a filled rectangle each; the n-th that is read has the n-th colour and label n."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = np.random.default_rng(seed)
+        self.asked: list[int] = []
+        self.shapes: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def __call__(self, number: int) -> Picture:
+        height, width = self.chance.integers(60, 400, 2).tolist()
+        x, y = int(self.chance.integers(0, width - 30)), int(self.chance.integers(0, height - 30))
+        box = (
+            x,
+            y,
+            int(self.chance.integers(x + 20, width + 1)),
+            int(self.chance.integers(y + 20, height + 1)),
+        )
+        image = torch.zeros(3, height, width, dtype=torch.uint8)
+        image[:, box[1] : box[3], box[0] : box[2]] = COLOURS[len(self.asked)][:, None, None]
+        label = torch.tensor([len(self.asked)])
+        self.asked.append(number)
+        self.shapes.append((height, width, box))
+        return Picture(image, torch.tensor([box], dtype=torch.float32), label)
+
+
+def seen(image: torch.Tensor, label: int) -> np.ndarray:
+    """Where the input has the colour, bool (H, W)."""
+    return ((image > 127) == (COLOURS[label] > 127)[:, None, None]).all(0).numpy()
+
+
+def extent(where: np.ndarray) -> list[int]:
+    rows, columns = np.flatnonzero(where.any(1)), np.flatnonzero(where.any(0))
+    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+
+
+@given(seed=st.integers(0, 10**6))
+def test_a_box_is_where_its_pixels_are(seed: int) -> None:
+    drawn = Drawn(seed)
+    image, boxes, labels = mosaic(drawn, 7, 100, SIZE, MOVES, generator(seed))
+    assert image.shape == (3, *SIZE) and image.dtype == torch.uint8
+    assert boxes.dtype == torch.float32 and labels.dtype == torch.int64
+    assert len(drawn.asked) <= 4 and len(set(labels.tolist())) == len(labels)
+    for box, label in zip(boxes.numpy(), labels.tolist(), strict=True):
+        found = seen(image, label)
+        if min(box[2:] - box[:2]) >= 4:  # of less, half may be blended away
+            assert np.abs(np.array(extent(found)) - box).max() < 1.5
+
+
+@given(seed=st.integers(0, 10**6))
+def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int) -> None:
+    drawn = Drawn(seed)
+    image, _, labels = mosaic(drawn, 7, 100, SIZE, STILL, generator(seed))
+    for label, (height, width, box) in enumerate(drawn.shapes):
+        scale = min(SIZE[0] / height, SIZE[1] / width)
+        full = np.array([box[2] - box[0], box[3] - box[1]]) * scale
+        found = seen(image, label)
+        left = np.array(extent(found)) if found.any() else np.zeros(4)
+        sides = left[2:] - left[:2]
+        low, high = ((sides + slack).clip(0).prod() / full.prod() for slack in (-2, 2))
+        if high < 0.25:
+            assert label not in labels
+        if low > 0.25 and sides.min() > 3:
+            assert label in labels
+
+
+@given(seed=st.integers(0, 10**6), height=st.integers(8, 300), width=st.integers(8, 300))
+def test_four_pictures_meet_in_the_middle_part(seed: int, height: int, width: int) -> None:
+    """Pictures of one grey each: four rectangles that share a corner, and 114 around."""
+    greys: list[int] = []
+
+    def read(number: int) -> Picture:
+        greys.append(20 * (len(greys) + 1))
+        image = torch.full((3, height, width), greys[-1], dtype=torch.uint8)
+        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+
+    image, boxes, labels = mosaic(read, 0, 1, SIZE, STILL, generator(seed))
+    assert boxes.shape == (0, 4) and labels.shape == (0,) and len(greys) == 4
+    assert torch.equal(image[0], image[1]) and set(image.unique().tolist()) <= {*greys, GREY}
+    corners = []
+    for place, grey in enumerate(greys):
+        where = (image[0] == grey).numpy()
+        x1, y1, x2, y2 = extent(where)
+        assert where[y1:y2, x1:x2].all()  # a whole rectangle
+        corners.append((x1 if place % 2 else x2, y1 if place // 2 else y2))
+    xs, ys = zip(*corners, strict=True)
+    assert max(xs) - min(xs) <= 1 and max(ys) - min(ys) <= 1
+    for found, side in ((xs, SIZE[1]), (ys, SIZE[0])):
+        assert 0.2 * side - 2 <= min(found) and max(found) <= 0.8 * side + 2
+
+
+def test_the_picture_itself_is_in_any_place_and_the_others_are_of_all() -> None:
+    places, others = set(), set()
+    for seed in range(200):
+        drawn = Drawn(seed)
+        mosaic(drawn, 99, 5, SIZE, STILL, generator(seed))
+        assert drawn.asked.count(99) == 1
+        places.add(drawn.asked.index(99))
+        others |= set(drawn.asked)
+    assert places == {0, 1, 2, 3} and others == {0, 1, 2, 3, 4, 99}
+
+
+def test_pictures_of_which_nothing_is_seen_are_not_read() -> None:
+    far = Augment(**{**vars(STILL), "translate": 0.95})
+    counts = set()
+    for seed in range(100):
+        drawn = Drawn(seed)
+        image, boxes, _ = mosaic(drawn, 0, 9, SIZE, far, generator(seed))
+        counts.add(len(drawn.asked))
+        assert bool((boxes >= 0).all()) and image.shape == (3, *SIZE)
+    assert counts == {1, 2, 4}
+
+
+@pytest.mark.parametrize(("key", "axis"), [("flip", -1), ("flip_vertical", -2)])
+def test_mirrors_turn_the_whole_and_change_no_other_draw(key: str, axis: int) -> None:
+    for seed in range(8):
+        plain = mosaic(Drawn(seed), 7, 100, SIZE, STILL, generator(seed))
+        turned = mosaic(Drawn(seed), 7, 100, SIZE, Augment(**{**vars(STILL), key: 1.0}), generator(seed))
+        assert torch.equal(turned[0], plain[0].flip(axis)) and torch.equal(turned[2], plain[2])
+        side = SIZE[axis]
+        for first, last in ((0, 2), (1, 3)):
+            if (axis == -1) == (first == 0):
+                assert torch.equal(turned[1][:, first], side - plain[1][:, last])
+            else:
+                assert torch.equal(turned[1][:, first], plain[1][:, first])
+
+
+def test_colour_is_of_each_picture() -> None:
+    def read(number: int) -> Picture:
+        image = torch.full((3, 160, 160), 100, dtype=torch.uint8)
+        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+
+    options = Augment(**{**vars(STILL), "value": 0.5})
+    image, *_ = mosaic(read, 0, 1, SIZE, options, generator(3))
+    tones = set(image.unique().tolist()) - {GREY}
+    assert len(tones) == 4 and min(tones) >= 66 and max(tones) <= 150
+
+
+class Six:
+    """Six pictures of noise."""
+
+    class_names = ("x",)
+
+    def __len__(self) -> int:
+        return 6
+
+    def source(self, index: int) -> str:
+        return f"six/{index}"
+
+    def picture(self, index: int) -> Picture:
+        chance = np.random.default_rng(index)
+        image = torch.from_numpy(chance.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
+        return Picture(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))
+
+
+def test_the_order_of_calls_changes_no_bit() -> None:
+    options = Augment(mosaic=1.0)
+    examples = DetectionExamples(Six(), SIZE, 4, options)
+    forwards = [examples.item(index, epoch) for epoch in (0, 1) for index in range(6)]
+    copy = pickle.loads(pickle.dumps(DetectionExamples(Six(), SIZE, 4, options)))
+    backwards = [copy.item(index, epoch) for epoch in (1, 0) for index in reversed(range(6))]
+    for one, other in zip(forwards, reversed(backwards), strict=True):
+        assert torch.equal(one.image, other.image) and torch.equal(one.boxes, other.boxes)
+    other_seed = DetectionExamples(Six(), SIZE, 5, options).item(0, 0)
+    assert not torch.equal(other_seed.image, forwards[0].image)
+    assert not torch.equal(forwards[0].image, forwards[6].image)
+
+
+def test_the_chance_of_a_mosaic_and_the_last_epochs_without() -> None:
+    plain = DetectionExamples(Six(), SIZE, 4, Augment())
+
+    def mosaics(chance: float, closed: int, epochs: int | None) -> list[int]:
+        options = Augment(mosaic=chance, close_mosaic=closed)
+        examples = DetectionExamples(Six(), SIZE, 4, options, epochs)
+        return [
+            sum(not torch.equal(examples.item(i, epoch).image, plain.item(i, epoch).image) for i in range(6))
+            for epoch in range(8)
+        ]
+
+    assert mosaics(0.0, 0, 6) == [0] * 8
+    assert mosaics(1.0, 2, 6) == [6] * 4 + [0] * 4
+    assert mosaics(1.0, 9, 6) == [0] * 8
+    assert mosaics(1.0, 2, None) == [6] * 8
+    assert 12 < sum(mosaics(0.5, 0, None)) < 36
