@@ -46,22 +46,6 @@ class HeadLoss:
     smooth_objectness: bool = False
 
 
-BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
-
-
-@dataclass(frozen=True)
-class HeadLoss:
-    """STUB"""
-
-    box: float | None = None
-    objectness: float | None = None
-    classes: float | None = None
-    ignore: float | None = None
-    box_loss: BoxLoss | None = None
-    smoothing: float | None = None
-    largest_gradient: float | None = None
-
-
 @dataclass(frozen=True)
 class YoloHead:
     """One YOLO layer, as a Darknet cfg describes it.

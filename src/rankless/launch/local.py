@@ -29,6 +29,7 @@ from rankless.precision import resolve
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
 from rankless.run_directory import RunDirectory, weights_of, write_atomically
+from rankless.tasks import settled
 
 _SHOWN = 30  # lines of a log
 
@@ -74,6 +75,7 @@ def train(
         UserError: whatever is the user's to mend.
     """
     directory = RunDirectory(run)
+    recipe = settled(recipe)
     ranks = _ranks(devices, recipe)
     with _locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe

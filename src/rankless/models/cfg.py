@@ -417,6 +417,7 @@ class _Reader:
             if self._has("label_smooth_eps")
             else None,
             largest_gradient=limit,
+            smooth_objectness=bool(self._integer("objectness_smooth", 0, 0, 1)),
         )
 
     def _has(self, key: str) -> bool:

@@ -96,6 +96,8 @@ def _yolo(layer: net.Yolo, classes: int, nms: Literal["iou", "diou"]) -> dict[st
         value = getattr(layer.loss, own)
         if value is not None:
             found[key] = value if isinstance(value, str) else f"{value:g}"
+    if layer.loss.smooth_objectness:
+        found["objectness_smooth"] = 1
     if layer.new_coords:
         found["new_coords"] = 1
     if nms == "diou":

@@ -164,6 +164,7 @@ def scaled_yolov4(
             b.route(b.last, maps.pop())
             maps.append(_csp_neck(b, width, depth))
         loss = replace(_YOLOV4_LOSS, box=0.05, objectness=objectness, classes=0.5, largest_gradient=limit)
+        loss = replace(loss, smooth_objectness=level > 0)
         yolo = Yolo(_YOLOV4_ANCHORS, mask, scale_xy=2.0, new_coords=True, anchor_iou=0.2, loss=loss)
         b.head(2 * width, yolo, COCO_CLASSES, "logistic")
     return b.network(side, backbone, COCO_CLASSES, "yolov4")

@@ -41,3 +41,16 @@ def open_task(recipe: Recipe) -> Task:
         raise UserError(f"task is '{recipe.task}': the module '{module_name}' has no '{class_name}'")
     task: Task = made(recipe)
     return task
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with nothing left that only this machine or the data can say, so that a run stands alone.
+
+    Raises:
+        UserError: a faulty cfg, or data that cannot be opened.
+    """
+    if recipe.task == "detect":
+        from rankless.tasks.detect import settled_detection
+
+        return settled_detection(recipe)
+    return recipe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rankless import free_grid, yolo_grid
+from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import to_source
 from rankless.errors import UserError
 from rankless.free_grid import FreeHead
 from rankless.losses import free, yolo
 from rankless.metrics.coco import Truth, coco_scores
+from rankless.models.cfg import read_cfg
+from rankless.models.cfg_text import write_cfg
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import network
 from rankless.nms import nms
@@ -154,6 +158,24 @@ class Detect:
             class_agnostic=settings.class_agnostic,
         )[: settings.detections]
         return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
+
+
+def settled_detection(recipe: Recipe) -> Recipe:
+    """A cfg file becomes its text, and anchors that are to be found become numbers.
+
+    Raises:
+        UserError: a faulty cfg, or data without enough boxes.
+    """
+    model = recipe.model
+    if model.cfg and "\n" not in model.cfg:
+        made = read_cfg(model.cfg)
+        model = replace(model, cfg=write_cfg(made.network, letterbox=made.letterbox, nms=made.nms))
+    if model.anchors == "kmeans":
+        wanted = len(network(model, classes=1).anchors)
+        task = Detect(replace(recipe, model=replace(model, anchors="default")))
+        sizes = box_sizes(task.training_data().pictures, task.size)
+        model = replace(model, anchors=kmeans_anchors(sizes, wanted, recipe.seed))
+    return replace(recipe, model=model)
 
 
 def _found(raw: Tensor, head: YoloHead | FreeHead) -> tuple[Tensor, Tensor]:
