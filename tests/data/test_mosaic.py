@@ -135,6 +135,23 @@ def test_pictures_of_which_nothing_is_seen_are_not_read() -> None:
     assert counts == {1, 2, 4}
 
 
+def test_the_zoom_is_of_all_four_and_covers_its_range_evenly() -> None:
+    corners = torch.cartesian_prod(torch.arange(0.0, 152, 16), torch.arange(0.0, 120, 16))
+    squares = torch.cat((corners, corners + 8), 1)
+
+    def read(number: int) -> Picture:
+        image = torch.zeros(3, *SIZE, dtype=torch.uint8)
+        return Picture(image, squares, torch.zeros(len(squares), dtype=torch.int64))
+
+    zooms = []
+    for seed in range(300):
+        _, boxes, _ = mosaic(read, 0, 1, SIZE, Augment(**{**vars(STILL), "scale": 1.0}), generator(seed))
+        widths = (boxes[:, 2] - boxes[:, 0]) / 8
+        zooms.append(float(widths.max().log2()))  # cut squares are narrower
+        assert float((widths > 0.98 * widths.max()).float().mean()) > 0.5
+    assert -1.01 < min(zooms) < -0.95 and 0.95 < max(zooms) < 1.01 and abs(np.mean(zooms)) < 0.1
+
+
 @pytest.mark.parametrize(("key", "axis"), [("flip", -1), ("flip_vertical", -2)])
 def test_mirrors_turn_the_whole_and_change_no_other_draw(key: str, axis: int) -> None:
     for seed in range(8):
