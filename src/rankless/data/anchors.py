@@ -68,14 +68,10 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
             "by k-means (model.anchors: kmeans); expected at least as many sizes as anchors: give more "
             "pictures, or leave model.anchors at 'default'"
         )
-    best: tuple[float, Sizes] | None = None
-    for restart in range(RESTARTS):
-        anchors = _lloyd(boxes, weights, _seeded(boxes, weights, count, generator(seed, "anchors", restart)))
-        score = _average(boxes, weights, anchors)
-        if best is None or score > best[0]:
-            best = score, anchors
-    assert best is not None
-    rounded = best[1].round(2).clip(0.01).tolist()
+    starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
+    found = [_lloyd(boxes, weights, _seeded(boxes, weights, count, chance)) for chance in starts]
+    best = max(found, key=lambda anchors: _average(boxes, weights, anchors))
+    rounded = best.round(2).clip(0.01).tolist()
     return tuple((w, h) for w, h in sorted(rounded, key=lambda side: (side[0] * side[1], side[0])))
 
 
