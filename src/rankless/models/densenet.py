@@ -43,8 +43,8 @@ class Variant:
     @property
     def least_side(self) -> int:
         """The smallest input side in pixels of which the last block still gets one pixel."""
-        halvings = 2 ** (len(self.blocks) - 1)
-        return halvings if self.stem == "small" else 4 * (halvings - 1) + 1
+        factor: int = 2 ** (len(self.blocks) - 1)  # by which the transitions divide the resolution
+        return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: recipe.Densenet) -> Variant:
         """This variant with what the recipe changes; ``auto`` leaves what is here."""

@@ -1,0 +1,155 @@
+"""Classifiers that torchvision and timm build, freshly initialised; nothing is fetched from the network."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torchvision
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.models.layers import Activation, activate
+
+RESNETS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": torchvision.models.resnet18,
+    "resnet34": torchvision.models.resnet34,
+    "resnet50": torchvision.models.resnet50,
+    "resnet101": torchvision.models.resnet101,
+    "resnet152": torchvision.models.resnet152,
+}
+
+
+def build_resnet(
+    name: str, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
+) -> nn.Module:
+    """torchvision's ResNet; its last layer is ``fc``.
+
+    Args:
+        name: a key of :data:`RESNETS`.
+        classes: how many.
+        activation: in place of every ReLU. Not PReLU: a block calls one module at two or three places, which
+            would share the slope.
+        dropout: share dropped of the pooled features, before the last layer. It adds no key to the state.
+    """
+    if activation == "prelu":
+        raise ValueError("a ResNet's blocks would share their PReLUs")
+    net = RESNETS[name](weights=None, num_classes=classes)
+    if activation != "relu":
+        for module in list(net.modules()):
+            for place, child in list(module.named_children()):
+                if isinstance(child, nn.ReLU):
+                    setattr(module, place, activate(activation))
+    if dropout:
+        net.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout))
+    return net
+
+
+@dataclass(frozen=True)
+class TimmFacts:
+    """What timm says of a model.
+
+    Attributes:
+        size: (height, width) in pixels of the input it was published with.
+        fixed: it is built for one size of the input.
+        mean, std: of the published normalisation, per channel, for images in 0..1.
+        classes: of the published weights.
+        source: the paper, or where the weights come from.
+    """
+
+    size: tuple[int, int]
+    fixed: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    classes: int
+    source: str
+
+
+def timm_knows(name: str) -> bool:
+    """Whether timm has an architecture ``name``, which may end in the tag of its weights (``.a1_in1k``)."""
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    return timm.is_model(architecture) and (not tag or name in timm.list_pretrained())
+
+
+def timm_facts(name: str) -> TimmFacts:
+    """timm's facts on ``name`` (without ``timm/``).
+
+    Raises:
+        UserError: timm has no such model, or none for colour pictures; names the nearest.
+    """
+    import timm
+
+    # Only what timm has registered: it would take 'hf-hub:…' as a place on the network to build from.
+    if not timm_knows(name):
+        known = timm.list_models() + timm.list_pretrained()
+        near = [f"'timm/{other}'" for other in difflib.get_close_matches(name, known, n=3)]
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise UserError(
+            f"model.name is 'timm/{name}': timm {timm.__version__} has no such model{hint} "
+            "Its names: python -c 'import timm; print(timm.list_models())'"
+        )
+    config = timm.get_pretrained_cfg(name)
+    if config is None or config.input_size[0] != 3:
+        raise UserError(
+            f"model.name is 'timm/{name}': it reads no pictures of three channels; take another model"
+        )
+    return TimmFacts(
+        size=(config.input_size[1], config.input_size[2]),
+        fixed=config.fixed_input_size,
+        mean=_three(config.mean),
+        std=_three(config.std),
+        classes=config.num_classes or 1000,
+        source=_text(config.paper_ids) or config.origin_url or "timm",
+    )
+
+
+def build_timm(
+    name: str, classes: int, *, dropout: float = 0.0, size: tuple[int, int] | None = None
+) -> nn.Module:
+    """timm's model ``name``, without pretrained weights.
+
+    Args:
+        name: as timm has it.
+        classes: how many.
+        dropout: timm's ``drop_rate``, before the last layer.
+        size: (height, width) of the input in pixels; only needed where it is not the published one.
+
+    Raises:
+        UserError: timm has no such model, or it cannot be built like this.
+    """
+    import timm
+
+    facts = timm_facts(name)
+    options: dict[str, Any] = {"drop_rate": dropout} if dropout else {}
+    if size is not None and facts.fixed and size != facts.size:
+        options["img_size"] = size
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=classes, **options)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        asked = {"drop_rate": f"model.dropout {dropout:g}", "img_size": f"model.image_size {size}"}
+        with_options = " and ".join(asked[option] for option in options) or "as it is"
+        raise UserError(
+            f"model.name is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
+            f"({type(error).__name__}: {error}); leave these keys out, or take another model"
+        ) from error
+
+
+def timm_heads(net: nn.Module) -> list[nn.Module]:
+    """The layers of a timm model that tell the classes apart; several where it learns from a teacher too."""
+    get_classifier = getattr(net, "get_classifier", None)
+    found = get_classifier() if get_classifier else None
+    layers = found if isinstance(found, tuple | list) else [found]
+    return [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]
+
+
+def _text(papers: str | tuple[str, ...] | None) -> str:
+    return papers if isinstance(papers, str) else ", ".join(papers or ())
+
+
+def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
+    red, green, blue = values
+    return (red, green, blue)
