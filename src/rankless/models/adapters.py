@@ -84,7 +84,8 @@ def timm_facts(name: str) -> TimmFacts:
     import timm
 
     # Only what timm has registered: it would take 'hf-hub:…' as a place on the network to build from.
-    if not timm_knows(name):
+    config = timm.get_pretrained_cfg(name) if timm_knows(name) else None
+    if config is None:
         known = timm.list_models() + timm.list_pretrained()
         near = [f"'timm/{other}'" for other in difflib.get_close_matches(name, known, n=3)]
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
@@ -92,10 +93,10 @@ def timm_facts(name: str) -> TimmFacts:
             f"model.name is 'timm/{name}': timm {timm.__version__} has no such model{hint} "
             "Its names: python -c 'import timm; print(timm.list_models())'"
         )
-    config = timm.get_pretrained_cfg(name)
-    if config is None or config.input_size[0] != 3:
+    if config.input_size[0] != 3:
         raise UserError(
-            f"model.name is 'timm/{name}': it reads no pictures of three channels; take another model"
+            f"model.name is 'timm/{name}': it reads pictures of {config.input_size[0]} channels; expected "
+            "one that reads three"
         )
     return TimmFacts(
         size=(config.input_size[1], config.input_size[2]),

@@ -1,0 +1,260 @@
+"""Every classifier by its name: published size and work, head and backbone, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from rankless import recipe
+from rankless.errors import UserError
+from rankless.models import classifiers
+from rankless.models.classifiers import CLASSIFIERS, build_classifier, variant
+
+TINY = recipe.Densenet(growth=2)
+# A plain one, one inside a module, two heads, a convolution before the head, one that is a convolution.
+TIMM = ("vit_tiny_patch16_224", "convnext_atto", "levit_128s", "mobilenetv3_small_050", "dpn48b")
+NAMES = ("resnet18", "resnet50", "densenet121", "densenet-bc-100-12", *(f"timm/{name}" for name in TIMM))
+
+
+@pytest.fixture(autouse=True)
+def seeded_and_without_network(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("went onto the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    torch.manual_seed(0)
+
+
+def on_meta(name, classes, **keys):
+    with torch.device("meta"):
+        return build_classifier(recipe.Model(name=name, **keys), classes)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "densenet121", "densenet169"])
+def test_size_and_work_are_those_torchvision_publishes(name):
+    meta = torchvision.models.get_model_weights(name).DEFAULT.meta
+    assert CLASSIFIERS[name].parameters == meta["num_params"]
+    assert CLASSIFIERS[name].gflops == pytest.approx(2 * meta["_ops"], abs=0.006)  # theirs: multiply-adds
+
+
+def test_size_of_the_small_one_and_of_timms():
+    # The paper's table 2 says 0.8 M, its authors' code counts 769,162.
+    assert CLASSIFIERS["densenet-bc-100-12"].parameters == 769_162
+    found = variant(recipe.Model(name="timm/resnet18"))
+    assert (found.parameters, round(found.gflops, 1)) == (11_689_512, 3.6)
+
+
+def test_looking_at_the_sizes_takes_no_chance():
+    before = torch.get_rng_state()
+    assert variant(recipe.Model(name="densenet121", densenet=TINY)).parameters < 100_000
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_torchvision_weights_fit(name):
+    theirs = torchvision.models.get_model(name, weights=None)
+    agrees(theirs, build_classifier(recipe.Model(name=name), 1000))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_timm_weights_fit(name):
+    theirs = timm.create_model(name, pretrained=False, num_classes=12)
+    agrees(theirs, build_classifier(recipe.Model(name=name), 12))
+
+
+def test_another_activation_computes_what_timm_computes_with_it():
+    theirs = timm.create_model("resnet18", num_classes=5, act_layer=nn.SiLU)
+    agrees(theirs, build_classifier(recipe.Model(name="resnet18", activation="swish"), 5))
+
+
+def agrees(theirs, mine):
+    for m in theirs.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.uniform_(m.bias, -0.5, 0.5)
+            nn.init.uniform_(m.running_mean, -0.5, 0.5)
+            nn.init.uniform_(m.running_var, 0.5, 1.5)
+    mine.load_state_dict(theirs.state_dict(), strict=True)
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = theirs.eval()(x)
+        scale = expected.abs().max()  # random weights make numbers of any size
+        torch.testing.assert_close(mine.eval()(x) / scale, expected / scale, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["leaky", "mish", "swish", "relu"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_activation_replaces_every_relu_of_a_resnet(name, activation):
+    kinds = {"leaky": nn.LeakyReLU, "mish": nn.Mish, "swish": nn.SiLU, "relu": nn.ReLU}
+    model = on_meta(name, 3, activation=activation)
+    count = sum(isinstance(m, nn.ReLU) for m in on_meta(name, 3).modules())
+    assert [sum(isinstance(m, kind) for m in model.modules()) for kind in kinds.values()] == [
+        count if chosen == activation else 0 for chosen in kinds
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_head_is_what_depends_on_the_number_of_classes(name):
+    five, seven = on_meta(name, 5), on_meta(name, 7)
+    other = {key for key, value in seven.state_dict().items() if value.shape != five.state_dict()[key].shape}
+    assert other
+    assert all(key.startswith(five.head_names) for key in other)
+    for head in five.head_names:  # no head that has nothing to do with the classes
+        assert any(key.startswith(head) for key in other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_backbone_is_everything_but_the_head(name):
+    model = on_meta(name, 5)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    head = {key for key in names.values() if key.startswith(model.head_names)}
+    listed = [key for key, _ in classifiers.backbone_parameters(model)]
+    assert sorted([*listed, *head]) == sorted(names.values())
+    inside = [names[id(p)] for m in classifiers.backbone_modules(model) for p in m.parameters()]
+    assert len(inside) == len(set(inside))
+    assert set(inside) <= set(listed)
+    assert {key.rpartition(".")[0] for key in set(listed) - set(inside)} <= {""}  # the net's own, no layer's
+    if "vit" not in name:
+        assert set(inside) == set(listed)
+
+
+def test_a_frozen_backbone_leaves_the_head_to_learn():
+    model = build_classifier(recipe.Model(name="densenet-bc-100-12", densenet=TINY), 3)
+    for part in classifiers.backbone_modules(model):
+        part.requires_grad_(False)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert [key for key, p in model.named_parameters() if p.grad is not None] == [
+        "classifier.weight",
+        "classifier.bias",
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet-bc-100-12", "timm/resnet10t"])
+def test_equal_chance_gives_equal_weights_and_logits_come_out(name):
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = build_classifier(recipe.Model(name=name), 6)
+        states.append(model.state_dict())
+        torch.rand(5)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 6)
+    assert model.variant == variant(recipe.Model(name=name))
+
+
+def test_dropout_of_a_resnet_is_before_its_last_layer():
+    plain = build_classifier(recipe.Model(name="resnet18"), 4).eval()
+    model = build_classifier(recipe.Model(name="resnet18", dropout=0.25), 4)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    x = torch.randn(8, 3, 32, 32)
+    seen = []
+    model.fc.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    plain.fc.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), plain(x))
+        model.avgpool.train()
+        model(x)
+    whole, dropped = seen[1], seen[2]
+    alive, kept = whole != 0, dropped != 0  # some were zero before
+    assert kept[alive].float().mean().item() == pytest.approx(0.75, abs=0.03)
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
+
+
+def test_dropout_of_a_timm_model_is_its_drop_rate():
+    assert on_meta("timm/resnet18", 4, dropout=0.25).drop_rate == 0.25
+
+
+@pytest.mark.parametrize("size", [96, (64, 96)])
+def test_a_timm_model_of_fixed_size_is_built_for_the_recipes(size):
+    model = build_classifier(recipe.Model(name="timm/vit_tiny_patch16_224", image_size=size), 3)
+    height, width = (size, size) if isinstance(size, int) else size
+    assert model(torch.randn(1, 3, height, width)).shape == (1, 3)
+
+
+def test_normalisation_and_side():
+    def known(name, **densenet):
+        found = variant(recipe.Model(name=name, densenet=recipe.Densenet(**densenet)))
+        return found.side, found.mean[0], found.std[2]
+
+    assert known("resnet50") == known("densenet201") == (224, 0.485, 0.225)
+    assert known("densenet-bc-190-40") == known("densenet121", stem="small") == (32, 0.5, 0.5)
+    assert known("densenet-bc-100-12", stem="imagenet") == (224, 0.485, 0.225)
+    assert known("timm/vit_base_patch16_224.augreg_in21k") == (224, 0.5, 0.5)
+    assert known("timm/inception_v3") == (299, 0.5, 0.5)
+
+
+def test_densenet_options_reach_the_network():
+    options = recipe.Densenet(growth=3, bottleneck=False, separable=True, stem="small", compression=1.0)
+    model = on_meta("densenet121", 4, densenet=options, activation="prelu")
+    keys = model.state_dict()
+    assert keys["features.conv0.weight"].shape == (6, 3, 3, 3)
+    assert "features.denseblock1.denselayer1.conv2.depthwise.weight" in keys
+    assert "features.denseblock1.denselayer1.conv1.weight" not in keys
+    assert keys["features.transition1.conv.weight"].shape == (24, 24, 1, 1)
+    assert keys["features.activation5.weight"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("yolov4-tiny", r"'yolov4-tiny': no such classifier.*resnet18.*densenet-bc-100-12.*timm/NAME"),
+        ("ResNet_18", "did you mean 'resnet18'"),
+        ("efficientnet_b0", "did you mean 'timm/efficientnet_b0'"),
+        ("timm/resnet18x", "'timm/resnet18x': timm .* has no such model; did you mean 'timm/resnet18'"),
+        ("timm/resnet18.a9_in1k", "no such model; did you mean .*'timm/resnet18.a1_in1k'"),
+        ("timm/hf-hub:timm/resnet18", "no such model"),
+        ("timm/", "no such model"),
+    ],
+)
+def test_unknown_names(name, message):
+    with pytest.raises(UserError, match=message):
+        variant(recipe.Model(name=name))
+
+
+def test_every_fault_is_told_at_once():
+    model = recipe.Model(
+        name="resnet19",
+        cfg="a.cfg",
+        width=0.5,
+        anchors=[[1.0, 2.0]],
+        involution=3,
+        dfl=16,
+    )
+    with pytest.raises(UserError) as caught:
+        build_classifier(model, 1)
+    told = "\n".join(caught.value.faults)
+    assert len(caught.value.faults) == 7
+    for words in ("'resnet19'", "model.cfg", "width' is 0.5", "anchors", "involution' is 3", "dfl' is 16"):
+        assert words in told
+    assert "1 class:" in told
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+def test_options_of_densenets_are_refused_elsewhere(name):
+    options = recipe.Densenet(growth=3, bottleneck=False, separable=True, stem="small", compression=1.0)
+    with pytest.raises(UserError) as caught:
+        variant(recipe.Model(name=name, activation="prelu", densenet=options))
+    assert len(caught.value.faults) == 6
+    for key in ("growth' is 3", "bottleneck' is false", "stem' is 'small'", "compression' is 1.0"):
+        assert sum(f"'model.densenet.{key}" in fault for fault in caught.value.faults) == 1
+    assert sum("'model.activation' is 'prelu'" in fault for fault in caught.value.faults) == 1
+
+
+def test_too_small_a_picture_is_refused():
+    with pytest.raises(UserError, match=r"'model.image_size' is 28.*at least 29"):
+        variant(recipe.Model(name="densenet121", image_size=28))
+    with pytest.raises(UserError, match=r"'model.image_size' is \[64, 16\].*at least 29"):
+        variant(recipe.Model(name="densenet121", image_size=(64, 16)))
+    assert variant(recipe.Model(name="densenet121", image_size=29))
+
+
+def test_timm_that_cannot_build_it_says_what_was_asked():
+    with pytest.raises(
+        UserError, match=r"'timm/xcit.*with model.image_size \(100, 36\) \(AssertionError: `patch"
+    ):
+        on_meta("timm/xcit_nano_12_p8_224", 3, image_size=(100, 36))
