@@ -108,6 +108,48 @@ class DetectionBatch:
 
 
 @dataclass(frozen=True)
+class ClassificationItem:
+    """One network input with its target, before collation.
+
+    Attributes:
+        image: uint8 RGB of the network's size, (3, H, W).
+        target: float32 share of each class, (C,); the sum is 1, and one of them unless pictures were mixed.
+        index: the picture's number in its data set.
+    """
+
+    image: Tensor
+    target: Tensor
+    index: int
+
+
+@dataclass
+class ClassificationBatch:
+    """One micro-batch of pictures, each of one class or of a mixture.
+
+    Attributes:
+        images: uint8, (B, 3, H, W).
+        targets: float32 share of each class, (B, C).
+        indices: the pictures' numbers, length B.
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: list[int]
+
+    def to(self, device: torch.device) -> ClassificationBatch:
+        """A copy with its tensors on ``device``, without waiting for the transfer."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> ClassificationBatch:
+        """A copy in page-locked memory (called by the data loader when the device is a GPU)."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ClassificationBatch:
+        """A copy with every tensor changed."""
+        return replace(self, images=change(self.images), targets=change(self.targets))
+
+
+@dataclass(frozen=True)
 class LossSum:
     """A loss that is not yet divided.
 
@@ -140,6 +182,19 @@ class Detections:
     boxes: Tensor
     scores: Tensor
     labels: Tensor
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What one picture was taken for.
+
+    Attributes:
+        index: the picture's number in its data set (or in the list of sources).
+        log_probabilities: float32 natural logarithms, (C,), on the CPU.
+    """
+
+    index: int
+    log_probabilities: Tensor
 
 
 Scores = dict[str, Any]

@@ -81,7 +81,7 @@ class DigitScenes:
         self.seed = seed
         self.size = size
         self._images = images
-        self._digits = _digits_of(split)
+        self._digits = digits_of(split)
 
     def __len__(self) -> int:
         """How many scenes."""
@@ -181,7 +181,7 @@ class DigitScenes:
         return {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
 
 
-def _digits_of(split: str) -> list[Bytes]:
+def digits_of(split: str) -> list[Bytes]:
     """The digit images of each class that serve in ``split``: uint8 0–16, (N, 8, 8) each.
 
     Each class is ordered by a hash of the image's own bytes, and its first fifth is for validation: neither

@@ -1,0 +1,133 @@
+"""Classification data as the engine sees it: pictures of one class each become items with soft targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rankless.data.builtin_digits import DigitPictures
+from rankless.data.classification_input import place, vary
+from rankless.data.formats.image_folder import ImageFolder, read_image_folder
+from rankless.data.mixing import cutmix, mixup, target_of
+from rankless.errors import UserError
+from rankless.randomness import generator
+from rankless.recipe import Augment
+from rankless.types import ClassificationBatch, ClassificationItem
+
+DIGITS = "digits"
+"""The root that names the built-in data."""
+
+
+class Pictures(Protocol):
+    """A source of pictures of one class each. Must pickle."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A label is a position in this list."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def image(self, index: int) -> Tensor:
+        """uint8 RGB, (3, H, W)."""
+        ...
+
+    def label(self, index: int) -> int: ...
+
+    def source(self, index: int) -> str:
+        """Where picture ``index`` comes from, for reports."""
+        ...
+
+
+class ClassificationExamples:
+    """Pictures as network inputs; a :class:`rankless.tasks.protocol.Examples`.
+
+    Args:
+        pictures: the source.
+        size: the network's input (H, W) in pixels.
+        seed: the recipe's; keys the augmentation.
+        augment: how the recipe varies training pictures; its ``crop`` decides how a picture is placed.
+        varied: whether they are varied; if not, they are placed as in evaluation and prediction.
+
+    Attributes:
+        notes: what was divided or left out when the pictures were opened, as sentences.
+    """
+
+    def __init__(
+        self, pictures: Pictures, size: tuple[int, int], seed: int, augment: Augment, *, varied: bool
+    ) -> None:
+        self.pictures = pictures
+        self.size = size
+        self.seed = seed
+        self.augment = augment
+        self.varied = varied
+        self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def item(self, index: int, epoch: int) -> ClassificationItem:
+        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
+
+        A picture is mixed with one drawn from the whole data by its own key, never with its neighbours in
+        the batch: how a batch is cut into micro-batches must not matter.
+
+        Raises:
+            UnreadablePicture: its file is missing or damaged.
+        """
+        image, target = self._view(index, epoch)
+        ways = [way for way in ("mixup", "cutmix") if self.varied and getattr(self.augment, way)]
+        if ways:
+            chance = generator(self.seed, "mix", epoch, index)
+            partner = self._view(int(chance.integers(len(self))), epoch)
+            way = ways[int(chance.integers(len(ways)))]
+            mix = mixup if way == "mixup" else cutmix
+            image, target = mix((image, target), partner, getattr(self.augment, way), chance)
+        return ClassificationItem(image, target, index)
+
+    def labels(self) -> Tensor:
+        """The class of every picture, int64 (N,)."""
+        return torch.tensor([self.pictures.label(index) for index in range(len(self))], dtype=torch.int64)
+
+    def _view(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """The picture before it is mixed, and its target."""
+        image = self.pictures.image(index)
+        if self.varied:
+            image = vary(image, self.size, self.augment, (self.seed, "augment", epoch, index))
+        else:
+            image = place(image, self.size, cropped=self.augment.crop < 1)
+        return image, target_of(self.pictures.label(index), len(self.pictures.class_names))
+
+
+def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
+    """Items as one batch."""
+    images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
+    targets = torch.stack([item.target for item in items])  # (B, C)
+    return ClassificationBatch(images, targets, [item.index for item in items])
+
+
+def open_pictures(
+    root: str, split: str, class_names: Sequence[str] | None = None
+) -> DigitPictures | ImageFolder:
+    """The pictures of one split.
+
+    Args:
+        root: ``digits`` or a folder.
+        split: the split's name.
+        class_names: of the model; None takes the data's own.
+
+    Raises:
+        UserError: nothing at ``root``, faulty data, or other classes than the model's.
+    """
+    if root != DIGITS:
+        return read_image_folder(root, split, class_names)
+    digits = DigitPictures(split)
+    if class_names is not None and tuple(class_names) != digits.class_names:
+        raise UserError(
+            f"The built-in digits have the classes 0 to 9, but the model has {len(class_names)} others "
+            f"({', '.join(class_names[:8])}): give the data it was trained for, or train anew."
+        )
+    return digits

@@ -1,0 +1,47 @@
+"""Two pictures of one input's size become one, and their targets with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Example = tuple[Tensor, Tensor]
+"""An image, uint8 (3, H, W), and its target, float32 (C,)."""
+
+
+def target_of(label: int, classes: int) -> Tensor:
+    """The whole of one class, float32 (C,)."""
+    target = torch.zeros(classes)
+    target[label] = 1
+    return target
+
+
+def mixup(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:
+    """λ of one and 1 - λ of the other, pixel by pixel; λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
+    share = float(chance.beta(alpha, alpha))
+    blended = one[0].numpy() * np.float32(share) + other[0].numpy() * np.float32(1 - share)
+    return torch.from_numpy(np.rint(blended).astype(np.uint8)), _blend(one[1], other[1], share)
+
+
+def cutmix(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:
+    """A rectangle of the other, at its own place, in the one (Yun et al., "CutMix", 2019).
+
+    It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its middle anywhere; the target
+    goes by what is left of it inside.
+    """
+    share = float(chance.beta(alpha, alpha))
+    height, width = one[0].shape[-2:]
+    side = math.sqrt(1 - share) / 2
+    x, y = chance.random(2).tolist()
+    left, right = (min(max(round((x + edge) * width), 0), width) for edge in (-side, side))
+    top, bottom = (min(max(round((y + edge) * height), 0), height) for edge in (-side, side))
+    image = one[0].clone()
+    image[:, top:bottom, left:right] = other[0][:, top:bottom, left:right]
+    return image, _blend(one[1], other[1], 1 - (right - left) * (bottom - top) / (width * height))
+
+
+def _blend(one: Tensor, other: Tensor, share: float) -> Tensor:
+    return share * one + (1 - share) * other
