@@ -12,7 +12,7 @@ from rankless.tasks.protocol import Task
 
 
 def open_task(recipe: Recipe) -> Task:
-    """The task that ``recipe.task`` names: ``detect``, or ``package.module:Class`` of the user's own.
+    """The task that ``recipe.task`` names: ``detect``, ``classify``, or a user's ``package.module:Class``.
 
     Raises:
         UserError: no such task, module or class.
@@ -21,10 +21,15 @@ def open_task(recipe: Recipe) -> Task:
         from rankless.tasks.detect import Detect
 
         return Detect(recipe)
+    if recipe.task == "classify":
+        from rankless.tasks.classify import Classify
+
+        return Classify(recipe)
     module_name, _, class_name = recipe.task.partition(":")
     if not class_name:
         raise UserError(
-            f"task is '{recipe.task}': expected 'detect', or 'package.module:Class' for a task of your own"
+            f"task is '{recipe.task}': expected 'detect', 'classify', or 'package.module:Class' "
+            "for a task of your own"
         )
     here = str(Path.cwd())
     if here not in sys.path:  # as with `python -m`: a user's module stands where the command is given

@@ -1,0 +1,77 @@
+"""How good a classifier is: how often it is right, class by class, and what it takes for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankless.types import Scores
+
+MOST_CONFUSED = 100
+"""With more classes than this the confusion matrix is left out: it stands in every line of the journal."""
+
+
+def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
+    """Score the predictions of a whole data set.
+
+    Equal probabilities rank by the class's number, so that no tie is left to chance.
+
+    Args:
+        log_probabilities: natural logarithms, (N, C).
+        labels: the true classes, int64 (N,).
+        class_names: a name per class, length C.
+
+    Returns:
+        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth;
+        ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``: a name to
+        its ``precision``, ``recall``, ``f1`` and ``support`` (how many pictures); and ``confusion``, (C, C):
+        row = truth, column = prediction. A class that is never predicted has precision 0; one that never
+        occurs has neither recall nor F1, which are None.
+
+    Raises:
+        ValueError: arrays that do not fit each other.
+    """
+    count, classes = log_probabilities.shape
+    if labels.shape != (count,) or len(class_names) != classes or not count:
+        raise ValueError(f"{count} × {classes} predictions, {len(labels)} labels, {len(class_names)} names")
+    truth = labels.numpy()
+    if truth.min() < 0 or truth.max() >= classes:
+        raise ValueError(f"labels from {truth.min()} to {truth.max()}, but there are {classes} classes")
+    logs = log_probabilities.double().numpy()
+    own = logs[np.arange(count), truth]  # (N,)
+    ahead = logs > own[:, None]
+    ahead |= (logs == own[:, None]) & (np.arange(classes) < truth[:, None])
+    place = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # 0 is first; nonsense is never right
+    found = logs.argmax(1)  # the first of equals
+    confusion = np.bincount(truth * classes + found, minlength=classes**2).reshape(classes, classes)
+    scores: Scores = {"top1": float((place < 1).mean())}
+    if classes > 5:
+        scores["top5"] = float((place < 5).mean())
+    scores["nll"] = float(-own.mean())
+    scores |= _by_class(confusion, class_names)
+    if classes <= MOST_CONFUSED:
+        scores["confusion"] = confusion.tolist()
+    return scores
+
+
+def _by_class(confusion: NDArray[np.int64], class_names: Sequence[str]) -> dict[str, Any]:
+    """Means over the classes that occur, and the numbers of each; ``confusion`` (C, C)."""
+    right, support, found = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    precision = right / np.maximum(found, 1)
+    recall = right / np.maximum(support, 1)
+    f1 = 2 * right / np.maximum(support + found, 1)
+    per_class: dict[str, dict[str, float | int | None]] = {}
+    for label, name in enumerate(class_names):
+        occurs = bool(support[label])
+        per_class[f"{name} ({label})" if name in per_class else name] = {
+            "precision": float(precision[label]) if occurs or found[label] else None,
+            "recall": float(recall[label]) if occurs else None,
+            "f1": float(f1[label]) if occurs else None,
+            "support": int(support[label]),
+        }
+    means = {"precision": precision, "recall": recall, "f1": f1}
+    return {name: float(each[support > 0].mean()) for name, each in means.items()} | {"per_class": per_class}

@@ -1,0 +1,125 @@
+"""Classification: a network, its loss, what it takes a picture for, and how often that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from rankless.data.classification import ClassificationExamples, collate, open_pictures
+from rankless.data.classification_input import place
+from rankless.errors import UserError
+from rankless.losses.classify import ClassificationLoss, from_recipe
+from rankless.metrics.topk import topk_scores
+from rankless.models.classifiers import build_classifier, variant
+from rankless.recipe import Recipe
+from rankless.types import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
+
+
+class Classify:
+    """The task ``classify``; see :class:`rankless.tasks.protocol.Task`.
+
+    Args:
+        recipe: the whole recipe.
+        class_names: of a trained model; the training data then is not opened to learn them.
+
+    Raises:
+        UserError: no such classifier, a setting that only detectors have, or data that cannot be opened.
+    """
+
+    score_name = "top1"
+
+    def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
+        self.recipe = recipe
+        chosen = variant(recipe.model)
+        side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
+        self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
+        _refuse_mosaic(recipe)
+        if class_names is None:
+            self.class_names = tuple(self._training.pictures.class_names)
+            _ = self._loss  # its faults are told now, not when the first step is taken
+        else:
+            self.class_names = tuple(class_names)
+
+    def model(self) -> nn.Module:
+        """The bare model on the CPU, freshly initialised from torch's global generator."""
+        return build_classifier(self.recipe.model, len(self.class_names))
+
+    def training_data(self) -> ClassificationExamples:
+        """The training pictures, varied as the recipe says."""
+        return self._training
+
+    def evaluation_data(self) -> ClassificationExamples:
+        """The validation pictures, placed as in prediction and not varied."""
+        return self._evaluation
+
+    def collate(self, items: Sequence[ClassificationItem]) -> ClassificationBatch:
+        """Items as one batch."""
+        return collate(items)
+
+    def loss(self, model: nn.Module, batch: ClassificationBatch) -> LossSum:
+        """The loss of one micro-batch, summed over its pictures."""
+        return self._loss(model(self.network_input(batch.images)), batch.targets)
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, batch: ClassificationBatch) -> list[Classification]:
+        """What the model takes each picture of the batch for."""
+        logs = model(self.network_input(batch.images)).float().log_softmax(1).cpu()  # (B, C)
+        # Copies: a view would take the whole batch along to another rank.
+        return [Classification(index, row.clone()) for index, row in zip(batch.indices, logs, strict=True)]
+
+    def score(self, predictions: Sequence[Classification]) -> Scores:
+        """Top-1 and more of the predictions of the whole evaluation data, in the order of its pictures."""
+        logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
+        return topk_scores(logs, self.evaluation_data().labels(), self.class_names)
+
+    def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
+        """A picture to predict, uint8 (3, h, w), placed as in evaluation; its target is empty."""
+        placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
+        return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
+
+    def network_input(self, images: Tensor) -> Tensor:
+        """uint8 (B, 3, H, W) as the network reads it: (x / 255 - mean) / std, channels_last."""
+        mean, std = (_on(images.device, numbers) for numbers in (self.mean, self.std))  # (3, 1, 1)
+        return (images.contiguous(memory_format=torch.channels_last).float() / 255 - mean) / std
+
+    @cached_property
+    def _training(self) -> ClassificationExamples:
+        return self._examples(self.recipe.data.train, varied=True)
+
+    @cached_property
+    def _evaluation(self) -> ClassificationExamples:
+        return self._examples(self.recipe.data.val, varied=False)
+
+    @cached_property
+    def _loss(self) -> ClassificationLoss:
+        counts = self._training.labels().bincount(minlength=len(self.class_names))
+        return from_recipe(self.recipe.loss, counts.tolist())
+
+    def _examples(self, split: str, *, varied: bool) -> ClassificationExamples:
+        data = self.recipe.data
+        # Labels mean what the model's outputs mean; the training data says what that is.
+        pictures = open_pictures(data.root, split, getattr(self, "class_names", None))
+        return ClassificationExamples(pictures, self.size, self.recipe.seed, data.augment, varied=varied)
+
+
+def _refuse_mosaic(recipe: Recipe) -> None:
+    """Raise if the pictures are to be varied in ways that only detection knows."""
+    options = recipe.data.augment
+    faults = [
+        f"data.augment.{name} is {value}, which only detection knows: leave it out."
+        for name, value in (("mosaic", options.mosaic), ("close_mosaic", options.close_mosaic))
+        if value
+    ]
+    if faults:
+        raise UserError(faults)
+
+
+@lru_cache(maxsize=8)
+def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
+    """One number per channel, (C, 1, 1), brought to the device once: each transfer makes the host wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)
