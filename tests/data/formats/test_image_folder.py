@@ -1,0 +1,159 @@
+"""Class folders: which pictures are which class and which split, and what is told about the rest."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.formats.image_folder import read_image_folder
+from rankless.errors import UserError
+
+
+def make(root: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 3), (number % 256, 0, 0)).save(root / name, format="PNG")
+    return root
+
+
+def listed(root: Path, split: str, names: tuple[str, ...] | None = None) -> list[tuple[str, str]]:
+    data = read_image_folder(str(root), split, names)
+    files = (Path(path).relative_to(root).as_posix() for path in data.paths)
+    return [(file, data.class_names[label]) for file, label in zip(files, data.labels, strict=True)]
+
+
+def test_splits_of_class_folders(tmp_path):
+    make(tmp_path, "train/owl/b.PNG", "train/owl/a.jpeg", "train/big cat/ü 1.png", "train/big cat/in/0.png")
+    make(tmp_path, "val/owl/z.png", "test/owl/y.png", "test/big cat/x.png")
+    assert listed(tmp_path, "train") == [
+        ("train/big cat/in/0.png", "big cat"),
+        ("train/big cat/ü 1.png", "big cat"),
+        ("train/owl/a.jpeg", "owl"),
+        ("train/owl/b.PNG", "owl"),
+    ]
+    names = read_image_folder(str(tmp_path), "train").class_names
+    assert names == ("big cat", "owl")
+    assert listed(tmp_path, "val", names) == [("val/owl/z.png", "owl")]  # the label is the model's, not 0
+    told = read_image_folder(str(tmp_path), "val", names).notes
+    assert told == ("1 of 2 classes have no pictures: 'big cat'",)
+    assert [name for _, name in listed(tmp_path, "test", names)] == ["big cat", "owl"]
+    data = read_image_folder(str(tmp_path), "train")
+    assert data.image(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(1, 23), min_size=2, max_size=4))
+def test_without_splits_a_fifth_of_each_class_is_for_validation(tmp_path_factory, sizes):
+    root = tmp_path_factory.mktemp("classes")
+    for label, size in enumerate(sizes):
+        make(root, *(f"{label}/{number}.png" for number in range(size)))
+    parts = {split: listed(root, split, tuple(map(str, range(len(sizes))))) for split in ("train", "val")}
+    assert not set(parts["train"]) & set(parts["val"])
+    assert len(parts["train"]) + len(parts["val"]) == sum(sizes)
+    held = Counter(name for _, name in parts["val"])
+    for label, size in enumerate(sizes):
+        assert abs(held[str(label)] - 0.2 * size) <= (0.5 if size > 2 else 0.8)
+        assert held[str(label)] < size
+
+
+def test_the_division_knows_only_names_inside_the_class_folder(tmp_path):
+    names = [f"{number}.png" for number in range(20)]
+    make(tmp_path / "a", *(f"{kind}/{name}" for kind in ("x", "y") for name in names))
+    make(tmp_path / "b", *(f"{kind}/{name}" for kind in ("z", "x") for name in reversed(names)))
+    parts = [
+        {(Path(file).name, name) for file, name in listed(tmp_path / place, "val")} for place in ("a", "b")
+    ]
+    assert {file for file, name in parts[0]} == {file for file, _ in parts[1]}
+    assert len(parts[0]) == len(parts[1]) == 8
+    (note,) = read_image_folder(str(tmp_path / "a"), "val").notes
+    assert "8 of its 40 pictures are 'val'" in note
+    chosen = sorted(int(file.removesuffix(".png")) for file, name in parts[0] if name == "x")
+    assert chosen not in ([0, 1, 2, 3], [16, 17, 18, 19], [0, 5, 10, 15])
+
+
+def test_a_name_composed_otherwise_is_the_same_data(tmp_path):
+    names = [f"{kind}/é{number}.png" for kind in ("ä", "zoo") for number in range(10)]
+    composed, apart = (
+        make(tmp_path / form, *(unicodedata.normalize(form, name) for name in names))
+        for form in ("NFC", "NFD")
+    )
+
+    def plain(root: Path) -> list[tuple[str, str]]:
+        return [(unicodedata.normalize("NFC", file), name) for file, name in listed(root, "val")]
+
+    assert plain(composed) == plain(apart)
+    assert read_image_folder(str(apart), "val").class_names == ("zoo", "ä")  # by code point
+
+
+def test_what_is_left_out_is_told(tmp_path):
+    make(tmp_path, "train/a/1.png", "train/a/.2.png", "train/.cache/3.png", "train/4.png", "train/b/5.png")
+    (tmp_path / "train/a/notes.txt").write_text("x")
+    (tmp_path / "train/a/empty.png").touch()
+    (tmp_path / "train/b/gone.png").symlink_to(tmp_path / "nowhere.png")
+    os.mkfifo(tmp_path / "train/b/pipe.png")
+    (tmp_path / "train/hollow/deep").mkdir(parents=True)
+    data = read_image_folder(str(tmp_path), "train")
+    assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
+    assert data.class_names == ("a", "b")
+    for words in (
+        "1 folders hold no pictures and are no classes: 'hollow'",
+        "1 empty files were left out; the first: ",
+        "1 files that are no pictures by their endings were left out",
+        "1 hidden files and folders were left out",
+        "1 hidden folders were left out",
+        "1 links that lead nowhere were left out",
+        "1 pictures outside the class folders were left out",
+        "1 pictures that are no files were left out",
+    ):
+        assert any(note.startswith(words) for note in data.notes), words
+    assert len(data.notes) == 8
+
+
+def test_links_are_followed_once(tmp_path):
+    make(tmp_path, "store/1.png", "train/a/2.png", "train/b/3.png")
+    (tmp_path / "train/a/linked").symlink_to(tmp_path / "store")
+    (tmp_path / "train/a/again").symlink_to(tmp_path / "store")
+    (tmp_path / "train/b/loop").symlink_to(tmp_path / "train/b")
+    (tmp_path / "train/c").symlink_to(tmp_path / "store")
+    assert [name for _, name in listed(tmp_path, "train")] == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "names", "words"),
+    [
+        (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; it has 'test', 'train'"),
+        (["a/1.png", "b/1.png"], "test", None, "no split 'test': its own folders are taken as classes"),
+        (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "the model does not have: 'Owl'"),
+        (["a/1.png", "a/2.png"], "train", None, r"only one class folder has pictures \('a'\)"),
+        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no pictures; looked in 2 class folders"),
+        (["1.png"], "train", None, "no pictures; looked in 0 class folders"),
+    ],
+)  # fmt: skip
+def test_faults(tmp_path, files, split, names, words):
+    make(tmp_path, *files)
+    with pytest.raises(UserError, match=words):
+        read_image_folder(str(tmp_path), split, names)
+
+
+def test_faults_of_the_place(tmp_path):
+    with pytest.raises(UserError, match="no such folder at"):
+        read_image_folder(str(tmp_path / "none"), "train")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="a file at"):
+        read_image_folder(str(tmp_path / "file"), "train")
+    make(tmp_path / "odd", "a/1.png")
+    make(Path(os.fsdecode(os.fsencode(tmp_path / "odd") + b"/\xff")), "1.png")
+    with pytest.raises(UserError, match=r"b'\\xff' is not UTF-8"):
+        read_image_folder(str(tmp_path / "odd"), "train")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make(tmp_path, "train/1.png", "train/2.png", "bus/1.png", "bus/2.png")
+    assert read_image_folder(str(tmp_path), "train").class_names == ("bus", "train")

@@ -1,0 +1,136 @@
+"""Classification examples: items, their targets, mixing with keyed partners, batches, the built-in digits."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from rankless.data.builtin import DigitScenes
+from rankless.data.builtin_digits import DigitPictures
+from rankless.data.classification import ClassificationExamples, collate, open_pictures
+from rankless.errors import UserError
+from rankless.recipe import Augment
+
+OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
+
+
+class Greys:
+    """Picture n is grey of level 10 n, its class n % 3."""
+
+    class_names = ("a", "b", "c")
+    notes = ("told",)
+
+    def __len__(self) -> int:
+        return 20
+
+    def image(self, index: int) -> Tensor:
+        return torch.full((3, 12, 10), 10 * index, dtype=torch.uint8)
+
+    def label(self, index: int) -> int:
+        return index % 3
+
+    def source(self, index: int) -> str:
+        return str(index)
+
+
+def examples(varied: bool = True, seed: int = 0, **options) -> ClassificationExamples:
+    augment = Augment(**{**OFF.__dict__, **options})
+    return ClassificationExamples(Greys(), (8, 8), seed, augment, varied=varied)
+
+
+def test_an_item_is_a_placed_picture_and_its_class():
+    found = examples()
+    assert len(found) == 20 and found.notes == ("told",)
+    item = found.item(4, 0)
+    assert item.index == 4 and item.target.tolist() == [0, 1, 0]
+    assert item.image.shape == (3, 8, 8) and item.image.eq(40).all()
+    assert found.labels().tolist() == [n % 3 for n in range(20)]
+
+
+@pytest.mark.parametrize("options", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+def test_partners_come_from_the_whole_data_by_key(options):
+    found = examples(**options)
+    items = [found.item(5, epoch) for epoch in range(60)]
+    levels = set()
+    for item in items:
+        assert item.index == 5 and item.target.sum().item() == pytest.approx(1)
+        shown = item.image.float()
+        if shown.unique().numel() == 2:  # cut: the partner's level is seen
+            levels |= set(item.image.unique().tolist()) - {50}
+            share = (item.image[0] == 50).float().mean().item()
+        else:
+            continue
+        (other,) = set(item.image.unique().tolist()) - {50}
+        expected = torch.zeros(3)
+        expected[5 % 3] += share
+        expected[other // 10 % 3] += 1 - share
+        torch.testing.assert_close(item.target, expected)
+    if options == {"cutmix": 1.0}:
+        assert len(levels) > 12  # of 19
+    alone, order = examples(**options), np.random.default_rng(0).permutation(60)
+    for epoch in order.tolist():  # whatever came before, in whatever copy
+        again = pickle.loads(pickle.dumps(alone)).item(5, epoch)
+        assert torch.equal(again.image, items[epoch].image) and torch.equal(again.target, items[epoch].target)
+    assert not torch.equal(examples(seed=1, **options).item(5, 0).target, items[0].target)
+
+
+def test_both_ways_of_mixing_happen():
+    kinds = [examples(mixup=1.0, cutmix=1.0).item(1, epoch).image.unique().numel() for epoch in range(60)]
+    assert kinds.count(1) > 10 and kinds.count(2) > 10
+
+
+def test_evaluation_neither_varies_nor_mixes():
+    found = examples(varied=False, mixup=1.0, cutmix=1.0, erase=1.0, value=0.5, policy="randaugment")
+    for index in range(20):
+        item = found.item(index, 3)
+        assert item.image.eq(10 * index).all() and item.target[index % 3] == 1
+
+
+def test_batches():
+    batch = collate([examples().item(index, 0) for index in (3, 1)])
+    assert batch.images.shape == (2, 3, 8, 8) and batch.images.is_contiguous()
+    assert batch.targets.tolist() == [[1, 0, 0], [0, 1, 0]] and batch.indices == [3, 1]
+    moved = batch.to(torch.device("cpu"))
+    assert torch.equal(moved.images, batch.images) and moved.indices == [3, 1]
+
+
+def test_the_digits_are_scikit_learns_and_split_as_in_the_scenes():
+    stored = load_digits()
+    known = {image.astype(np.uint8).tobytes(): label for image, label in zip(*stored_of(stored), strict=True)}
+    seen = {}
+    for split in ("train", "val"):
+        digits = DigitPictures(split)
+        assert digits.class_names == tuple("0123456789")
+        levels = [level.tobytes() for level in digits._levels]
+        assert [known[level] for level in levels] == [digits.label(index) for index in range(len(digits))]
+        seen[split] = set(levels)
+        scenes = {digit.tobytes() for part in DigitScenes(split, 1)._digits for digit in part}
+        assert scenes == seen[split]
+    assert not seen["train"] & seen["val"] and len(seen["train"]) + len(seen["val"]) == 1797
+    assert len(seen["val"]) == 359
+    image = DigitPictures("val").image(7)
+    assert image.shape == (3, 64, 64) and image.dtype == torch.uint8
+    assert torch.equal(image[0], image[2]) and image.max() > 230 and image.min() == 0
+    small = torch.nn.functional.avg_pool2d(image[:1].float(), 8)[0] / 255 * 16
+    assert np.corrcoef(small.flatten(), DigitPictures("val")._levels[7].ravel())[0, 1] > 0.95
+    with pytest.raises(IndexError):
+        DigitPictures("val").image(359)
+
+
+def stored_of(stored) -> tuple:
+    return stored.images, stored.target.tolist()
+
+
+def test_opening(tmp_path):
+    assert isinstance(open_pictures("digits", "val"), DigitPictures)
+    with pytest.raises(UserError, match="no split 'test'"):
+        open_pictures("digits", "test")
+    with pytest.raises(UserError, match="the model has 2 others"):
+        open_pictures("digits", "val", ("cat", "dog"))
+    with pytest.raises(UserError, match="no such folder"):
+        open_pictures(str(tmp_path / "none"), "train")

@@ -1,0 +1,147 @@
+"""A classifier's input: one way for evaluation and prediction, keyed variations for training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from rankless.data.classification_input import place, vary
+from rankless.recipe import Augment
+
+OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
+EVERYTHING = {
+    "flip": 0.5, "flip_vertical": 0.5, "hue": 0.1, "saturation": 0.5, "value": 0.5, "scale": 0.3,
+    "translate": 0.2, "crop": 0.3, "policy": "randaugment", "erase": 0.5,
+}  # fmt: skip
+
+
+def picture(height: int = 50, width: int = 70) -> torch.Tensor:
+    """Colours that change from place to place, some noise on them."""
+    y, x = np.mgrid[:height, :width]
+    noise = np.random.default_rng(0).integers(0, 30, (3, height, width))
+    planes = np.stack([x * 220 // width, y * 220 // height, (x + y) * 220 // (height + width)])
+    return torch.from_numpy((planes + noise).astype(np.uint8))
+
+
+def key(index: int, epoch: int = 0, seed: int = 0) -> tuple[int, str, int, int]:
+    return seed, "augment", epoch, index
+
+
+def test_a_whole_picture_is_stretched_as_pillow_does():
+    found = place(picture(), (32, 40), cropped=False)
+    pil = Image.fromarray(picture().permute(1, 2, 0).numpy()).resize((40, 32), Image.Resampling.BILINEAR)
+    expected = torch.from_numpy(np.array(pil)).permute(2, 0, 1)
+    assert found.dtype == torch.uint8 and found.shape == (3, 32, 40)
+    assert (found.int() - expected.int()).abs().max() <= 1
+    assert torch.equal(place(picture(), (50, 70), cropped=False), picture())
+
+
+@pytest.mark.parametrize("size", [(50, 70), (300, 200), (257, 256), (40, 400), (9, 8)])
+def test_the_middle_is_imagenets(size):
+    source = picture(*size)
+    published = v2.Compose([v2.Resize(256, antialias=True), v2.CenterCrop(224)])
+    found = place(source, (224, 224), cropped=True)
+    assert found.shape == (3, 224, 224)
+    # The longer side is rounded there and truncated here or the other way round: half a pixel.
+    assert (found.int() - published(source).int()).abs().float().mean() < 3
+
+
+def test_the_middle_of_other_shapes_covers_the_input():
+    for size in [(32, 64), (64, 32), (31, 33)]:
+        for source in [(50, 70), (70, 50), (10, 200)]:
+            found = place(torch.full((3, *source), 200, dtype=torch.uint8), size, cropped=True)
+            assert found.shape == (3, *size) and found.eq(200).all()
+
+
+def test_with_everything_off_training_sees_what_evaluation_sees():
+    for size in [(32, 40), (50, 70)]:
+        assert torch.equal(vary(picture(), size, OFF, key(3)), place(picture(), size, cropped=False))
+
+
+def test_a_variation_is_a_function_of_seed_epoch_and_picture():
+    options = Augment(**EVERYTHING)
+    first = [vary(picture(), (32, 32), options, key(index)) for index in range(8)]
+    state = torch.get_rng_state()
+    torch.rand(1000)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    again = [vary(picture(), (32, 32), options, key(index)) for index in reversed(range(8))]
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    for one, other in zip(first, reversed(again), strict=True):
+        assert one.dtype == torch.uint8 and one.shape == (3, 32, 32)
+        assert torch.equal(one, other)
+    assert len({one.numpy().tobytes() for one in first}) == 8
+    for other in (key(0, epoch=1), key(0, seed=1)):
+        assert not torch.equal(vary(picture(), (32, 32), options, other), first[0])
+    assert not torch.equal(state, torch.get_rng_state())  # by torch.rand alone:
+    before = torch.get_rng_state()
+    vary(picture(), (32, 32), options, key(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_each_part_changes_the_picture_and_a_missing_one_leaves_the_rest(name):
+    options = {**OFF.__dict__, name: EVERYTHING[name] if name not in ("flip", "flip_vertical") else 1.0}
+    plain = place(picture(), (32, 32), cropped=False)
+    changed = [
+        not torch.equal(vary(picture(), (32, 32), Augment(**options), key(index)), plain)
+        for index in range(12)
+    ]
+    assert sum(changed) >= 3
+
+
+def test_switching_a_part_off_leaves_the_others_draws():
+    """Whether a picture is mirrored, seen by its white left half, with the other parts off and on."""
+    halves = torch.zeros(3, 40, 40, dtype=torch.uint8)
+    halves[..., :20] = 255
+
+    def mirrored(**options) -> list[bool]:
+        chosen = Augment(**{**OFF.__dict__, "flip": 0.5, **options})
+        views = [vary(halves, (40, 40), chosen, key(index)) for index in range(40)]
+        return [bool(view[0, :, -4:].float().mean() > 127) for view in views]
+
+    alone = mirrored()
+    assert 8 < sum(alone) < 32
+    assert mirrored(crop=0.9) == alone
+    assert mirrored(value=0.2) == alone
+    erased = mirrored(erase=0.2, crop=0.9)  # a grey rectangle may hide a side
+    assert sum(one != other for one, other in zip(erased, alone, strict=True)) <= 4
+
+
+def test_crops_keep_at_least_their_share():
+    """On a picture whose pixels tell where they come from."""
+    y, x = np.mgrid[:200, :200]
+    source = torch.from_numpy(np.stack([x, y, 0 * x]).astype(np.uint8))
+    areas = []
+    for index in range(200):
+        found = vary(source, (64, 64), Augment(**{**OFF.__dict__, "crop": 0.25}), key(index)).float()
+        width, height = (float(found[0].max() - found[0].min()), float(found[1].max() - found[1].min()))
+        assert 0.68 < width / height < 1.45
+        areas.append(width * height / 200**2)
+    assert min(areas) > 0.21 and max(areas) > 0.85
+    assert np.mean(areas) == pytest.approx(0.6, abs=0.06)  # even from 0.25 to 1, the largest cut a little
+
+
+def test_shift_and_zoom_are_as_large_as_they_are_called():
+    white = torch.full((3, 100, 100), 255, dtype=torch.uint8)
+    for index in range(30):
+        found = vary(white, (100, 100), Augment(**{**OFF.__dict__, "translate": 0.2}), key(index))[0]
+        grey = found == 114
+        assert 0 <= grey.all(0).sum() <= 21 and 0 <= grey.all(1).sum() <= 21
+    shares = [
+        (vary(white, (100, 100), Augment(**{**OFF.__dict__, "scale": 1.0}), key(index))[0] != 114)
+        .float().mean().item()
+        for index in range(60)
+    ]  # fmt: skip
+    assert min(shares) >= 0.24 and max(shares) == 1.0  # half the side is a quarter of the area
+
+
+def test_erasing_is_as_frequent_as_it_is_called():
+    white = torch.full((3, 32, 32), 255, dtype=torch.uint8)
+    options = Augment(**{**OFF.__dict__, "erase": 0.25})
+    erased = [bool((vary(white, (32, 32), options, key(index)) != 255).any()) for index in range(200)]
+    assert 30 <= sum(erased) <= 72  # four standard deviations of 50
