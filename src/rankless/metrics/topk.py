@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
         class_names: a name per class, length C.
 
     Returns:
-        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth;
+        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth, None if that is infinite;
         ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``: a name to
         its ``precision``, ``recall``, ``f1`` and ``support`` (how many pictures); and ``confusion``, (C, C):
         row = truth, column = prediction. A class that is never predicted has precision 0; one that never
@@ -51,7 +52,8 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     scores: Scores = {"top1": float((place < 1).mean())}
     if classes > 5:
         scores["top5"] = float((place < 5).mean())
-    scores["nll"] = float(-own.mean())
+    nll = float(-own.mean())
+    scores["nll"] = nll if math.isfinite(nll) else None
     scores |= _by_class(confusion, class_names)
     if classes <= MOST_CONFUSED:
         scores["confusion"] = confusion.tolist()
