@@ -36,12 +36,19 @@ def faults(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return [line.removeprefix("error: ") for line in lines]
 
 
+def found(*detections: object, classes: tuple[dict[str, object], ...] = ()) -> SimpleNamespace:
+    """A picture's report."""
+    return SimpleNamespace(source="a.jpg", detections=list(detections), classes=list(classes))
+
+
 @dataclass
 class Calls:
     """Stands in for the rooms that do the work; keeps what it was asked."""
 
     asked: list[tuple[object, ...]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    pictures: list[SimpleNamespace] = field(default_factory=lambda: [found(1, 2), found(3)])
+    scores: dict[str, object] = field(default_factory=dict)
     ok: bool = True
 
     def train(self, recipe, run, *, devices, resume):
@@ -50,12 +57,12 @@ class Calls:
 
     def evaluate(self, target, overrides, *, devices, split):
         self.asked.append((target, tuple(overrides), devices, split))
-        return {"AP": 0.25, "APl": None, "images": 3, "per_class": {"cat": {"AP": 0.5, "AP50": None}}}
+        per_class = {"cat": {"AP": 0.5, "AP50": None}}
+        return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
     def predict(self, target, sources, *, out, confidence):
         self.asked.append((target, sources, out, confidence))
-        pictures = [SimpleNamespace(detections=[1, 2]), SimpleNamespace(detections=[3])]
-        report = SimpleNamespace(pictures=pictures, failed=self.failed, out=out)
+        report = SimpleNamespace(pictures=self.pictures, failed=self.failed, out=out)
         report.exit_code = 1 if self.failed else 0
         report.as_json = lambda: {"pictures": []}
         return report
@@ -240,6 +247,27 @@ def test_evaluate(calls, capsys):
         (Path("runs/x"), ("evaluate.iou=0.5",), None, "test"),
         (Path("runs/x"), (), None, None),
     ]
+
+
+def test_evaluate_prints_a_confusion_matrix(calls, capsys):
+    per_class = {"cat": {"f1": 0.5, "support": 12}, "big dog": {"f1": None, "support": 0}}
+    calls.scores = {"top1": 0.75, "per_class": per_class, "confusion": [[9, 3], [0, 0]]}
+    assert cli.main(["evaluate", "runs/x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:5]] == [
+        ["top1", "0.7500"], [], ["class", "f1", "support"], ["cat", "0.5000", "12"], ["big", "dog", "–", "0"]
+    ]  # fmt: skip
+    assert lines[-3:] == ["          0 1", "cat     0 9 3", "big dog 1 · ·"]
+    many = [str(number) for number in range(31)]
+    calls.scores = {"per_class": {name: {"f1": 1.0} for name in many}, "confusion": [[0] * 31] * 31}
+    assert cli.main(["evaluate", "runs/x"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; --json prints it"
+
+
+def test_predict_says_what_each_picture_shows(calls, capsys):
+    calls.pictures = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
+    assert cli.main(["predict", "w", "a.jpg", "--out", "found"]) == 0
+    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 found; pictures: 1; results in found\n"
 
 
 def test_predict(calls, capsys):

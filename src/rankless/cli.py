@@ -36,6 +36,7 @@ app = App(
 )
 app["--help"].group = app["--version"].group = _options
 
+_MOST_COLUMNS = 30
 _flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), _flag]
@@ -165,7 +166,10 @@ def predict(
     if as_json:
         _print_json(report.as_json())
     else:
-        found = sum(len(picture.detections) for picture in report.pictures)
+        for picture in (each for each in report.pictures if each.classes):
+            best = picture.classes[0]
+            print(f"{picture.source}: {best['name']} {best['score']:.0%}")
+        found = sum(len(picture.detections or picture.classes[:1]) for picture in report.pictures)
         failed = f", {len(report.failed)} not readable" if report.failed else ""
         print(f"{found} found; pictures: {len(report.pictures)}{failed}; results in {report.out}")
     return report.exit_code
@@ -388,7 +392,7 @@ def _print_scores(scores: Mapping[str, Any]) -> None:
             return "–"
         return f"{value:.4f}" if isinstance(value, float) else str(value)
 
-    single = {name: value for name, value in scores.items() if not isinstance(value, Mapping)}
+    single = {name: value for name, value in scores.items() if not isinstance(value, Mapping | list)}
     for name, value in single.items():
         print(f"{name:{max(map(len, single))}}  {number(value)}")
     for rows in (value for value in scores.values() if isinstance(value, Mapping)):
@@ -398,3 +402,20 @@ def _print_scores(scores: Mapping[str, Any]) -> None:
             table.add_row(name, *(number(row.get(column)) for column in columns))
         print()
         Console(soft_wrap=True, highlight=False).print(table)
+    if confusion := scores.get("confusion"):
+        _print_confusion(confusion, list(scores["per_class"]))
+
+
+def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    """How often each class was taken for which; what never happened is a dot, so that the rest stands out."""
+    widest = max(map(len, names))
+    numbers = [str(label) for label in range(len(names))]
+    width = max(len(text) for text in [*numbers, *(str(count) for row in rows for count in row)]) + 1
+    print("\nconfusion: a row is the true class, a column what it was taken for")
+    if len(names) > _MOST_COLUMNS:
+        print(f"{len(names)} classes are too many for a table; --json prints it")
+        return
+    print(" " * (widest + len(numbers[-1]) + 1) + "".join(f"{number:>{width}}" for number in numbers))
+    for number, name, row in zip(numbers, names, rows, strict=True):
+        counts = "".join(f"{count or '·':>{width}}" for count in row)
+        print(f"{name:{widest}} {number:>{len(numbers[-1])}}{counts}")

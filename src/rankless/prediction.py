@@ -1,8 +1,9 @@
 """Prediction: from a run or a weights file and some pictures to annotated pictures and one JSON file.
 
-Pictures come onto the input as in training, one at a time: what is found in a picture never
-depends on its neighbours. Boxes are in pixels of the picture as it is shown, i.e. after its EXIF rotation.
-Scoring lets one box carry several classes, as COCO's practice is; here it carries its best.
+Pictures go the way that evaluation took, one at a time: what is found in a picture never depends on its
+neighbours. Boxes are in pixels of the picture as it is shown, i.e. after its EXIF rotation. Scoring lets one
+box carry several classes, as COCO's practice is; here it carries its best. What classifiers do otherwise is
+in :mod:`rankless.prediction_classify`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankless.data import pictures
 from rankless.data.builtin import DigitScenes
@@ -26,10 +27,10 @@ from rankless.data.letterbox import whole
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError
 from rankless.models import weights
-from rankless.recipe import Recipe
+from rankless.prediction_classify import ClassFinder
 from rankless.run_directory import weights_of, write_atomically
 from rankless.tasks.detect import SCENE_SIZE, Detect
-from rankless.types import DetectionItem, Detections
+from rankless.types import DetectionItem
 
 MOST_SCENES = 10_000  # each becomes a picture in the output folder
 _SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
@@ -45,6 +46,7 @@ class PictureReport:
         annotated: the picture with its boxes drawn.
         width, height: of the picture, in pixels.
         detections: best first; ``box`` (xyxy in pixels), ``score``, ``label`` and ``name`` of each.
+        classes: of a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
     """
 
     source: str
@@ -52,6 +54,7 @@ class PictureReport:
     width: int
     height: int
     detections: list[dict[str, Any]]
+    classes: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class PredictionReport:
                 "annotated": picture.annotated.name,
                 "width": picture.width,
                 "height": picture.height,
-                "detections": picture.detections,
+                **({"classes": picture.classes} if picture.classes else {"detections": picture.detections}),
             }
             for picture in self.pictures
         ]
@@ -101,14 +104,14 @@ class PredictionReport:
 def predict(
     target: Path, sources: Sequence[str], *, out: Path, confidence: float = 0.25, device: str | None = None
 ) -> PredictionReport:
-    """Find objects in pictures.
+    """Find objects in pictures, or what the pictures show.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         sources: pictures, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
         out: a folder for the annotated pictures and ``predictions.json``; made if need be.
-        confidence: detections scored lower are left out, 0..1.
+        confidence: detections scored lower are left out, 0..1; of a classifier the best five always stay.
         device: a torch device; the first GPU if there is one, else the CPU.
 
     Raises:
@@ -123,16 +126,19 @@ def predict(
     loaded = weights.load(path)
     report = PredictionReport(out, path)
     names = _output_names(found, out)
-    task, model = _detector(loaded, confidence, place, str(path))
+    finder = _finder(loaded, confidence, place, str(path))
     _make_folder(out)
     for source, name in zip(found, names, strict=True):
         try:
-            image = _read(source, loaded.recipe)
+            image = _read(source, finder)
         except pictures.UnreadablePicture as error:
             report.failed.append((source, error.reason))
             continue
-        detections = _detect(task, model, image, place)
-        report.pictures.append(_report(source, image, detections, loaded.class_names, out / name))
+        rows, marks = finder.find(image)
+        height, width = image.shape[-2:]
+        kinds = ([], rows) if isinstance(finder, ClassFinder) else (rows, [])
+        _write_annotated(image, marks, out / name)
+        report.pictures.append(PictureReport(source, out / name, width, height, *kinds))
     lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # a picture a line
     write_atomically(out / "predictions.json", f"[\n{lines}\n]\n")
     return report
@@ -243,61 +249,74 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _detector(
-    loaded: weights.Weights, confidence: float, device: torch.device, source: str
-) -> tuple[Detect, nn.Module]:
-    recipe = loaded.recipe
-    if recipe.task != "detect":
-        raise UserError(f"{source}: was trained for the task '{recipe.task}'; prediction knows 'detect' only")
-    recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=float(confidence)))
-    task = Detect(recipe, class_names=loaded.class_names)
-    model = task.model()
-    weights.load_into(model, loaded.state, source)
-    return task, model.to(device).eval()
+class _DetectionFinder:
+    """A trained detector at work on ``place``."""
+
+    def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
+        recipe = loaded.recipe
+        recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=float(confidence)))
+        self.task = Detect(recipe, class_names=loaded.class_names)
+        model = self.task.model()
+        weights.load_into(model, loaded.state, source)
+        self.model, self.place = model.to(place).eval(), place
+
+    def scene(self, split: str, index: int) -> Tensor:
+        """A scene of the built-in data, uint8 (3, H, W)."""
+        # As in training: validation scenes are every seed's.
+        seed = self.task.recipe.seed if split == "train" else 0
+        return DigitScenes(split, index + 1, seed, SCENE_SIZE).picture(index).image
+
+    def find(self, image: Tensor) -> tuple[list[dict[str, Any]], list[Mark]]:
+        """What is in a picture, uint8 (3, H, W), and what to draw on it; each box with its best class."""
+        placed, where = whole(image, self.task.size, self.task.recipe.data.fit)
+        item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
+        with torch.inference_mode():
+            (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.place))
+        best: dict[Rectangle, tuple[float, int]] = {}
+        for box, score, label in zip(
+            found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True
+        ):
+            best.setdefault(tuple(box), (score, label))  # best first
+        names = self.task.class_names
+        rows = [
+            {
+                "box": [round(side, 2) for side in box],
+                "score": round(score, 4),
+                "label": label,
+                "name": names[label],
+            }
+            for box, (score, label) in best.items()
+        ]
+        marks = [Mark(box, f"{names[label]}: {score:.0%}", label) for box, (score, label) in best.items()]
+        return rows, marks
 
 
-def _read(source: str, recipe: Recipe) -> Tensor:
+def _finder(
+    loaded: weights.Weights, confidence: float, place: torch.device, source: str
+) -> _DetectionFinder | ClassFinder:
+    """What finds things in pictures as the weights' task does."""
+    if loaded.recipe.task == "detect":
+        return _DetectionFinder(loaded, confidence, place, source)
+    if loaded.recipe.task == "classify":
+        return ClassFinder(loaded, place, source)
+    raise UserError(
+        f"{source}: was trained for the task '{loaded.recipe.task}'; prediction knows 'detect' and 'classify'"
+    )
+
+
+def _read(source: str, finder: _DetectionFinder | ClassFinder) -> Tensor:
     """The picture, uint8 (3, H, W)."""
     scene = _SCENES.fullmatch(source)
     if scene is None or Path(source).exists():
         return pictures.read(Path(source))
-    split, index = scene[1], int(scene[2])
-    seed = recipe.seed if split == "train" else 0  # as in training: validation scenes are every seed's
-    return DigitScenes(split, index + 1, seed, SCENE_SIZE).picture(index).image
+    return finder.scene(scene[1], int(scene[2]))
 
 
-def _detect(task: Detect, model: nn.Module, image: Tensor, device: torch.device) -> Detections:
-    placed, where = whole(image, task.size, task.recipe.data.fit)
-    item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
-    with torch.inference_mode():
-        (found,) = task.predict(model, task.collate([item]).to(device))
-    return found
-
-
-def _report(
-    source: str, image: Tensor, found: Detections, class_names: Sequence[str], annotated: Path
-) -> PictureReport:
-    """Draw, write and describe what was found in one picture."""
-    best: dict[Rectangle, tuple[float, int]] = {}
-    for box, score, label in zip(
-        found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True
-    ):
-        best.setdefault(tuple(box), (score, label))  # best first
-    rows = [(box, score, label) for box, (score, label) in best.items()]
+def _write_annotated(image: Tensor, marks: Sequence[Mark], path: Path) -> None:
+    """Draw and write one picture."""
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    marks = [Mark(box, f"{class_names[label]}: {score:.0%}", label) for box, score, label in rows]
-    options: dict[str, Any] = {"quality": 92} if annotated.suffix.lower() in _JPEG else {}
+    options: dict[str, Any] = {"quality": 92} if path.suffix.lower() in _JPEG else {}
     try:
-        annotate(picture, marks).save(annotated, **options)
+        annotate(picture, marks).save(path, **options)
     except OSError as error:
-        raise UserError(f"{annotated}: cannot be written: {error.strerror or error}") from None
-    detections = [
-        {
-            "box": [round(side, 2) for side in box],
-            "score": round(score, 4),
-            "label": label,
-            "name": class_names[label],
-        }
-        for box, score, label in rows
-    ]
-    return PictureReport(source, annotated, picture.width, picture.height, detections)
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None

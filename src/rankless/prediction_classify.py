@@ -1,0 +1,64 @@
+"""What a trained classifier says of a picture: its best five classes, the first drawn as a caption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankless.data.builtin_digits import DigitPictures
+from rankless.data.pictures import UnreadablePicture
+from rankless.drawing import Mark
+from rankless.models import weights
+from rankless.tasks.classify import Classify
+
+BEST = 5
+"""So many classes are told."""
+
+
+class ClassFinder:
+    """A trained classifier at work.
+
+    Args:
+        loaded: its weights, with their recipe and class names.
+        place: the device to work on.
+        source: the weights' file, for messages.
+
+    Raises:
+        UserError: weights that do not fit their recipe.
+    """
+
+    def __init__(self, loaded: weights.Weights, place: torch.device, source: str) -> None:
+        self.task = Classify(loaded.recipe, class_names=loaded.class_names)
+        model = self.task.model()
+        weights.load_into(model, loaded.state, source)
+        self.model, self.place = model.to(place).eval(), place
+
+    def scene(self, split: str, index: int) -> Tensor:
+        """A digit of the built-in data, uint8 (3, H, W).
+
+        Raises:
+            UnreadablePicture: there are not so many.
+        """
+        digits = DigitPictures(split)
+        if index >= len(digits):
+            reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
+            raise UnreadablePicture(f"digits:{split}:{index}", reason)
+        return digits.image(index)
+
+    def find(self, image: Tensor) -> tuple[list[dict[str, Any]], list[Mark]]:
+        """The best classes of a picture, uint8 (3, H, W), the likeliest first, and its caption."""
+        batch = self.task.collate([self.task.item(image)])
+        with torch.inference_mode():
+            (found,) = self.task.predict(self.model, batch.to(self.place))
+        scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
+        names = self.task.class_names
+        rows = [
+            {"score": round(score, 4), "label": label, "name": names[label]}
+            for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)
+        ]
+        height, width = image.shape[-2:]
+        best = rows[0]
+        whole = (0.0, 0.0, float(width), float(height))
+        return rows, [Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"]))]
