@@ -176,7 +176,7 @@ def predict(
 
 
 @app.command(
-    sort_key=8,
+    sort_key=9,
     usage="Usage: rankless export TARGET --format FORMAT [OPTIONS]",
     help_epilogue="""\
 Examples:
@@ -320,6 +320,54 @@ def models(*, as_json: Json = False) -> int:
     print(
         f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny"
     )
+    return 0
+
+
+@app.command(
+    name="import",
+    sort_key=8,
+    usage="Usage: rankless import FILE --out FILE [--model NAME] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="Example:\n  rankless import their.pth --out ours.safetensors --model yolov4-tiny\n",
+)
+def import_(
+    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint of another project.")],
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the recipe written with it.")],
+    out: Annotated[Path, Parameter(help="The weights file to write.", metavar="FILE")],
+    model: Annotated[str | None, Parameter(help="The model.", metavar="NAME")] = None,
+    cfg: Annotated[Path | None, Parameter(help="Darknet's cfg, in place of --model.", metavar="FILE")] = None,
+    names: Annotated[
+        Path | None, Parameter(help="Class names, one per line or JSON.", metavar="FILE")
+    ] = None,
+    classes: Annotated[str | None, Parameter(help="How many, without --names.", metavar="N")] = None,
+    key: Annotated[str | None, Parameter(help="The entry that holds the weights.", metavar="NAME")] = None,
+    partial: Annotated[bool, Parameter(help="Take what fits."), _flag] = False,
+    force: Annotated[bool, Parameter(help="Replace an existing --out."), _flag] = False,
+    as_json: Json = False,
+) -> int:
+    """Make a weights file of another project's checkpoint."""
+    count = None if classes is None else _whole_number("--classes", classes)
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in model.width=0.5" for word in stray)
+    from rankless.importing import import_weights
+
+    report = import_weights(
+        source,
+        out,
+        model=model,
+        cfg=cfg,
+        names=names,
+        classes=count,
+        key=key,
+        partial=partial,
+        overrides=overrides,
+        force=force,
+    )
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        print(*report.notes, sep="\n")
+        print(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
     return 0
 
 

@@ -28,3 +28,9 @@ STOPPED = 85
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+
+def printable(text: str, longest: int = 100) -> str:
+    """Text out of a file, fit for a message: no control characters, no more than ``longest`` characters."""
+    shown = text if text.isprintable() else ascii(text)[1:-1]
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"

@@ -38,6 +38,15 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return _parse(text, name, overrides)
 
 
+def default(overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of no file: every key's default, changed by overrides as in :func:`load`.
+
+    Raises:
+        UserError: every fault of the overrides.
+    """
+    return build(*_overridden(overrides))
+
+
 def dump(recipe: Recipe) -> str:
     """The whole recipe as YAML; reading it back gives an equal recipe."""
     return recipe_yaml.write(adapter.dump_python(recipe, mode="json"))

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.models.fit import compare, mismatch
 from rankless.recipe import Recipe
 from rankless.recipe_file import from_json, to_json
 
 FORMAT = "rankless 1"
 _OWN_KEYS = frozenset({"format", "recipe", "class_names"})
-_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def load(path: Path) -> Weights:
     Raises:
         UserError: the file is missing, cut, damaged, a pickle, or was not written by :func:`save`.
     """
-    state, metadata = _read(path)
+    state, metadata = read(path)
     written = metadata.get("format")
     if written is None or not written.startswith("rankless "):
         raise UserError(
@@ -127,30 +127,9 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
     Raises:
         UserError: names or shapes differ; the model is unchanged then.
     """
-    own = model.state_dict()
-    missing = [f"  missing     {name} {_shape(own[name])}" for name in own if name not in state]
-    unexpected = [f"  unexpected  {name} {_shape(state[name])}" for name in state if name not in own]
-    shapes = [
-        f"  shape       {name}: {_shape(state[name])} in the file, {_shape(own[name])} in the model"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if not (missing or unexpected or shapes):
-        model.load_state_dict(dict(state), strict=True)
-        return
-    if missing or unexpected:
-        hint = "is it the weights of another model, or wrapped under another prefix?"
-    else:
-        hint = "is it of another number of classes, or another model.width?"
-    lines = [
-        f"{source}: the weights do not fit the model ({len(missing)} missing, {len(unexpected)} unexpected, "
-        f"{len(shapes)} of another shape); {hint}"
-    ]
-    for kind in (missing, unexpected, shapes):
-        lines += kind[:_SHOWN]
-        if len(kind) > _SHOWN:
-            lines.append(f"  … and {len(kind) - _SHOWN} more {kind[0].split()[0]}")
-    raise UserError("\n".join(lines))
+    if misfits := compare(model.state_dict(), state):
+        raise mismatch(source, misfits)
+    model.load_state_dict(dict(state), strict=True)
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
@@ -176,27 +155,17 @@ def digest_file(path: Path) -> str:
     Raises:
         UserError: no such file, or none that can be read.
     """
-    return digest(_read(path)[0])
+    return digest(read(path)[0])
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, contiguous in the order of its dimensions, in memory of its own."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file, whoever wrote it.
 
+    It is read whole: a mapped file that shrinks kills the process.
 
-def _shape(tensor: Tensor) -> str:
-    return "×".join(str(side) for side in tensor.shape) or "scalar"
-
-
-def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header and the tensors' bytes of a valid safetensors file."""
-    (length,) = struct.unpack_from("<Q", content)
-    header: dict[str, Any] = json.loads(content[8 : 8 + length])
-    return header, memoryview(content)[8 + length :]
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file. It is read whole: a mapped file that shrinks kills the process."""
+    Raises:
+        UserError: no such file, or none that can be read.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -207,6 +176,18 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{path}: is no readable weights file: {_reason(content, error)}") from None
     # The library has checked the header: where there is metadata, it is text to text.
     return state, _split(content)[0].get("__metadata__") or {}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, contiguous in the order of its dimensions, in memory of its own."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The header and the tensors' bytes of a valid safetensors file."""
+    (length,) = struct.unpack_from("<Q", content)
+    header: dict[str, Any] = json.loads(content[8 : 8 + length])
+    return header, memoryview(content)[8 + length :]
 
 
 def _names(path: Path, text: str) -> tuple[str, ...]:

@@ -1,0 +1,268 @@
+"""Other projects' weights as weights files of our own: what ``rankless import`` does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless import recipe_file
+from rankless.errors import UserError
+from rankless.models import weights, zoo
+from rankless.models.fit import align, fit
+from rankless.models.foreign import read_checkpoint
+from rankless.models.unwrapping import Checkpoint
+from rankless.randomness import torch_seed
+from rankless.recipe import Recipe
+
+Head = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What :func:`import_weights` did.
+
+    Attributes:
+        source: the file that was read.
+        out: the weights file that was written.
+        model: the model's name.
+        class_names: a name per class id.
+        tensors: how many the model has.
+        taken: how many of them came from the file.
+        digest: SHA-256 of the weights.
+        notes: what was found and done on the way, a line each.
+    """
+
+    source: Path
+    out: Path
+    model: str
+    class_names: tuple[str, ...]
+    tensors: int
+    taken: int
+    digest: str
+    notes: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "source": str(self.source),
+            "weights": str(self.out),
+            "model": self.model,
+            "class_names": list(self.class_names),
+            "tensors": self.tensors,
+            "taken": self.taken,
+            "sha256": self.digest,
+            "notes": self.notes,
+        }
+
+
+def import_weights(
+    source: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    cfg: Path | None = None,
+    names: Path | None = None,
+    classes: int | None = None,
+    key: str | None = None,
+    partial: bool = False,
+    overrides: Sequence[str] = (),
+    force: bool = False,
+) -> ImportReport:
+    """Read the weights of another project and write them as a weights file of Rankless.
+
+    Args:
+        source: a checkpoint; see :func:`~rankless.models.foreign.read_checkpoint`.
+        out: the weights file to write.
+        model: the model's name, as in a recipe's ``model.name``.
+        cfg: a Darknet cfg file in place of ``model``.
+        names: a file of class names: one per line, or a JSON list. Without it they are "0", "1" …
+        classes: how many, where no names are given; read off the checkpoint's head if neither is.
+        key: the entry of the checkpoint that holds the weights; chosen if not given.
+        partial: take what fits and leave the rest as the model is initialised by the recipe's seed.
+        overrides: ``key=value`` for the recipe that is written with the weights.
+        force: replace an existing ``out``.
+
+    Raises:
+        UserError: the checkpoint cannot be read or does not fit, or whatever else is at fault.
+    """
+    _check_places(source, out, force)
+    class_names = _class_names(names, classes)
+    if cfg is not None or source.suffix == ".weights":
+        checkpoint, recipe = _from_darknet(source, cfg, model, overrides)
+    else:
+        recipe = _recipe(model, overrides)
+        checkpoint = read_checkpoint(source, key)
+    notes = list(checkpoint.facts)
+    head = _head(recipe)
+    if class_names is None:
+        count = classes or _classes_of(checkpoint.state, recipe, head, source)
+        class_names = tuple(map(str, range(count)))
+        notes.append(f"no class names are given: the classes are called by their numbers, 0 to {count - 1}")
+    model_state = build_any(recipe, len(class_names)).state_dict()
+    fitted = fit(model_state, checkpoint.state, partial, tuple(head), str(source))
+    _write(out, fitted.state, recipe, class_names, source)
+    return ImportReport(
+        source=source,
+        out=out,
+        model=recipe.model.name,
+        class_names=class_names,
+        tensors=len(fitted.state),
+        taken=len(fitted.state) - len(fitted.missing) - len(fitted.misshapen),
+        digest=weights.digest(fitted.state),
+        notes=notes + fitted.notes,
+    )
+
+
+def build_any(recipe: Recipe, classes: int) -> nn.Module:
+    """The recipe's model on the CPU, initialised by the recipe's seed, as a training begins with it.
+
+    Raises:
+        UserError: there is no such model, or it cannot be made so.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(recipe.seed, "model"))
+        if recipe.task == "classify":
+            return _classifiers().build_classifier(recipe.model, classes)  # type: ignore[no-any-return]
+        return zoo.build(recipe.model, classes)
+
+
+def _classifiers() -> Any:
+    return importlib.import_module("rankless.models.classifiers")
+
+
+def _task_of(name: str) -> str:
+    """The task of the model called ``name``: what is no detector is a classifier, or none at all."""
+    known = importlib.util.find_spec("rankless.models.classifiers") is not None
+    return "classify" if known and name not in zoo.MODELS else "detect"
+
+
+def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
+    """The recipe to write: the defaults, the model, and what the user changes."""
+    named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
+    if model is not None and named:
+        raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
+    name = model or (named[-1] if named else None)
+    if name is None:
+        raise UserError(
+            f"of which model are the weights? Give --model NAME, one of {', '.join(zoo.MODELS)} …, "
+            "as in --model yolov4-tiny"
+        )
+    task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
+    return recipe_file.default([*task, f"model.name={json.dumps(name)}", *overrides])
+
+
+def _from_darknet(
+    source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
+) -> tuple[Checkpoint, Recipe]:
+    """SEAM: Darknet's .weights, with the cfg that says what they are.
+
+    To call ``rankless.models.darknet_weights.read`` here: a flat dict of tensors under the model's own names,
+    and facts; and to put the cfg's text into the recipe.
+    """
+    raise UserError(f"{source}: Darknet's .weights and .cfg files are not read yet")
+
+
+def _class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
+    """The names in a file: a JSON list, or a name on every line; None without a file."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--names {path}: no text in UTF-8 (byte {error.start}); expected a class name on every line"
+        ) from None
+    names = _listed(path, text) if text.lstrip().startswith("[") else text.strip().splitlines()
+    names = [name.strip() for name in names]
+    faults = [f"--names {path}:{n}: an empty name" for n, name in enumerate(names, 1) if not name]
+    if not names:
+        faults = [f"--names {path}: holds no name; expected a class name on every line, or a JSON list"]
+    if classes is not None and classes != len(names):
+        faults.append(f"--classes is {classes}, but {path} has {len(names)} names: leave --classes out")
+    if faults:
+        raise UserError(faults)
+    return tuple(names)
+
+
+def _listed(path: Path, text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--names {path}: begins like a JSON list and is none: {error}") from None
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"--names {path}: has entries that are no text; expected a list of class names")
+    return list(names)
+
+
+def _head(recipe: Recipe) -> Head:
+    """The tensors whose first side depends on the number of classes: that side for 2 classes, and for 3."""
+    two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
+    return {
+        name: (two[name].shape[0], three[name].shape[0])
+        for name in two
+        if two[name].shape != three[name].shape
+    }
+
+
+def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path) -> int:
+    """The number of classes for which the model's head has the shape of the checkpoint's."""
+    own = build_any(recipe, 2).state_dict()
+    found, _ = align(own, state)
+    counts = set[float]()
+    for name, (of_two, of_three) in head.items():
+        if name in found and found[name].ndim:
+            counts.add(2 + (found[name].shape[0] - of_two) / (of_three - of_two))
+    count = counts.pop() if len(counts) == 1 else 0
+    if count < 1 or count != int(count):
+        raise UserError(
+            f"{source}: the number of classes does not show (is it the weights of another model than "
+            f"{recipe.model.name}?); give --names FILE or --classes N"
+        )
+    return int(count)
+
+
+def _check_places(source: Path, out: Path, force: bool) -> None:
+    faults = []
+    if not source.exists():
+        faults.append(f"{source}: no such file; expected a checkpoint")
+    if out.is_dir():
+        faults.append(
+            f"--out {out}: this is a folder; expected a file, such as {out / 'weights.safetensors'}"
+        )
+    elif out.exists() and source.exists() and out.samefile(source):
+        faults.append(f"--out {out}: this is the checkpoint itself; give another name")
+    elif out.exists() and not force:
+        faults.append(
+            f"--out {out}: there is such a file already; give another name, or --force to replace it"
+        )
+    elif not out.parent.is_dir():
+        faults.append(f"--out {out}: there is no folder {out.parent}; make it first")
+    if faults:
+        raise UserError(faults)
+
+
+def _write(
+    out: Path, state: Mapping[str, Tensor], recipe: Recipe, class_names: Sequence[str], source: Path
+) -> None:
+    """Beside its place first: a file that is there is whole."""
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        weights.save(
+            beside, state, recipe=recipe, class_names=class_names, extra={"imported_from": source.name}
+        )
+        beside.replace(out)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        beside.unlink(missing_ok=True)

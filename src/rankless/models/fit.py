@@ -1,0 +1,222 @@
+"""How tensors from elsewhere fit a model: which names and shapes agree, and what to say where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rankless.errors import UserError, printable
+
+# What DataParallel, DistributedDataParallel and torch.compile put before every name, and the attributes under
+# which trainers such as Lightning's keep the model.
+WRAPPERS = ("module.", "_orig_mod.")
+ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Misfits:
+    """What keeps tensors from going into a model.
+
+    Attributes:
+        missing: names of the model that were not found.
+        unexpected: names found that the model does not have.
+        misshapen: names of both whose shapes differ, or of which one alone is of floating point.
+        lines: the same for a reader: name, shapes.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    misshapen: tuple[str, ...]
+    lines: dict[str, list[str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.misshapen)
+
+    @property
+    def counts(self) -> str:
+        """How many of each kind."""
+        return (
+            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
+            f"{len(self.misshapen)} of another shape"
+        )
+
+    def table(self) -> list[str]:
+        """A line for each, the first 20 of a kind."""
+        lines = []
+        for kind, all_of_kind in self.lines.items():
+            lines += all_of_kind[:_SHOWN]
+            if len(all_of_kind) > _SHOWN:
+                lines.append(f"  … and {len(all_of_kind) - _SHOWN} more {kind}")
+        return lines
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Tensors in their places.
+
+    Attributes:
+        state: one tensor for every name of the model; the model's own where nothing fits.
+        missing, unexpected, misshapen: see :class:`Misfits`.
+        notes: what was done and what was not, a line each.
+    """
+
+    state: dict[str, Tensor]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    misshapen: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Misfits:
+    """What differs in names and shapes between a model's state and the one found."""
+    missing = tuple(name for name in own if name not in found)
+    unexpected = tuple(name for name in found if name not in own)
+    misshapen = tuple(name for name in own if name in found and not _alike(own[name], found[name]))
+    lines = {
+        "missing": [f"  missing     {_shown(name, own)}" for name in missing],
+        "unexpected": [f"  unexpected  {_shown(name, found)}" for name in unexpected],
+        "shape": [_both(name, found[name], own[name]) for name in misshapen],
+    }
+    return Misfits(missing, unexpected, misshapen, lines)
+
+
+def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
+    """The error that says what does not fit.
+
+    Args:
+        source: where the tensors came from.
+        misfits: what differs.
+        hint: what may be the reason; guessed if not given.
+    """
+    if not hint and (misfits.missing or misfits.unexpected):
+        hint = "is it the weights of another model, or wrapped under another prefix?"
+    hint = hint or "is it of another number of classes, or another model.width?"
+    head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
+    return UserError("\n".join([head, *misfits.table()]))
+
+
+def align(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Take off the prefixes that wrappers put before every name, as far as that makes the names fit.
+
+    Only what stands before all names is taken off, and only from the beginning. Which of the steps is right
+    (a model may have a part called ``module``) is what fits the model's own names best.
+
+    Returns:
+        The tensors under their new names, and what was done.
+    """
+    prefix, rest = "", dict(found)
+    best, best_score = prefix, _score(own, rest)
+    while True:
+        step = next(
+            (one for one in WRAPPERS + ATTRIBUTES if all(name.startswith(one) for name in rest)), None
+        )
+        if step is None or not rest:
+            break
+        prefix += step
+        rest = {name.removeprefix(step): tensor for name, tensor in rest.items()}
+        if (score := _score(own, rest)) > best_score:
+            best, best_score = prefix, score
+    if not best:
+        return dict(found), []
+    note = f"the prefix '{best}' before every name is taken off"
+    return {name.removeprefix(best): tensor for name, tensor in found.items()}, [note]
+
+
+def fit(
+    model_state: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    partial: bool = False,
+    head_names: Sequence[str] = (),
+    source: str = "the checkpoint",
+) -> Fit:
+    """Put tensors from elsewhere in the places of a model's.
+
+    A counter of batches (``num_batches_tracked``) that is missing, as before PyTorch 0.4.1, is zero.
+
+    Args:
+        model_state: the model's own.
+        found: what the file holds.
+        partial: take what fits; else everything must.
+        head_names: names, or beginnings of names, of the tensors whose shape depends on the number of
+            classes: for the hint.
+        source: where the tensors came from, for the message.
+
+    Raises:
+        UserError: something does not fit, with a table of it; with ``partial``: nothing fits at all.
+    """
+    renamed, notes = align(model_state, found)
+    counters = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in model_state.items()
+        if name.endswith("num_batches_tracked") and name not in renamed
+    }
+    if counters and any(name in renamed for name in model_state):
+        notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and begin at zero")
+        renamed |= counters
+    misfits = compare(model_state, renamed)
+    left = {*misfits.missing, *misfits.misshapen}
+    taken = [name for name in model_state if name not in left]
+    weighty = [name for name in taken if model_state[name].is_floating_point()]
+    if misfits and (not partial or not weighty):
+        raise mismatch(source, misfits, _hint(misfits, head_names, partial, nothing=not weighty))
+    state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
+    state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
+    notes += _partly(misfits, len(taken), len(model_state)) + _infinite(state)
+    return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
+
+
+def _score(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many names agree, and of these how many shapes."""
+    both = [name for name in found if name in own]
+    return len(both), sum(_alike(own[name], found[name]) for name in both)
+
+
+def _alike(own: Tensor, found: Tensor) -> bool:
+    return own.shape == found.shape and own.is_floating_point() == found.is_floating_point()
+
+
+def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
+    if nothing:
+        return "no tensor fits: is it the weights of another model?"
+    head = tuple(head_names)
+    if head and not partial and all(name.startswith(head) for name in misfits.misshapen + misfits.missing):
+        return "only the head differs: give its number of classes, or leave the head out with --partial"
+    return ""
+
+
+def _partly(misfits: Misfits, taken: int, whole: int) -> list[str]:
+    if not misfits:
+        return []
+    done = f"{taken} of the model's {whole} tensors are taken over ({misfits.counts})"
+    return [
+        f"{done}; what is missing or of another shape stays as the model is initialised:",
+        *misfits.table(),
+    ]
+
+
+def _infinite(state: Mapping[str, Tensor]) -> list[str]:
+    wrong = [name for name, one in state.items() if one.is_floating_point() and not one.isfinite().all()]
+    if not wrong:
+        return []
+    return [f"warning: {len(wrong)} tensors hold NaN or infinite values, such as {printable(wrong[0])}"]
+
+
+def _shown(name: str, state: Mapping[str, Tensor]) -> str:
+    return f"{printable(name)} {shape_of(state[name])}"
+
+
+def _both(name: str, found: Tensor, own: Tensor) -> str:
+    kinds = ("", "")
+    if found.is_floating_point() != own.is_floating_point():
+        kinds = (f" of {str(found.dtype)[6:]}", f" of {str(own.dtype)[6:]}")
+    shapes = f"{shape_of(found)}{kinds[0]} in the file, {shape_of(own)}{kinds[1]} in the model"
+    return f"  shape       {printable(name)}: {shapes}"
+
+
+def shape_of(tensor: Tensor) -> str:
+    """``64×3×3×3``, or ``scalar``."""
+    return "×".join(str(side) for side in tensor.shape) or "scalar"

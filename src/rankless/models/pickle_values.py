@@ -1,0 +1,204 @@
+"""Stand-ins for what a checkpoint's pickle makes, and the few calls that it may make.
+
+Each does what its namesake would, to values that cost nothing: sizes are compared with what the file holds,
+and whatever could grow out of proportion is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rankless.errors import printable
+
+_LARGEST = 2**60  # integers as keys stay below what Python reduces to equal hashes; sizes stay below 64 bits
+_LONGEST_KEY = 16
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,
+}
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+UNSUPPORTED = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_qtensor": "a quantised tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a tensor on the meta device, without values",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a class of its own",
+    "torch._tensor._rebuild_from_type_v2": "a tensor of a class of its own",
+    "torch._utils._rebuild_parameter_with_state": "a parameter with attributes of its own",
+}
+
+
+class RefusedFileError(ValueError):
+    """Why a file is not read: the rest of a sentence that begins with the file."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A run of values that the pickle says lies beside it.
+
+    Attributes:
+        key: its name.
+        dtype: of one value.
+        numel: how many.
+    """
+
+    key: str
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Global:
+    """A class or function, by its full name alone."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Anything of torch's that is right and whose values do not matter here."""
+
+
+class Foreign:
+    """What a class that is not known here would have made."""
+
+
+def size_of(value: Any) -> int:
+    """``value``, a size or an offset.
+
+    Raises:
+        RefusedFileError: it is no such thing.
+    """
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
+    return value
+
+
+def key_of(value: Any) -> Any:
+    """``value``, a key of a dict or member of a set that is quick to hash and to compare.
+
+    Raises:
+        TypeError: it may not be; a file can be made whose keys take hours, or more stack than there is.
+    """
+    if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
+        raise TypeError("a long tuple as a key")
+    for part in value if isinstance(value, tuple) else (value,):
+        plain = isinstance(part, str | float | bool | bytes | Global) or part is None
+        if not plain and not (isinstance(part, int) and abs(part) < _LARGEST):
+            raise TypeError(f"a {type(part).__name__} as a key")
+    return value
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """The dtype that is called ``torch.…``."""
+    return _DTYPES.get(name)
+
+
+def storage_dtype(name: str) -> torch.dtype | None:
+    """The dtype of the values in a storage class."""
+    module, _, attribute = name.rpartition(".")
+    return _STORAGES.get(attribute) if module in ("torch", "torch.cuda", "torch.storage") else None
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
+    """``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    return _checked(storage, storage.dtype, offset, size, stride, rest)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> _Tensor:
+    """``_rebuild_tensor_v3``: for dtypes without a storage class."""
+    found = dtype_of(dtype.name)
+    if found is None:
+        raise TypeError("a dtype that is none")
+    return _checked(storage, found, offset, size, stride, (grad, hooks, *rest))
+
+
+def _checked(
+    storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any, rest: tuple[Any, ...]
+) -> _Tensor:
+    if not isinstance(storage, Storage) or len(size) != len(stride) or len(rest) > 3 or any(rest[1:]):
+        raise TypeError("a tensor that is none")
+    sides, steps = [size_of(side) for side in size], [size_of(step) for step in stride]
+    last = size_of(offset) + sum((side - 1) * step for side, step in zip(sides, steps, strict=True))
+    if all(sides) and (last + 1) * dtype.itemsize > storage.nbytes:
+        claimed = "×".join(map(str, sides)) or "one value"
+        raise RefusedFileError(
+            f"is damaged: a tensor claims {claimed}, its storage has {storage.nbytes} bytes"
+        )
+    return _Tensor()
+
+
+def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
+    if not isinstance(data, _Tensor) or hooks:
+        raise TypeError("a parameter that is none")
+    return data
+
+
+def _dict(given: Any = ()) -> dict[Any, Any]:
+    """``OrderedDict``, of pairs where Python 2 wrote it, and ``Counter``."""
+    if not isinstance(given, dict | list | tuple):
+        raise TypeError("a dict of no pairs")
+    pairs = given.items() if isinstance(given, dict) else given
+    return {key_of(key): value for key, value in pairs}
+
+
+def _set(members: Any = ()) -> set[Any]:
+    return {key_of(member) for member in _listed(members)}
+
+
+def _shape(sides: Any = ()) -> tuple[int, ...]:
+    return tuple(size_of(side) for side in _listed(sides))
+
+
+def _listed(members: Any) -> Any:
+    if not isinstance(members, list | tuple):
+        raise TypeError("members that are none")
+    return members
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    # Only as pickle itself writes bytes: other codecs make long of short, again and again.
+    if not isinstance(text, str) or encoding != "latin1":
+        raise TypeError("bytes that are none")
+    return text.encode("latin1")
+
+
+def _inert(*arguments: Any) -> _Tensor:
+    if len(arguments) > 2 or not all(isinstance(argument, str | int) for argument in arguments):
+        raise TypeError("a device or layout that is none")
+    return _Tensor()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "builtins.set": _set,
+    "torch.Size": _shape,
+    "torch.device": _inert,
+    "_codecs.encode": _encode,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_parameter": _parameter,
+}
