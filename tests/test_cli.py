@@ -91,7 +91,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 # --- starting ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["recipes"], ["train", "digits", "lr=x"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["import", "--help"], ["recipes"], ["train", "digits", "lr=x"]]
+)
 def test_light_commands_import_nothing_heavy(words):
     done = rankless(*words, check=f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)))")
     assert done.stdout.splitlines()[-1] == "loaded"
@@ -100,7 +102,7 @@ def test_light_commands_import_nothing_heavy(words):
 def test_help_names_every_command_and_a_first_step(capsys):
     assert cli.main([]) == 0
     page = capsys.readouterr().out
-    for verb in ("train", "evaluate", "predict", "digest", "verify", "recipes"):
+    for verb in ("train", "evaluate", "predict", "digest", "verify", "recipes", "import"):
         assert f"│ {verb} " in page
         assert cli.main([verb, "--help"]) == 0
         own = capsys.readouterr().out
@@ -148,6 +150,9 @@ def test_the_module_runs():
         (["digest", "gone"], "gone: no such file"),
         (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
         (["verify", "--steps", "1.5"], "--steps has '1.5'"),
+        (["import", "x.pt"], "--out"),
+        (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
+        (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),
         (["recipes", "digits", "more"], "one word too many: 'more'"),
     ],

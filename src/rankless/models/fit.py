@@ -24,7 +24,7 @@ class Misfits:
     Attributes:
         missing: names of the model that were not found.
         unexpected: names found that the model does not have.
-        misshapen: names of both whose shapes differ, or of which one alone is of floating point.
+        misshapen: names of both whose shapes differ, or whose values found are of no floating point.
         lines: the same for a reader: name, shapes.
     """
 
@@ -176,14 +176,18 @@ def _score(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[int,
 
 
 def _alike(own: Tensor, found: Tensor) -> bool:
-    return own.shape == found.shape and own.is_floating_point() == found.is_floating_point()
+    if own.shape != found.shape:
+        return False
+    # Averaging turns counters into fractions; the other way round they are packed or quantised weights.
+    return found.is_floating_point() or not (own.is_floating_point() or found.is_complex())
 
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
         return "no tensor fits: is it the weights of another model?"
     head = tuple(head_names)
-    if head and not partial and all(name.startswith(head) for name in misfits.misshapen + misfits.missing):
+    rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
+    if head and not (partial or rest or misfits.unexpected):
         return "only the head differs: give its number of classes, or leave the head out with --partial"
     return ""
 
