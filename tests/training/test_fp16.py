@@ -59,7 +59,7 @@ def steps(world: World) -> list[dict[str, Any]]:
     state.training_mode()
     found = []
     for step in range(STEPS):
-        state.statistics.begin()
+        state.begin(step)
         own = (images(step, leaf) for leaf in world.own_micro_batches(LEAVES))
         totals = state.passes.run(step, own, state.scaler.scale, False)
         _, skipped = state.update(step, totals)

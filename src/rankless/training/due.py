@@ -62,6 +62,12 @@ class Due:
         if self.teller:
             self.teller.scores(step, scores, self.is_best)
 
+    def event(self, name: str, step: int, text: str) -> None:
+        """Something that happened after ``step`` steps."""
+        self._write({"event": name, "at": step, "text": text})
+        if self.teller:
+            self.teller.say(f"step {step}: {text}")
+
     def save(self, step: int, *, now: bool) -> None:
         """A checkpoint, if the recipe, the best score or ``now`` asks for one.
 

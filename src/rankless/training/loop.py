@@ -17,6 +17,7 @@ from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
+from rankless.tasks.checks import check_attributes, check_data
 from rankless.tasks.protocol import Task
 from rankless.training import checkpoint
 from rankless.training.due import Due, told_if_not_written
@@ -93,16 +94,22 @@ def train(
         Whether all steps are done; False after a stop request, when the state was saved.
 
     Raises:
-        UserError: faulty data, a checkpoint that does not fit, a loss that is no number, a full disk.
+        UserError: a faulty task, faulty data, weights or a checkpoint that do not fit, a loss that is no
+            number, a full disk.
     """
     task = task or open_task(recipe)
     stop = stop or StopRequest()
-    data = task.training_data()
+    check_attributes(task)
     # The evaluation data too, so that its faults are told now and not after hours of training.
-    notes = [note for known in (data, task.evaluation_data()) for note in getattr(known, "notes", ())]
+    data, evaluated = task.training_data(), task.evaluation_data()
+    check_data(task, "training_data", data)
+    check_data(task, "evaluation_data", evaluated)
+    notes = [note for known in (data, evaluated) for note in getattr(known, "notes", ())]
     plan = Plan(recipe, len(data))
     state = TrainingState(task, recipe, world, len(data))
     start, warnings = _restore(state, run, world, resume)
+    # Weights of another run matter at the very beginning alone: later the file may be gone.
+    told = [] if start else state.start_from_pretrained()
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
     due = Due(recipe, run, state, task.class_names, world, start)
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
@@ -111,15 +118,16 @@ def train(
         micro_batches(
             data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
         ) as batches,
-        _journal(run, world, start, [*notes, *warnings], teller) as journal,
+        _journal(run, world, start, [*notes, *warnings], told, teller) as journal,
     ):
         due.journal, due.teller = journal, teller
         state.training_mode()
         for step in range(start, last):
             began, waited = time.perf_counter(), batches.waited
+            if state.begin(step):
+                due.event("release", step, "the backbone is trained from here on")
             lr = recipe.optim.lr * rate(recipe.schedule, step, plan.steps)
             set_rate(state.optimiser, lr)
-            state.statistics.begin()
             totals = state.passes.run(step, batches, state.scaler.scale, bool(stop.signal))
             norm, skipped = state.update(step, totals)
 
@@ -160,11 +168,13 @@ def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool
 
 @contextmanager
 def _journal(
-    run: RunDirectory, world: World, start: int, warnings: list[str], teller: Teller
+    run: RunDirectory, world: World, start: int, warnings: list[str], told: list[str], teller: Teller
 ) -> Iterator[Journal | None]:
     """The journal on rank 0, None elsewhere."""
     for warning in warnings:
         teller.say(f"warning: {warning}")
+    for sentence in told:
+        teller.say(sentence)
     if start:
         teller.say(f"going on after step {start}")
     if not world.is_first:
@@ -176,6 +186,8 @@ def _journal(
         with told_if_not_written(run):
             for warning in warnings:
                 journal.write(event="warning", text=warning)
+            for sentence in told:
+                journal.write(event="pretrained", text=sentence)
             journal.write(event="resume" if start else "start", at=start, world_size=world.size)
         yield journal
     finally:

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankless.errors import UserError
 from rankless.precision import autocast
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
+from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
 from rankless.training.statistics import RunningStatistics, batch_norms
 from rankless.types import LossSum
 from rankless.world.exchange import Exchange, add_in_place
 from rankless.world.join import World
-from rankless.world.reduce import GradientSum, add_gradients
+from rankless.world.reduce import GradientSum, add_gradients, check_gradients
 from rankless.world.share import Fold, Node
 from rankless.world.sync_norm import SideBySide
 
@@ -52,7 +54,8 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         loss = self.task.loss(self.model, batch)
-        return loss.sum, loss.count, dict(loss.parts)
+        check_loss(self.task, loss)
+        return loss.sum, loss.count.detach(), {name: part.detach() for name, part in loss.parts.items()}
 
 
 class Passes:
@@ -68,10 +71,11 @@ class Passes:
     def __init__(
         self, task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
     ) -> None:
-        self.model, self.statistics, self.recipe, self.device = model, statistics, recipe, world.device
+        self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
+        self.device = world.device
         self.own = world.own_micro_batches(recipe.batch.micro_batches)
         self.plan = Exchange(recipe.batch.micro_batches, world.rank, world.size)
-        self.names: list[str] = []
+        self.names: list[str] | None = None
         self._wrap(LossModule(model, task))
 
     def _wrap(self, module: LossModule) -> None:
@@ -91,7 +95,7 @@ class Passes:
         side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
         pending = None
         for leaf in self.own:
-            batch = next(batches).to(self.device)
+            batch = self._drawn(batches)
             self._seed(step, leaf)
             with self.gradients.micro_batch(leaf):
                 with autocast(self.recipe.precision, self.device):
@@ -107,6 +111,11 @@ class Passes:
         pending.finish()
         return self._totals(pending.result)
 
+    def _drawn(self, batches: Iterator[Any]) -> Any:
+        batch = next(batches)
+        check_batch(self.task, batch)
+        return batch.to(self.device)
+
     def _seed(self, step: int, leaf: int) -> None:
         """Key what a forward pass may draw from: the generators of the CPU and of this device.
 
@@ -119,19 +128,26 @@ class Passes:
 
     def _leaf(self, loss: LossSum, stop: bool) -> Tensor:
         """What one micro-batch adds to the totals: loss, count, stop, parts, statistics; float64, flat."""
-        self.names = sorted(loss.parts)
+        names = sorted(loss.parts)
+        if self.names not in (None, names):
+            raise UserError(
+                f"loss() of the task {type(self.task).__name__} gave the parts {names}, and {self.names} "
+                "before; expected the same names for every micro-batch"
+            )
+        self.names = names
         scalars = [
             loss.sum.detach(),
             loss.count,
             torch.tensor(float(stop)),
-            *(loss.parts[n] for n in self.names),
+            *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
         return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
 
     def _totals(self, vector: Tensor) -> Totals:
-        parts = {name: vector[3 + place] for place, name in enumerate(self.names)}
-        return Totals(vector[0], vector[1], parts, vector[2], vector[3 + len(self.names) :])
+        names = self.names or []
+        parts = {name: vector[3 + place] for place, name in enumerate(names)}
+        return Totals(vector[0], vector[1], parts, vector[2], vector[3 + len(names) :])
 
 
 class SyncPasses(Passes):
@@ -145,7 +161,7 @@ class SyncPasses(Passes):
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], asked_to_stop: bool
     ) -> Totals:
         """See :meth:`Passes.run`; the memory is that of all own micro-batches at once."""
-        drawn = [next(batches).to(self.device) for _ in self.own]
+        drawn = [self._drawn(batches) for _ in self.own]
 
         def forward(number: int) -> LossSum:
             with autocast(self.recipe.precision, self.device):
@@ -164,6 +180,7 @@ class SyncPasses(Passes):
     def _sum_gradients(self) -> None:
         fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
         for leaf, replica in zip(self.own, self.side.replicas, strict=True):
+            check_gradients(replica)
             trained = [p for p in replica.parameters() if p.requires_grad]
             fold.push(Node(0, leaf), [p.grad for p in trained if p.grad is not None])
             for parameter in trained:
@@ -179,6 +196,7 @@ class SyncPasses(Passes):
 def make_passes(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Passes:
-    """The passes that ``recipe.batch_norm`` asks for."""
-    kind = SyncPasses if recipe.batch_norm == "sync" and batch_norms(model) else Passes
+    """The passes that ``recipe.batch_norm`` asks for; they are for the parameters and norms trained now."""
+    meeting = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
+    kind = SyncPasses if meeting else Passes
     return kind(task, model, statistics, recipe, world)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankless.errors import UserError
-from rankless.models.weights import load_into
+from rankless.models.pretrained import start_from
+from rankless.models.weights import digest, load_into
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
+from rankless.tasks.checks import check_model
 from rankless.tasks.protocol import Task
 from rankless.training.averaging import Average
 from rankless.training.checkpoint import Snapshot
+from rankless.training.freezing import Backbone
 from rankless.training.optimisation import divide_and_clip, optimiser, restore_state, state_tensors
-from rankless.training.passes import Totals, make_passes
+from rankless.training.passes import Passes, Totals, make_passes
+from rankless.training.plan import Plan
 from rankless.training.statistics import RunningStatistics, batch_norms
 from rankless.world.join import World
 
@@ -24,7 +30,8 @@ from rankless.world.join import World
 class TrainingState:
     """Model, average, optimiser and loss scale, made in the one order that works.
 
-    That is: model, device, norms, optimiser, data-parallel wrapper.
+    That is: model, device, what is frozen, norms, optimiser, data-parallel wrapper. The last three are made
+    anew when the backbone is released.
 
     Args:
         task: builds the model.
@@ -36,23 +43,43 @@ class TrainingState:
         model: the bare model; its names are those in the weights files.
         average: the averaged model, or None.
         best: the step and score of the best evaluation so far.
+        released_at: the step (from 0) before which the backbone is released: the first that begins when
+            ``model.freeze`` epochs have been seen whole.
     """
+
+    passes: Passes
 
     def __init__(self, task: Task, recipe: Recipe, world: World, pictures: int) -> None:
         self.recipe, self.pictures = recipe, pictures
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         model = task.model()  # on the CPU, so that every kind of device starts from the same weights
+        check_model(task, model)
+        self.task, self.world = task, world
         self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
-        self.statistics = RunningStatistics([] if self.frozen else batch_norms(self.model), world.device)
+        self.released_at = Plan(recipe, pictures).end_of_epoch(recipe.model.freeze)
+        self.backbone = Backbone(self.model) if recipe.model.freeze else None
+        self.statistics = RunningStatistics(self._learning_norms(), world.device)
         self.average = Average(self.model, recipe.ema.decay) if recipe.ema.decay else None
         self.optimiser = optimiser(self.model, recipe.optim)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
-        self.passes = make_passes(task, self.model, self.statistics, recipe, world)
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._wrap()
         self.best: dict[str, Any] | None = None
+
+    def _wrap(self) -> None:
+        """Make what knows for good which parameters and norms are trained."""
+        self.training_mode()
+        self.passes = make_passes(self.task, self.model, self.statistics, self.recipe, self.world)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+
+    def _learning_norms(self) -> list[_BatchNorm]:
+        resting = {id(norm) for norm in self._resting_norms()}
+        return [norm for norm in batch_norms(self.model) if id(norm) not in resting]
+
+    def _resting_norms(self) -> list[_BatchNorm]:
+        return [*self.frozen, *(self.backbone.norms if self.backbone else [])]
 
     @property
     def scored(self) -> nn.Module:
@@ -62,8 +89,34 @@ class TrainingState:
     def training_mode(self) -> None:
         """Dropout on; batch norms learn their statistics unless they are frozen."""
         self.model.train()
-        for norm in self.frozen:
+        for norm in self._resting_norms():
             norm.eval()
+
+    def begin(self, step: int) -> bool:
+        """Call before the first forward pass of ``step`` (from 0).
+
+        Returns:
+            Whether the backbone was released now.
+        """
+        releases = self.backbone is not None and step >= self.released_at
+        if releases:
+            self._release()
+        self.statistics.begin()
+        return releases
+
+    def _release(self) -> None:
+        """From now on the backbone is trained; its parameters join the optimiser with a fresh state."""
+        if self.backbone is None:
+            return
+        self.backbone.release()
+        self.backbone = None
+        self.statistics.give_back()
+        self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
+        before, self.optimiser = self.optimiser, optimiser(self.model, self.recipe.optim)
+        restore_state(self.optimiser, self.model, state_tensors(before, self.model))
+        del self.passes
+        gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
+        self._wrap()
 
     def update(self, step: int, totals: Totals) -> tuple[Tensor | None, bool]:
         """From summed gradients to new weights: unscale, divide, clip, step, statistics, average.
@@ -82,6 +135,27 @@ class TrainingState:
         if self.average:
             self.average.update(self.model, step)
         return norm, skipped
+
+    def start_from_pretrained(self) -> list[str]:
+        """Begin with the weights that ``model.pretrained`` names; what to tell a person about it.
+
+        Raises:
+            UserError: they do not fit, or are not the same on every rank.
+        """
+        pretrained = self.recipe.model.pretrained
+        told = start_from(self.model, pretrained, self.task.class_names)
+        if not told:
+            return []
+        if self.average:
+            load_into(self.average.model, self.model.state_dict(), pretrained)
+        digests = self.world.gather(digest(self.model.state_dict()))
+        strangers = [rank for rank, found in enumerate(digests or ()) if digests and found != digests[0]]
+        if strangers := self.world.broadcast(strangers):
+            raise UserError(
+                f"model.pretrained is '{pretrained}', which is another file on rank "
+                f"{', '.join(map(str, strangers))} than on rank 0: copy the same one to every machine"
+            )
+        return told
 
     def snapshot(self, step: int) -> Snapshot:
         """All of it after ``step`` steps."""
@@ -105,6 +179,8 @@ class TrainingState:
                 f"{source} was trained on {found} pictures, but the data now has {self.pictures}: the steps "
                 "would mean other pictures. Restore the data, or start anew in another run directory"
             )
+        if snapshot.step >= self.released_at:
+            self._release()
         load_into(self.model, snapshot.model, source)
         if self.average:
             load_into(self.average.model, snapshot.average or {}, f"{source} (ema)")

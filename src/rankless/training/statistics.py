@@ -32,6 +32,7 @@ class RunningStatistics:
     def __init__(self, norms: Sequence[_BatchNorm], device: torch.device) -> None:
         named = [(m, name) for m in norms for name in ("running_mean", "running_var")]
         buffers = [getattr(m, name) for m, name in named]
+        self.taken = [(norm, _momentum(norm)) for norm in norms]
         nothing = torch.empty(0, device=device)
         self.vector = torch.cat(buffers) if buffers else nothing
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
@@ -45,6 +46,11 @@ class RunningStatistics:
             norm.num_batches_tracked = self.counts[number]
             norm.momentum = 1.0
         self.before, self.count_before = self.vector.clone(), self.counts.clone()
+
+    def give_back(self) -> None:
+        """Return their momenta to the norms, so that statistics of other norms can be made with them."""
+        for norm, momentum in self.taken:
+            norm.momentum = momentum
 
     def begin(self) -> None:
         """Remember the running statistics; call before the step's first forward pass."""

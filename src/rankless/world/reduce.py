@@ -7,6 +7,7 @@ next is computed.
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
 import inspect
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rankless.errors import UserError
 from rankless.world.exchange import Exchange, Pending
 from rankless.world.share import Fold, Node, own_micro_batches
 
@@ -42,7 +44,8 @@ class GradientSum:
     """Leaves in ``parameter.grad`` the sum over all micro-batches of the step, on every rank.
 
     Args:
-        module: called for each micro-batch; its parameters and their ``requires_grad`` stay as they are now.
+        module: called for each micro-batch. Its parameters and their ``requires_grad`` stay as they are while
+            this lives; where they change, another one is made.
         plan: who holds which part of the tree.
         exact: add along the fixed tree; else let the backend's all-reduce choose the order.
     """
@@ -50,12 +53,16 @@ class GradientSum:
     def __init__(self, module: nn.Module, plan: Exchange, *, exact: bool) -> None:
         self.plan, self.exact = plan, exact
         self.own = own_micro_batches(plan.micro_batches, plan.rank, plan.size)
+        self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.place: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
         self.module = DistributedDataParallel(
             module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **_NO_BUFFERS
         )
-        self.module.register_comm_hook(None, self._exact_hook if exact else _fast_hook)
+        # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
+        self.module.register_comm_hook(
+            weakref.ref(self) if exact else None, _exact_hook if exact else _fast_hook
+        )
         self.fold: Fold[Gradients] = Fold(plan.micro_batches, add_gradients)
         self.tail = Node(0, 0)
         self.waiting: list[tuple[Pending, dist.GradBucket, torch.futures.Future[Tensor]]] = []
@@ -77,15 +84,16 @@ class GradientSum:
         last = leaf == self.own[-1]
         with nullcontext() if last else self.module.no_sync():
             yield
+        check_gradients(self.bare)
         if self.exact and not last:
-            self.fold.push(node, [_gradient(p) for p in self.parameters])
+            self.fold.push(node, [p.grad for p in self.parameters if p.grad is not None])
             self._set_gradients(None)
 
     def _set_gradients(self, gradients: Gradients | None) -> None:
         for number, parameter in enumerate(self.parameters):
             parameter.grad = None if gradients is None else gradients[number]
 
-    def _exact_hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Exchange this bucket; meanwhile finish the one before, so that every rank keeps one order."""
         buffer = bucket.buffer()
         views = _views(buffer, bucket)
@@ -108,10 +116,23 @@ class GradientSum:
         return future
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        raise RuntimeError("a trainable parameter took no part in the loss of a micro-batch")
-    return parameter.grad
+def check_gradients(module: nn.Module) -> None:
+    """See that a backward pass reached every parameter that is trained.
+
+    Raises:
+        UserError: names those that it did not reach.
+    """
+    missed = [
+        name.removeprefix("model.")
+        for name, p in module.named_parameters()
+        if p.requires_grad and p.grad is None
+    ]
+    if missed:
+        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
+        raise UserError(
+            f"{', '.join(missed[:5])}{more}: a trainable parameter of the model took no part in the loss of "
+            "a micro-batch; use it in every forward pass, set its requires_grad to False, or take it out"
+        )
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
@@ -129,6 +150,11 @@ def _flat(gradients: Gradients, views: Gradients, buffer: Tensor) -> Tensor:
     places = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]
     torch._foreach_copy_(places, list(gradients))
     return flat
+
+
+def _exact_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = owner().exchange(bucket)
+    return future
 
 
 def _fast_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

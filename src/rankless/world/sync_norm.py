@@ -30,7 +30,8 @@ class SideBySide:
     """Runs one function for every own micro-batch, all of them meeting at each batch norm.
 
     Args:
-        module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory.
+        module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory. Its
+            norms that are in evaluation mode now are left alone: they ask nothing of the other micro-batches.
         plan: who holds which part of the tree.
         own: this rank's micro-batches.
 
@@ -45,7 +46,7 @@ class SideBySide:
         foreign = [
             f"{name} ({type(m).__name__})"
             for name, m in module.named_modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm) and type(m) not in _PLAIN
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and type(m) not in _PLAIN
         ]
         if foreign:
             raise UserError(
@@ -57,7 +58,8 @@ class SideBySide:
         self.device = next(module.parameters()).device
         self.turn = threading.Condition()
         for number, replica in enumerate(self.replicas):
-            for place, norm in enumerate(m for m in replica.modules() if type(m) in _PLAIN):
+            meeting = [m for m in replica.modules() if type(m) in _PLAIN and m.training]
+            for place, norm in enumerate(meeting):
                 norm.forward = _Meeting(self, number, place, norm)
 
     def run(self, work: Callable[[int], Result], seed: Callable[[int], None]) -> tuple[list[Result], Tensor]:
