@@ -62,9 +62,9 @@ def main() -> None:
             found = trained(name, arguments.data, arguments.epochs, arguments.devices, Path(folder))
             classes = next(value for value in found.values() if isinstance(value, dict))
             each = " | ".join(f"{classes[c]['AP']:.3f}" for c in ("RBC", "WBC", "Platelets"))
+            minutes = found["seconds"] / 60
             print(
-                f"| {name} | {found['AP']:.3f} | {found['AP50']:.3f} | {each} | {found['seconds'] / 60:.1f} |",
-                flush=True,
+                f"| {name} | {found['AP']:.3f} | {found['AP50']:.3f} | {each} | {minutes:.1f} |", flush=True
             )
 
 

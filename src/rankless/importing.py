@@ -17,8 +17,13 @@ from torch import Tensor, nn
 from rankless import recipe_file
 from rankless.errors import UserError
 from rankless.models import weights, zoo
+from rankless.models.cfg import read_cfg
+from rankless.models.cfg_text import write_cfg
+from rankless.models.darknet import COCO_CLASSES
+from rankless.models.darknet_weights import classes_of, read_weights
 from rankless.models.fit import align, fit
 from rankless.models.foreign import read_checkpoint
+from rankless.models.network import Yolo, with_classes
 from rankless.models.unwrapping import Checkpoint
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
@@ -96,8 +101,13 @@ def import_weights(
     """
     _check_places(source, out, force)
     class_names = _class_names(names, classes)
-    if cfg is not None or source.suffix == ".weights":
-        checkpoint, recipe = _from_darknet(source, cfg, model, overrides)
+    if cfg is not None or _is_darknet(source):
+        checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
+        partial = partial or truncated
+        if class_names is None:
+            classes = classes or known
+        elif len(class_names) != known and not truncated:
+            raise UserError(f"--names {names}: {len(class_names)} names, but the network has {known} classes")
     else:
         recipe = _recipe(model, overrides)
         checkpoint = read_checkpoint(source, key)
@@ -113,7 +123,7 @@ def import_weights(
     return ImportReport(
         source=source,
         out=out,
-        model=recipe.model.name,
+        model=str(cfg) if cfg else recipe.model.name,
         class_names=class_names,
         tensors=len(fitted.state),
         taken=len(fitted.state) - len(fitted.missing) - len(fitted.misshapen),
@@ -162,13 +172,49 @@ def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
 
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
-) -> tuple[Checkpoint, Recipe]:
-    """SEAM: Darknet's .weights, with the cfg that says what they are.
+) -> tuple[Checkpoint, Recipe, int, bool]:
+    """Darknet's .weights for a cfg or a named model.
 
-    To call ``rankless.models.darknet_weights.read`` here: a flat dict of tensors under the model's own names,
-    and facts; and to put the cfg's text into the recipe.
+    Returns:
+        The tensors under the model's own names; the recipe, with the cfg's text and what else it says; the
+        number of classes; whether the file ends before the network does, as published backbones do.
     """
-    raise UserError(f"{source}: Darknet's .weights and .cfg files are not read yet")
+    if cfg is not None and model is not None:
+        raise UserError(f"--cfg is {cfg} and --model is '{model}': give one of the two")
+    facts: list[str] = []
+    if cfg is not None:
+        read = read_cfg(str(cfg))
+        network, letterbox, nms, facts = read.network, read.letterbox, read.nms, list(read.notes)
+        words = [f"model.cfg={json.dumps(write_cfg(network, letterbox=letterbox, nms=nms))}"]
+    else:
+        named = _recipe(model, overrides).model
+        if named.name not in zoo.MODELS or zoo.MODELS[named.name].free:
+            raise UserError(f"{source}: Darknet has no {named.name}; name the model that the weights are of")
+        network = zoo.network(named, COCO_CLASSES)
+        network = with_classes(network, classes_of(source, network) or COCO_CLASSES)
+        # As in the published cfg files: only Scaled-YOLOv4 keeps the aspect, only YOLOv3 has plain NMS.
+        letterbox = any(isinstance(layer, Yolo) and layer.new_coords for layer in network.layers)
+        nms = "iou" if network.loss == "yolov3" else "diou"
+        words = [f"model.name={named.name}"]
+    fit_words = [f"data.fit={'letterbox' if letterbox else 'stretch'}", f"evaluate.nms={nms}"]
+    others = [word for word in overrides if not word.startswith("model.name=")]
+    recipe = recipe_file.default([*words, *fit_words, "evaluate.iou=0.45", *others])
+    found = read_weights(source, network)
+    facts.append(
+        f"{source}: Darknet's weights, {found.filled} of the network's {found.convolutions} convolutions, "
+        f"trained on {found.seen:,} pictures"
+    )
+    state = dict(found.state)
+    for name in found.state:
+        if name.endswith("running_var"):  # PyTorch counts the batches too, which nothing here reads
+            state[name.replace("running_var", "num_batches_tracked")] = torch.tensor(0)
+    whole = found.filled == found.convolutions
+    return Checkpoint(state, [*facts, *found.notes]), recipe, network.classes, not whole
+
+
+def _is_darknet(source: Path) -> bool:
+    """``.weights``, or a published backbone such as ``darknet53.conv.74``."""
+    return source.suffix == ".weights" or ".conv." in source.name
 
 
 def _class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -316,5 +316,6 @@ def _build(found: Classifier, model: recipe.Model, classes: int) -> nn.Module:
         net = build_resnet(found.name, classes, activation=activation, dropout=model.dropout)
         heads = ("fc.",)
     net.variant, net.head_names = found, heads
+    net.backbone = partial(backbone_modules, net)  # what a recipe's model.freeze holds
     built: nn.Module = net
     return built

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankless import recipe
+from rankless.models.classifiers import CLASSIFIERS
 from rankless.models.darknet import COCO_CLASSES
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import MODELS, network
@@ -45,6 +46,10 @@ def listed() -> Iterator[Listed]:
         size = described.size
         parameters, gflops = measured(lambda made=described: DetectionModel(made), size)  # type: ignore[misc]
         yield Listed(name, "detect", COCO_CLASSES, size, parameters, gflops, variant.source)
+    for name, known in CLASSIFIERS.items():
+        size = (known.side, known.side)
+        source = known.source.partition(", arXiv")[0]
+        yield Listed(name, "classify", known.classes, size, known.parameters, known.gflops, source)
 
 
 def measured(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[int, float]:

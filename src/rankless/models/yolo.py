@@ -136,10 +136,6 @@ class DetectionModel(nn.Module):
         """The layers of the backbone; a recipe may freeze them."""
         return list(self.layers.values())[: self.network.backbone]
 
-    def backbone(self) -> list[nn.Module]:
-        """What ``model.freeze`` holds."""
-        return list(self.stages)
-
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw heads of normalised images.
 
