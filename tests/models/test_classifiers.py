@@ -151,7 +151,7 @@ def test_dropout_of_a_resnet_is_before_its_last_layer():
     plain = build_classifier(recipe.Model(name="resnet18"), 4).eval()
     model = build_classifier(recipe.Model(name="resnet18", dropout=0.25), 4)
     model.load_state_dict(plain.state_dict(), strict=True)
-    x = torch.randn(8, 3, 32, 32)
+    x = torch.randn(8, 3, 64, 64)  # four pixels to pool: dropped before, they would leave a part
     seen = []
     model.fc.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     plain.fc.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
