@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rankless.losses.assign import Truths, assign, class_targets
+from rankless.losses.assign import Truths, assign, class_targets, slot_values
 from rankless.models.zoo import MODELS
 from rankless.yolo_grid import YoloHead
 
@@ -15,8 +15,8 @@ CELLS = {32: (13, 13), 16: (26, 26)}
 def truths_of(*boxes, labels=None):
     labels = labels or [0] * len(boxes)
     return Truths.of(
-        torch.tensor([boxes], dtype=torch.float32),
-        torch.tensor([labels]),
+        torch.tensor([boxes], dtype=torch.float32).view(1, -1, 4),
+        torch.tensor([labels], dtype=torch.int64),
         torch.ones(1, len(boxes), dtype=torch.bool),
         torch.float32,
     )
@@ -78,6 +78,17 @@ def test_the_last_of_truths_in_one_slot_counts_and_classes_add_up():
     assert not matches.hit[0, :, 0].any() and not matches.hit[0, :, 2].any()
     wanted = class_targets(truths, matches, 5)[0, :, 1]  # (T, C)
     assert [row.nonzero().flatten().tolist() for row in wanted] == [[2, 4], [1], [2, 4]]
+
+
+def test_a_slots_value_is_the_highest_of_its_truths():
+    same, other = around(200, 100, 37, 58), around(24, 24, 37, 58)
+    matches = assign(truths_of(same, other, same), FINE, CELLS[16])
+    values = torch.tensor([[[9.0, 0.7, 9.0], [9.0, 0.2, 9.0], [9.0, 0.5, 9.0]]])  # of misses: 9
+    found = slot_values(values, matches)
+    assert found.shape == (1, 3, 26, 26)
+    assert found.nonzero().tolist() == [[0, 1, 1, 1], [0, 1, 6, 12]]
+    assert found[0, 1, 1, 1] == values[0, 1, 1] and found[0, 1, 6, 12] == values[0, 0, 1]
+    assert slot_values(values[:, :0], assign(truths_of(), FINE, CELLS[16])).count_nonzero() == 0
 
 
 def test_pictures_do_not_mix():

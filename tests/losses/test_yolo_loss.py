@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from rankless import recipe
 from rankless.errors import UserError
 from rankless.losses import assign as assign_page
 from rankless.losses.assign import SMALLEST_SIDE
-from rankless.losses.yolo import YoloLoss, clipped, from_recipe
+from rankless.losses.yolo import YoloLoss, from_recipe
 from rankless.types import DetectionBatch
-from rankless.yolo_grid import YoloHead
+from rankless.yolo_grid import HeadLoss, YoloHead
 
 ANCHORS = ((6.0, 8.0), (11.0, 9.0), (16.0, 24.0), (30.0, 28.0))
 # Two heads that share an anchor, as YOLOv4-tiny's do; anchor 0 belongs to none.
@@ -30,8 +31,14 @@ LOSSES = [
     YoloLoss("yolov4", box=0.07, ignore=0.3),
     YoloLoss("yolov4", box=0.5, objectness=2.0, classes=0.7, ignore=0.2, anchor_iou=1.0, smoothing=0.1),
     YoloLoss("yolov4", box=0.07, ignore=0.4, anchor_iou=0.1),
+    YoloLoss("yolov3", ignore=0.4, box_loss="ciou", objectness_loss="focal", gamma=1.5, alpha=0.25),
+    YoloLoss("yolov4", ignore=0.3, box_loss="mse", objectness_loss="quality-focal"),
+    YoloLoss("yolov4", ignore=0.3, objectness_loss="quality-focal", gamma=1.0, alpha=0.7),
 ]
-LOSS_IDS = ["v3", "v3-factors", "v4", "v4-best-only", "v4-many"]
+LOSS_IDS = [
+    *("v3", "v3-factors", "v4", "v4-best-only", "v4-many"),
+    *("v3-ciou-focal", "v4-mse-quality", "v4-quality"),
+]
 
 
 # --- the reference: pictures, cells and truths one after another, in Python's floats ---------------------
@@ -90,7 +97,28 @@ def reference(loss: YoloLoss, raws: list[Tensor], batch: DetectionBatch, alphas:
             ]
             added = one_picture(loss, raw[b].tolist(), head, truths, alphas, (number, b))
             parts = [part + more for part, more in zip(parts, added, strict=True)]
-    return [loss.box * parts[0], loss.objectness * parts[1], loss.classes * parts[2]]
+    factors = (first(loss.box, 1.0 if compares(loss) == "mse" else 0.07), loss.objectness, loss.classes)
+    return [first(factor, 1.0) * part for factor, part in zip(factors, parts, strict=True)]
+
+
+def first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def compares(loss: YoloLoss) -> str:
+    return loss.box_loss or {"yolov3": "mse", "yolov4": "ciou"}[loss.name]
+
+
+def objectness(loss: YoloLoss, logit: float, present: bool, quality: float) -> float:
+    """Of one cell that counts; ``quality`` is its IoU with its truth, 0 for a negative."""
+    p = sigmoid(logit)
+    weight = 1.0 if loss.alpha is None else loss.alpha if present else 1 - loss.alpha
+    if loss.objectness_loss == "focal":
+        right = p if present else 1 - p
+        return -weight * (1 - right) ** loss.gamma * math.log(right)
+    if loss.objectness_loss == "quality-focal":
+        return weight * abs(quality - p) ** loss.gamma * bce(logit, quality)
+    return bce(logit, 1.0 if present else 0.0)
 
 
 def one_picture(loss, raw, head, truths, alphas, name):
@@ -118,23 +146,27 @@ def one_picture(loss, raw, head, truths, alphas, name):
                 t = cell(a, j, i)
                 here = slots.get((a, j, i), [])
                 found = decoded(t, i, j, ANCHORS[anchor], head)
-                near = max((overlap(found, box) for box, _ in truths), default=0.0) > loss.ignore
+                near = max((overlap(found, box) for box, _ in truths), default=0.0) > first(loss.ignore, 0.7)
                 if loss.name == "yolov4":
                     near = near and max(sigmoid(c) for c in t[5:]) > 0.25
                 if here or not near:
-                    objectness_sum += bce(t[4], 1.0 if here else 0.0)
+                    boxes = [[x - w / 2, y - h / 2, x + w / 2, y + h / 2] for _, x, y, w, h, _ in here]
+                    quality = max((overlap(found, box) for box in boxes), default=0.0)
+                    # The target has no gradient: differences must not see it change either.
+                    quality = alphas.setdefault((*name, "quality", a, j, i), quality)
+                    objectness_sum += objectness(loss, t[4], bool(here), quality)
                 if not here:
                     continue
                 labels = {truth[-1] for truth in here}
                 for c in range(CLASSES):
                     y = 1.0 if c in labels else 0.0
-                    class_sum += bce(t[5 + c], y * (1 - loss.smoothing) + loss.smoothing / 2)
-                if loss.name == "yolov4":
-                    for k, cx, cy, w, h, _ in here:
+                    epsilon = first(loss.smoothing, 0.0)
+                    class_sum += bce(t[5 + c], y * (1 - epsilon) + epsilon / 2)
+                for k, cx, cy, w, h, _ in here if loss.name == "yolov4" else here[-1:]:
+                    if compares(loss) == "ciou":
                         wanted = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
                         box_sum += 1 - complete_overlap(found, wanted, alphas, (*name, a, k))
-                else:
-                    _, cx, cy, w, h, _ = here[-1]
+                        continue
                     s = head.scale_xy
                     x = min((cx / head.stride - i + (s - 1) / 2) / s, 1.0)
                     y = min((cy / head.stride - j + (s - 1) / 2) / s, 1.0)
@@ -266,12 +298,6 @@ def test_yolov4_cuts_each_truths_box_gradient_before_any_outer_factor():
     assert loss([raw], heads, batch).sum.item() > 100
 
 
-def test_gradients_that_are_no_numbers_become_nothing():
-    x = torch.tensor([0.0, 4.0, -1.0], requires_grad=True)
-    clipped(lambda y: (y.sqrt() * torch.tensor([1.0, 8.0, 1.0])).nan_to_num().sum(), x, 1.5).backward()
-    assert x.grad.tolist() == [0.0, 1.5, 0.0]
-
-
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 @pytest.mark.parametrize("truths", [0, 3])
 def test_without_positives_all_is_finite_and_connected(loss, truths):
@@ -370,19 +396,176 @@ def test_many_truths_are_compared_in_parts(monkeypatch):
     assert torch.equal(LOSSES[2](raw, HEADS, batch).sum, whole)
 
 
+PLAIN = YoloHead(ANCHORS, mask=(2,), stride=16)
+
+
 def test_auto_is_what_was_published():
-    v3, v4 = from_recipe(recipe.Loss(), "yolov3"), from_recipe(recipe.Loss(), "yolov4")
-    assert v3 == YoloLoss("yolov3", box=1, objectness=1, classes=1, ignore=0.7, anchor_iou=None)
-    assert v4 == YoloLoss("yolov4", box=0.07, objectness=1, classes=1, ignore=0.7, anchor_iou=None)
+    for heeds in (True, False):
+        published = from_recipe(recipe.Loss(), "yolov3" if heeds else "yolov4").settings(PLAIN)
+        assert published[1:5] == (1.0, 1.0, 0.7, 0.0)  # objectness, classes, ignore, smoothing
+        assert published.objectness_loss == "bce"
+    v3, v4 = (from_recipe(recipe.Loss(), name).settings(PLAIN) for name in ("yolov3", "yolov4"))
+    assert (v3.box_loss, v3.box) == ("mse", 1.0)
+    assert (v4.box_loss, v4.box, v4.largest_gradient) == ("ciou", 0.07, 5.0)
+
+
+OWN = HeadLoss(
+    box=0.05,
+    objectness=4.0,
+    classes=0.5,
+    ignore=0.6,
+    box_loss="giou",
+    smoothing=0.02,
+    largest_gradient=2.0,
+    smooth_objectness=True,
+)
+OWN_HEAD = YoloHead(ANCHORS, mask=(2,), stride=16, loss=OWN)
+
+
+def test_a_heads_own_numbers_stand_between_the_recipe_and_the_published():
+    own = from_recipe(recipe.Loss(), "yolov4").settings(OWN_HEAD)
+    assert own == (0.05, 4.0, 0.5, 0.6, 0.02, "giou", "smooth", 2.0)
+    given = {"box": 0.3, "objectness": 2.0, "classes": 3.0, "ignore": 0.4, "smoothing": 0.0}
+    loss = recipe.Loss(**given, box_loss="siou", objectness_loss="bce")
+    assert from_recipe(loss, "yolov4").settings(OWN_HEAD) == (0.3, 2.0, 3.0, 0.4, 0.0, "siou", "bce", 2.0)
+
+
+def test_a_heads_own_numbers_are_of_the_loss_it_was_published_with():
+    other = from_recipe(recipe.Loss(name="yolov3"), "yolov4")
+    assert other.settings(OWN_HEAD) == from_recipe(recipe.Loss(), "yolov3").settings(PLAIN)
+    same = from_recipe(recipe.Loss(name="yolov4"), "yolov4")
+    assert same.settings(OWN_HEAD).objectness == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "box_loss", "box"),
+    [
+        ("yolov4", 0.05, "eiou", 0.05),  # of one kind with giou
+        ("yolov4", 0.05, "mse", 1.0),  # of another: the head's factor was not meant for it
+        ("yolov4", None, "mse", 1.0),
+        ("yolov3", None, "ciou", 0.07),
+    ],
+)
+def test_a_heads_box_factor_is_of_its_kind_of_box_loss(name, own, box_loss, box):
+    head = YoloHead(ANCHORS, mask=(2,), stride=16, loss=HeadLoss(box=own, box_loss="giou" if own else None))
+    assert from_recipe(recipe.Loss(box_loss=box_loss), name).settings(head).box == box
+    assert from_recipe(recipe.Loss(box_loss=box_loss, box=0.2), name).settings(head).box == 0.2
+
+
+@pytest.mark.parametrize("box_loss", ["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"])
+def test_each_head_is_trained_by_its_own_numbers(box_loss):
+    owns = (
+        HeadLoss(box=0.4, objectness=4.0, classes=0.5, ignore=0.3, smoothing=0.1, box_loss=box_loss),
+        HeadLoss(box=0.1, objectness=0.4, classes=2.0, ignore=0.6, smoothing=0.0, box_loss="diou"),
+    )
+    heads = tuple(replace(head, loss=own) for head, own in zip(HEADS, owns, strict=True))
+    batch, raw = case("hard"), make_raw(2, 12)
+    together = YoloLoss("yolov4")(raw, heads, batch)
+    alone = [
+        YoloLoss("yolov4", **{key: value for key, value in asdict(own).items() if value and key in FIELDS})(
+            [r], [head], batch
+        )
+        for own, head, r in zip(owns, HEADS, raw, strict=True)
+    ]
+    for part in ("box", "objectness", "classes"):
+        assert together.parts[part].item() == pytest.approx(
+            sum(one.parts[part].item() for one in alone), rel=1e-12
+        )
+
+
+FIELDS = {field.name for field in fields(YoloLoss)}
+
+
+def test_a_heads_cut_is_its_own():
+    batch = make_batch([[([8.0, 8.0, 24.0, 30.0], 1)]])
+    for limit, cut in ((0.5, 0.5), (None, 5.0)):
+        head = replace(PLAIN, loss=HeadLoss(largest_gradient=limit))
+        raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
+        YoloLoss("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
+        assert raw.grad[0, :4, 1, 1].abs().tolist() == [cut] * 4
+    head = replace(PLAIN, loss=HeadLoss(largest_gradient=math.inf))
+    raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
+    YoloLoss("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
+    assert raw.grad[0, :4, 1, 1].abs().min() > 5
+
+
+def test_smooth_objectness_wants_the_overlap_where_a_negative_would_be_left_out():
+    # Anchor 2 in cell (1, 0) is 16 × 24 around (24, 8); the truth is the same, moved by 4 px: IoU 12 / 20.
+    batch = make_batch([[([20.0, -4.0, 36.0, 20.0], 0)]])
+    head = replace(PLAIN, loss=HeadLoss(smooth_objectness=True))
+    raw = torch.zeros(1, 5 + CLASSES, 2, 3, dtype=torch.float64)
+    raw[0, 4] = 0.3
+    own = YoloLoss("yolov4", ignore=0.5)
+    found = own([raw], [head], batch).parts["objectness"].item()
+    # The other five overlap too little, whatever they believe.
+    assert found == pytest.approx(5 * bce(0.3, 0.0) + bce(0.3, 0.6))
+    # A class probability below 0.25 makes a negative of it; so does a stricter threshold.
+    unsure = raw.clone()
+    unsure[0, 5:] = -2.0
+    for loss, values in ((own, unsure), (YoloLoss("yolov4", ignore=0.65), raw)):
+        assert loss([values], [head], batch).parts["objectness"].item() == pytest.approx(6 * bce(0.3, 0.0))
+    # The recipe's objectness loss comes before the head's.
+    plain = replace(own, objectness_loss="bce")([raw], [head], batch).parts["objectness"].item()
+    assert plain == pytest.approx(5 * bce(0.3, 0.0) + bce(0.3, 1.0))
+
+
+def test_the_target_of_quality_focal_has_no_gradient():
+    batch = make_batch([[([8.0, 8.0, 24.0, 30.0], 1)]])
+    raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
+    loss = YoloLoss("yolov4", box=0.0, classes=0.0, objectness_loss="quality-focal")
+    loss([raw], [PLAIN], batch).sum.backward()
+    assert (raw.grad[0, :4] == 0).all() and (raw.grad[0, 5:] == 0).all() and (raw.grad[0, 4] != 0).all()
 
 
 def test_the_recipe_overrides():
     loss = recipe.Loss(
-        name="yolov4", box=0.5, objectness=2.0, classes=3.0, ignore=0.6, anchor_iou=0.213, smoothing=0.1
+        name="yolov4",
+        box=0.5,
+        objectness=2.0,
+        classes=3.0,
+        ignore=0.6,
+        anchor_iou=0.213,
+        smoothing=0.1,
+        box_loss="siou",
+        objectness_loss="focal",
+        gamma=1.5,
+        alpha=0.25,
     )
-    assert from_recipe(loss, "yolov3") == YoloLoss("yolov4", 0.5, 2.0, 3.0, 0.6, 0.213, 0.1)
+    assert from_recipe(loss, "yolov4") == YoloLoss(
+        "yolov4", 0.5, 2.0, 3.0, 0.6, 0.213, 0.1, "siou", "focal", 1.5, 0.25
+    )
 
 
 def test_yolov3_has_no_further_anchors():
     with pytest.raises(UserError, match=r"loss.anchor_iou is 0.2.*leave it at auto"):
         from_recipe(recipe.Loss(anchor_iou=0.2), "yolov3")
+
+
+def test_settings_of_other_losses_are_named_all_at_once():
+    loss = recipe.Loss(
+        name="cross-entropy",
+        anchor_iou=0.2,
+        assign="simota",
+        dfl=1.5,
+        class_weights=(1.0, 2.0),
+        gamma=1.0,
+        alpha=0.25,
+    )
+    with pytest.raises(UserError) as error:
+        from_recipe(loss, "yolov3")
+    assert [fault.split(",")[0].split(":")[0] for fault in error.value.faults] == [
+        "loss.name is 'cross-entropy'",
+        "loss.anchor_iou is 0.2",
+        "loss.assign is 'simota'",
+        "loss.dfl is 1.5",
+        "loss.class_weights is [1.0",
+        "loss.gamma is 1.0",
+        "loss.alpha is 0.25",
+    ]
+    assert all("leave it at" in fault or "expected" in fault for fault in error.value.faults)
+
+
+@pytest.mark.parametrize("kind", ["focal", "quality-focal"])
+def test_gamma_and_alpha_belong_to_both_focal_losses(kind):
+    found = from_recipe(recipe.Loss(objectness_loss=kind, gamma=1.0, alpha=0.25), "yolov4")
+    assert (found.gamma, found.alpha) == (1.0, 0.25)

@@ -134,14 +134,16 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
     """The highest of its truths' values for each taken slot, 0 for the others: (B, T, A) -> (B, A, H, W)."""
-    height, width = matches.positive.shape[-2:]
+    if not values.shape[1]:
+        return values.new_zeros(matches.positive.shape)  # of no values there is no highest
+    width = matches.positive.shape[-1]
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # As in _mark: all truths of a slot write the same value.
-    index = torch.where(matches.hit, cell.unsqueeze(-1), height * width).transpose(1, 2)  # (B, A, T)
-    found = values.new_zeros(*matches.hit.shape[::2], height * width + 1)
-    return found.scatter_(2, index, highest.transpose(1, 2))[..., :-1].view_as(matches.positive)
+    # All truths of a cell write the same value, so their order is nothing; 0 where none of them is a hit.
+    index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
+    found = values.new_zeros(matches.positive.shape).flatten(2)
+    return found.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
