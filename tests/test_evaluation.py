@@ -33,6 +33,8 @@ class Numbers:
 class Counting:
     """A task whose predictions and scores tell what was asked of it."""
 
+    score_name = "sum"
+
     def __init__(self, count: int) -> None:
         self.count = count
 

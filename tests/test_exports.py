@@ -12,12 +12,17 @@ import pytest
 import rankless
 
 NAMES = [
+    "Examples",
+    "LossSum",
     "Recipe",
+    "Scores",
+    "Task",
     "UserError",
     "__version__",
     "digest",
     "digest_file",
     "evaluate",
+    "generator",
     "load_recipe",
     "predict",
     "train",

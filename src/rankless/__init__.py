@@ -14,29 +14,42 @@ if TYPE_CHECKING:
     from rankless.launch.local import evaluate, train
     from rankless.models.weights import digest, digest_file
     from rankless.prediction import predict
+    from rankless.randomness import generator
     from rankless.recipe import Recipe
     from rankless.recipe_file import load as load_recipe
+    from rankless.tasks.protocol import Examples, Task
+    from rankless.types import LossSum, Scores
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Examples": "rankless.tasks.protocol:Examples",
+    "LossSum": "rankless.types:LossSum",
     "Recipe": "rankless.recipe:Recipe",
+    "Scores": "rankless.types:Scores",
+    "Task": "rankless.tasks.protocol:Task",
     "UserError": "rankless.errors:UserError",
     "digest": "rankless.models.weights:digest",
     "digest_file": "rankless.models.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
+    "generator": "rankless.randomness:generator",
     "load_recipe": "rankless.recipe_file:load",
     "predict": "rankless.prediction:predict",
     "train": "rankless.launch.local:train",
 }
 
 __all__ = [
+    "Examples",
+    "LossSum",
     "Recipe",
+    "Scores",
+    "Task",
     "UserError",
     "__version__",
     "digest",
     "digest_file",
     "evaluate",
+    "generator",
     "load_recipe",
     "predict",
     "train",

@@ -23,6 +23,12 @@ class UserError(Exception):
         super().__init__("\n".join(self.faults))
 
 
+class TaskError(UserError):
+    """An error in the user's own code, with the lines where it happened. The command line exits with 1."""
+
+    exit_code = 1
+
+
 STOPPED = 85
 """Exit code of a run that was asked to stop and saved its state: a scheduler may requeue it."""
 

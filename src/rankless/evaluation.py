@@ -16,6 +16,7 @@ from torch import nn
 from rankless.data.loader import micro_batches
 from rankless.precision import autocast
 from rankless.recipe import Recipe
+from rankless.tasks.checks import check_batch, check_predictions, check_scores, check_sendable
 from rankless.tasks.protocol import Task
 from rankless.types import Scores
 from rankless.world.join import World
@@ -33,6 +34,9 @@ def evaluate(
         world: the ranks that share the work.
         limit: predict only so many of the first pictures and give a digest of the predictions instead of
             scores: a check that takes the same path.
+
+    Raises:
+        UserError: the task's predictions or scores are not what a task's must be.
     """
     data = task.evaluation_data()
     count = len(data) if limit is None else min(limit, len(data))
@@ -47,14 +51,22 @@ def evaluate(
         torch.no_grad(),
         autocast(recipe.precision, world.device),
     ):
-        for start, batch in zip(own, batches, strict=True):
-            predicted.append((start, task.predict(model, batch.to(world.device))))
+        for start, line, batch in zip(own, plan, batches, strict=True):
+            check_batch(task, batch)
+            found = task.predict(model, batch.to(world.device))
+            check_predictions(task, found, len(line))
+            if not predicted:
+                check_sendable(task, found)
+            predicted.append((start, found))
     gathered = world.gather(predicted)
     scores: Scores | None = None
     if gathered is not None:
         in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
         predictions = [prediction for _, part in in_order for prediction in part]
-        scores = task.score(predictions) if limit is None else {"predictions": fingerprint(predictions)}
+        if limit is None:
+            scores = check_scores(task, task.score(predictions))
+        else:
+            scores = {"predictions": fingerprint(predictions)}
     scores = world.broadcast(scores)
     return scores if scores is not None else {}
 

@@ -369,7 +369,8 @@ class Recipe:
     """A whole recipe; see the classes of its parts.
 
     Attributes:
-        task: ``detect``, ``classify``, or ``package.module:Class`` for a task of your own.
+        task: ``detect``, ``classify``, or for a task of your own ``package.module:Class`` or
+            ``file.py:Class``.
         epochs: passes over the training pictures.
         seed: keys all chance.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32

@@ -13,11 +13,13 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import TaskError, UserError
 from rankless.job import LOST_PEER, Job, leave_note, log_of, read_job
+from rankless.user_code import blamed
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -35,6 +37,8 @@ def main() -> int:
     try:
         answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
     except UserError as error:
+        if isinstance(error, TaskError):
+            error = _with_a_way_on(error, job)
         try:
             leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
         except OSError:  # the disk is full there, too; rank 0's output is the terminal
@@ -48,10 +52,28 @@ def main() -> int:
             # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             return LOST_PEER
-        raise
+        fault = blamed(error)
+        if fault is None:
+            raise
+        traceback.print_exc()  # the whole of it, into the log
+        leave_note(place, rank, {"exit": fault.exit_code, "faults": _with_a_way_on(fault, job).faults})
+        return fault.exit_code
     if rank == 0:
         leave_note(place, rank, answer)
     return 0
+
+
+def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
+    """The error in the user's code, with the task's name and what to do when it is mended."""
+    from rankless.recipe_file import from_json
+    from rankless.run_directory import RunDirectory
+
+    text = f"the task {from_json(job.recipe).task} failed: {fault}"
+    step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
+    if step:
+        text += f"\nthe checkpoint of step {step} is whole; once it is mended, go on with: "
+        text += f"rankless train --resume --run {job.run}"
+    return TaskError(text)
 
 
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Facts:
 
     def item(self, index: int, epoch: int) -> tuple[int, ...]:
         if index == 2:
-            raise ZeroDivisionError("a fault of the program")
+            raise ZeroDivisionError("an error in the user's code")
         if index == 1:
             time.sleep(60)
         ignored = all(signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM))

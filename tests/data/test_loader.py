@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rankless.data.detection import DetectionExamples, collate
 from rankless.data.loader import micro_batches
 from rankless.data.order import micro_batch
 from rankless.data.pictures import UnreadablePicture
-from rankless.errors import UserError
+from rankless.errors import TaskError, UserError
 from rankless.recipe import Augment, Batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
@@ -104,10 +105,24 @@ def test_a_stuck_process_does_not_hold_up_the_end() -> None:
     assert not any(alive(pid) for pid in processes if pid)
 
 
-def test_a_fault_of_the_program_keeps_its_trace() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> None:
     with (
-        micro_batches(Facts(), list, [[(0, 2)]], workers=1) as batches,
-        pytest.raises(ZeroDivisionError, match="in item"),
+        micro_batches(Facts(), list, [[(0, 2)]], workers=workers) as batches,
+        pytest.raises(TaskError) as caught,
+    ):
+        next(batches)
+    first, place, line = str(caught.value).splitlines()
+    assert first == "ZeroDivisionError: an error in the user's code"
+    assert re.fullmatch(r"  .*/examples_for_loader\.py:\d+, in item", place)
+    assert line == """    raise ZeroDivisionError("an error in the user's code")"""
+
+
+def test_a_fault_of_the_program_keeps_its_trace() -> None:
+    examples = DetectionExamples([None], (32, 32), 0, None)  # type: ignore[arg-type]
+    with (
+        micro_batches(examples, list, [[(0, 0)]], workers=1) as batches,
+        pytest.raises(AttributeError, match="in item"),
     ):
         next(batches)
 

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rankless.errors import UserError
+from rankless.user_code import blamed
 
 B = TypeVar("B")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -134,8 +135,8 @@ class _Fetch(Dataset[Any]):
     def __getitems__(self, line: Sequence[tuple[int, int]]) -> list[Any] | _Fault:
         try:
             return [self.examples.item(index, epoch) for epoch, index in line]
-        except UserError as error:
-            return _Fault(error)
+        except Exception as error:
+            return _fault(error)
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         raise NotImplementedError("items are drawn a micro-batch at a time")
@@ -152,8 +153,16 @@ class _Guarded:
             return items
         try:
             return self.collate(items)
-        except UserError as error:
-            return _Fault(error)
+        except Exception as error:
+            return _fault(error)
+
+
+def _fault(error: Exception) -> _Fault:
+    """What the user is told; any other error goes on its way."""
+    known = error if isinstance(error, UserError) else blamed(error)
+    if known is None:
+        raise error
+    return _Fault(known)
 
 
 def _start_forkserver(examples: object, collate: object) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import torch
 
 from rankless import journal
-from rankless.errors import INTERRUPTED, STOPPED, UserError
+from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
 from rankless.job import Job, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
 from rankless.launch.resume import check_resume
@@ -28,8 +28,9 @@ from rankless.models import weights
 from rankless.precision import resolve
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
-from rankless.run_directory import RunDirectory, weights_of, write_atomically
+from rankless.run_directory import RunDirectory, new_run_directory, weights_of, write_atomically
 from rankless.tasks import settled
+from rankless.tasks.own import absolute, name_of, refuse_while_opening
 
 _SHOWN = 30  # lines of a log
 
@@ -51,8 +52,9 @@ class Ending:
 
 def train(
     recipe: Recipe,
-    run: Path,
+    run: Path | str | None = None,
     *,
+    task: type | str | None = None,
     devices: int | None = None,
     resume: bool = False,
     rehearse: int = 0,
@@ -62,7 +64,9 @@ def train(
 
     Args:
         recipe: ``precision: auto`` is resolved here.
-        run: the run directory.
+        run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 …
+        task: a task of your own, in place of ``recipe.task``: its class, which stands in a module or in a
+            script, or its name, ``package.module:Class`` or ``file.py:Class``.
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
         resume: go on in ``run``.
         rehearse: end after so many steps (``rankless verify``), with nothing said.
@@ -72,8 +76,11 @@ def train(
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
 
     Raises:
-        UserError: whatever is the user's to mend.
+        UserError: whatever is the user's to mend; a TaskError where the task's own code failed.
     """
+    refuse_while_opening()
+    recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
+    run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
     recipe = settled(recipe)
     ranks = _ranks(devices, recipe)
@@ -150,6 +157,9 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
         if blamed is not None and not found:
             _show_log(log_of(Path(job.logs), blamed))
     faults = [note for note in found if note.get("faults")]
+    for note in faults:
+        if note["exit"] == TaskError.exit_code:  # the same code failed on all of them: once is enough
+            raise TaskError(note["faults"])
     if faults:
         raise UserError(dict.fromkeys(sentence for note in faults for sentence in note["faults"]))
     return Ending(found[0] if found else {}, ended_by, blamed)
@@ -171,7 +181,8 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
                 shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
                 print(f"best (step {best}): {shown}")
         print(f"run directory: {run.path}")
-        print(f"next: rankless predict {run.path} PICTURES")
+        own = ":" in load(run.recipe).task  # predict knows the built-in tasks alone
+        print(f"next: rankless evaluate {run.path}" if own else f"next: rankless predict {run.path} PICTURES")
         return 0
     if stopped_by is not None:
         step = run.pointed("last")

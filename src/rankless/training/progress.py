@@ -70,10 +70,10 @@ class Teller:
         self.speed = now if self.speed is None else _SMOOTHING * self.speed + (1 - _SMOOTHING) * now
         left = (self.steps - done) * self.images / self.speed
         parts = " ".join(f"{name} {value:.3g}" for name, value in entry["parts"].items())
-        parts = f" ({parts})" if parts else ""
+        loss = f"loss {entry['loss']:.4g}" + (f" ({parts})" if parts else "")
         memory = _memory_gib()
         text = (
-            f"loss {entry['loss']:.4g}{parts}  lr {entry['lr']:.2e}  {self.speed:.0f} img/s  "
+            f"{loss}  lr {entry['lr']:.2e}  {self.speed:.0f} img/s  "
             f"waited {entry['timing']['waited']:.0%}  {memory:.1f} GiB"
         )
         place = f"step {done}/{self.steps}  epoch {entry['epoch']:.2f}"

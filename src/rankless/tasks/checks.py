@@ -1,0 +1,226 @@
+"""Whether a task does what :class:`rankless.tasks.protocol.Task` says; what it does not is told in words."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.types import LossSum, Scores
+
+_METHODS = {
+    "model": "model(self) returns a torch.nn.Module",
+    "training_data": "training_data(self) returns what to train on, with __len__ and item(index, epoch)",
+    "evaluation_data": "evaluation_data(self) returns what to score on, with __len__ and item(index, epoch)",
+    "collate": "collate(self, items) makes a batch of a list of items",
+    "loss": "loss(self, model, batch) returns a rankless.LossSum",
+    "predict": "predict(self, model, batch) returns a list with a prediction for each picture",
+    "score": "score(self, predictions) returns a dict of scores",
+}
+_ATTRIBUTES = {
+    "class_names": "class_names is a tuple of names, () where there are none",
+    "score_name": "score_name is the entry of score()'s dict by which the best weights are chosen",
+}
+
+
+def check_members(task: Any, name: str) -> None:
+    """Every method of a task is there.
+
+    Args:
+        task: the class.
+        name: as the recipe has it.
+
+    Raises:
+        UserError: names all that are missing.
+    """
+    if not callable(task):
+        raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
+    missing = [text for key, text in _METHODS.items() if not callable(getattr(task, key, None))]
+    if missing:
+        raise UserError([f"task is '{name}', which lacks {len(missing)} of a task's methods:", *missing])
+
+
+def check_attributes(task: Any) -> None:
+    """A task that was made says its class names and its score.
+
+    Raises:
+        UserError: it does not.
+    """
+    faults = []
+    names = getattr(task, "class_names", None)
+    if (
+        isinstance(names, str)
+        or not isinstance(names, Sequence)
+        or not all(isinstance(n, str) for n in names)
+    ):
+        faults.append(f"{_named(task)} has class_names {names!r}; expected: {_ATTRIBUTES['class_names']}")
+    score = getattr(task, "score_name", None)
+    if not isinstance(score, str):
+        faults.append(f"{_named(task)} has score_name {score!r}; expected: {_ATTRIBUTES['score_name']}")
+    if faults:
+        raise UserError(faults)
+
+
+def check_data(task: Any, method: str, data: Any) -> None:
+    """A data set has a length of at least one and gives items.
+
+    Raises:
+        UserError: it does not.
+    """
+    missing = [name for name in ("__len__", "item") if not callable(getattr(data, name, None))]
+    if missing:
+        raise UserError(
+            f"{method}() of {_named(task)} gave {type(data).__name__}, which lacks {' and '.join(missing)}; "
+            f"expected: {_METHODS[method]}"
+        )
+    if len(data) < 1:
+        raise UserError(f"{method}() of {_named(task)} has no pictures; expected at least one")
+
+
+def check_model(task: Any, model: Any) -> None:
+    """The model is a module with something to train.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model() of {_named(task)} gave {type(model).__name__}; expected: {_METHODS['model']}"
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(
+            f"model() of {_named(task)} gave a {type(model).__name__} without trainable parameters"
+        )
+
+
+def check_batch(task: Any, batch: Any) -> None:
+    """A batch can be moved to a device.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not callable(getattr(batch, "to", None)):
+        raise UserError(
+            f"collate() of {_named(task)} gave {type(batch).__name__}, which has no method to(device); "
+            "expected a tensor, or a class of your own that has it"
+        )
+
+
+def check_loss(task: Any, loss: Any) -> None:
+    """The loss of one micro-batch is a sum and a count; looks at no value, so no device is waited for.
+
+    Raises:
+        UserError: it is not.
+    """
+    who = f"loss() of {_named(task)}"
+    if not isinstance(loss, LossSum):
+        shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(
+            f"{who} gave {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
+            "pictures of the batch, and what the sum is to be divided by, such as the number of pictures"
+        )
+    faults = []
+    if not _is_scalar(loss.sum):
+        faults.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as of .sum()")
+    elif not loss.sum.requires_grad and torch.is_grad_enabled():
+        faults.append(f"{who}: sum has no gradient; expected a tensor that was computed by the model")
+    if not _is_scalar(loss.count):
+        faults.append(
+            f"{who}: count is {_shown(loss.count)}; expected a scalar tensor, "
+            "such as torch.tensor(float(len(images)))"
+        )
+    if not isinstance(loss.parts, Mapping):
+        faults.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict of names to scalar tensors")
+    else:
+        faults += [
+            f"{who}: parts['{name}'] is {_shown(part)}; expected a scalar tensor"
+            for name, part in loss.parts.items()
+            if not _is_scalar(part)
+        ]
+    if faults:
+        raise UserError(faults)
+
+
+def check_predictions(task: Any, predictions: Any, pictures: int) -> None:
+    """There is one prediction per picture.
+
+    Raises:
+        UserError: there is not.
+    """
+    if not isinstance(predictions, list) or len(predictions) != pictures:
+        found = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
+        raise UserError(
+            f"predict() of {_named(task)} gave {found} for a batch of {pictures}; expected a list with one "
+            "prediction for each picture"
+        )
+
+
+def check_sendable(task: Any, predictions: list[Any]) -> None:
+    """Predictions can be sent to the process that scores them.
+
+    Raises:
+        UserError: they do not pickle, or hold tensors of another device.
+    """
+    who = f"predict() of {_named(task)}"
+    try:
+        _CpuPickler(io.BytesIO()).dump(predictions)
+    except _OnDeviceError as error:
+        raise UserError(
+            f"{who} gave a tensor on {error}; expected predictions on the CPU, as of .cpu()"
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"{who} gave predictions that cannot be sent to another process ({error}); expected numbers, "
+            "tensors on the CPU, or dataclasses of a module's top level"
+        ) from None
+
+
+def check_scores(task: Any, scores: Any) -> Scores:
+    """Scores are a dict that JSON can hold, with the score by which the best weights are chosen.
+
+    Raises:
+        UserError: they are not.
+    """
+    who, name = f"score() of {_named(task)}", task.score_name
+    if not isinstance(scores, dict):
+        raise UserError(f"{who} gave {type(scores).__name__}; expected a dict of names to numbers")
+    if name not in scores:
+        raise UserError(
+            f"{who} gave {', '.join(map(str, scores)) or 'nothing'}, but score_name is '{name}': "
+            "one of the scores must have that name"
+        )
+    if not isinstance(scores[name], float) and scores[name] is not None:
+        raise UserError(f"{who}: '{name}' is {_shown(scores[name])}; expected a float, more is better")
+    try:
+        json.dumps(scores)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{who} gave what JSON cannot hold ({error}); expected float(…) and such") from None
+    return scores
+
+
+class _OnDeviceError(Exception):
+    pass
+
+
+class _CpuPickler(pickle.Pickler):
+    def persistent_id(self, found: Any) -> None:
+        if isinstance(found, Tensor) and found.device.type != "cpu":
+            raise _OnDeviceError(str(found.device))
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
+
+
+def _named(task: Any) -> str:
+    return f"the task {type(task).__name__}"

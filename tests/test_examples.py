@@ -1,0 +1,51 @@
+"""The example is run as its first lines say: as a script, and from a recipe; the bits are the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankless import digest
+from rankless.models.weights import load
+from rankless.run_directory import weights_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+SCRIPT = Path(__file__).parents[1] / "examples" / "segment.py"
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "RANKLESS_CPU": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_segmentation_of_digits(tmp_path: Path) -> None:
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    said = run(tmp_path, str(SCRIPT))
+    best = re.search(r"best \(step \d+\): IoU (0\.\d+)", said)
+    # A threshold on the noisy pixels reaches 0.70 at best.
+    assert best is not None and float(best[1]) > 0.75
+    assert said.rstrip().endswith("next: rankless evaluate runs/segment")
+
+    (tmp_path / "examples").symlink_to(SCRIPT.parent)
+    recipe = tmp_path / "segment.yaml"
+    recipe.write_text("".join(re.findall(r"^    (\S+: .*\n)", text.split('"""')[1], re.MULTILINE)))
+    run(tmp_path, "-m", "rankless", "train", str(recipe), "--devices", "1", "workers=1", "--run", "runs/one")
+    states = [load(weights_of(tmp_path / "runs" / name)).state for name in ("segment", "one")]
+    assert digest(states[0]) == digest(states[1])
+
+    scored = run(tmp_path, "-m", "rankless", "evaluate", "runs/segment", "--devices", "1")
+    assert f"IoU      {best[1]}" in scored
