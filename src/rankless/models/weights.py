@@ -116,6 +116,18 @@ def load(path: Path) -> Weights:
     return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
 
 
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors of any safetensors file, and its class names: none where another program wrote it.
+
+    Raises:
+        UserError: the file is missing, cut, damaged or a pickle.
+    """
+    state, metadata = _read(path)
+    if not metadata.get("format", "").startswith("rankless "):
+        return state, ()
+    return state, _names(path, metadata.get("class_names", "[]"))
+
+
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Put ``state`` into ``model``, every tensor in its place.
 

@@ -1,0 +1,83 @@
+"""Starting from weights that were trained before (``model.pretrained``).
+
+Every tensor must fit, but for those of a head that was made for another number of classes: they keep the
+fresh values that they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.models.weights import load_into, load_tensors
+from rankless.run_directory import weights_of
+
+FROM_THE_BUILDER = "timm"
+"""The value that a model's own builder obeys; nothing is read here."""
+
+_SHOWN = 8
+
+
+def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = ()) -> list[str]:
+    """Put trained weights into a fresh model.
+
+    Args:
+        model: the bare model. Its attribute ``head_names``, where it has one, holds the names of the modules
+            (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``.
+        pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
+            the model's keys; empty or ``timm`` does nothing.
+        class_names: what the model is to tell apart; compared with those in the file, if it holds any.
+
+    Returns:
+        Sentences for a person: where the weights came from, and what of them was not taken.
+
+    Raises:
+        UserError: there is no such file, or its tensors do not fit; the model is unchanged then.
+    """
+    if pretrained in ("", FROM_THE_BUILDER):
+        return []
+    try:
+        path = weights_of(Path(pretrained))
+        found, known = load_tensors(path)
+    except UserError as error:
+        raise UserError(f"model.pretrained is '{pretrained}': {fault}" for fault in error.faults) from None
+    state, anew = _without_other_heads(model, found, len(known), len(class_names))
+    load_into(model, state, f"model.pretrained: {path}")
+    told = [f"starting from the weights in {path}"]
+    if anew:
+        classes = f" for {len(known)} classes" if known else ""
+        told.append(
+            f"the heads{classes} are made anew for {len(class_names)}: {_listed(anew)}"
+            if class_names
+            else f"the heads are made anew: {_listed(anew)}"
+        )
+    elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
+        told.append(
+            f"the heads are taken as they are, but the classes had other names: {_listed(known)} in the "
+            f"file, {_listed(class_names)} in the data"
+        )
+    return told
+
+
+def _without_other_heads(
+    model: nn.Module, found: dict[str, Tensor], known: int, wanted: int
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The file's tensors with the model's own for a head of other classes, and the names of those."""
+    if known and known == wanted:  # a head that does not fit is then another head, not one of other classes
+        return found, []
+    own = model.state_dict()
+    heads = tuple(f"{name.rstrip('.')}." for name in getattr(model, "head_names", ()))
+    anew = [
+        name
+        for name, value in found.items()
+        if name in own and value.shape != own[name].shape and f"{name}.".startswith(heads)
+    ]
+    return {**found, **{name: own[name] for name in anew}}, anew
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
