@@ -242,7 +242,7 @@ def test_a_file_without_keys_is_a_fault(tmp_path, text):
 
 def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no recipe 'digit'.*digits, yolov3-tiny.*did you mean 'digits'\?$"):
+    with pytest.raises(UserError, match=r"no recipe 'digit'.*digits, .*did you mean 'digits'\?$"):
         load("digit")
     Path("mine.yaml").write_text("seed: 1")
     with pytest.raises(UserError, match=r"nime.yaml: no such file.*digits.*did you mean 'mine.yaml'\?$"):
@@ -305,6 +305,17 @@ def test_the_published_schedules():
         assert (recipe.optim.lr, recipe.schedule.milestones) == (rate, milestones)
         assert (recipe.schedule.warmup, recipe.schedule.warmup_power, recipe.schedule.gamma) == (1000, 4, 0.1)
         assert (recipe.optim.momentum, recipe.optim.weight_decay, recipe.batch.images) == (momentum, 5e-4, 64)
+
+
+def test_the_published_schedules_of_classifiers():
+    """90 epochs of 1,281,167 pictures in batches of 256, the rate a tenth after 30 and 60 epochs."""
+    for name in ("imagenet-resnet18", "imagenet-resnet50", "imagenet-densenet121"):
+        recipe = load(name)
+        assert (recipe.task, recipe.epochs, recipe.batch.images) == ("classify", 90, 256)
+        for epochs, milestone in zip((30, 60), recipe.schedule.milestones, strict=True):
+            assert 0 <= milestone - epochs * 1_281_167 / 256 < 1
+        assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.weight_decay) == (0.1, 0.9, 1e-4)
+        assert (recipe.data.augment.crop, recipe.data.augment.flip, recipe.schedule.gamma) == (0.08, 0.5, 0.1)
 
 
 # --- the way back -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,3 +158,16 @@ def test_faults_of_the_place(tmp_path):
 def test_a_class_may_be_called_train(tmp_path):
     make(tmp_path, "train/1.png", "train/2.png", "bus/1.png", "bus/2.png")
     assert read_image_folder(str(tmp_path), "train").class_names == ("bus", "train")
+
+
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
+def test_real_pictures():
+    """The Sign Language Digits sample: 760 JPEG in folders 0 to 9, 74 to 77 each, endings in upper case."""
+    root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
+    parts = [read_image_folder(str(root), split) for split in ("train", "val")]
+    assert all(part.class_names == tuple("0123456789") for part in parts)
+    assert sum(map(len, parts)) == 760 and not set(parts[0].paths) & set(parts[1].paths)
+    assert all(np.bincount(part.labels).min() >= least for part, least in zip(parts, (59, 15), strict=True))
+    for index in range(0, len(parts[1]), 10):
+        assert parts[1].image(index).shape == (3, 100, 100)
+        assert Path(parts[1].paths[index]).parent.name == parts[1].class_names[parts[1].label(index)]
