@@ -112,14 +112,14 @@ def _descend(content: Mapping[Any, Any], key: str) -> Any:
 
 
 def _others(content: Mapping[Any, Any]) -> str:
-    names = [printable(str(name)) for name, value in content.items() if _holds_weights(value)]
+    names = [printable(str(name)) for name in _with_weights(content)]
     more = ", …" if len(names) > 10 else ""
     return f"; entries with tensors: {', '.join(names[:10]) or 'none'}{more}"
 
 
 def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
     """The entry of ``node`` that holds the weights, or None where the node does itself."""
-    dicts = [name for name, value in node.items() if isinstance(name, str) and _holds_weights(value)]
+    dicts = [name for name in _with_weights(node) if isinstance(name, str)]
     chosen = next((name for name in _AVERAGED + _PLAIN if name in dicts), None)
     if chosen is not None:
         before = f"{trail}." if trail else ""
@@ -138,13 +138,29 @@ def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
     return None
 
 
-def _holds_weights(value: Any, depth: int = _DEEPEST) -> bool:
-    """Whether tensors lie in a dict, or in an entry of it that is known to hold weights."""
+def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
+    """The entries of ``node`` that hold weights."""
+    known: dict[int, bool] = {}
+    return [name for name, value in node.items() if _holds_weights(value, known)]
+
+
+def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
+    """Whether tensors lie in a dict, or in an entry of it that is known to hold weights.
+
+    Args:
+        value: anything.
+        known: what is known of dicts, by their identity: they can be many names for one, and hold themselves.
+        depth: how far down to look.
+    """
+    known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False
-    if any(isinstance(one, Tensor) and isinstance(name, str) for name, one in value.items()):
-        return True
-    return any(_holds_weights(value.get(name), depth - 1) for name in _AVERAGED + _PLAIN)
+    if id(value) not in known:
+        known[id(value)] = False  # if it comes again before it is known
+        known[id(value)] = any(
+            isinstance(one, Tensor) and isinstance(name, str) for name, one in value.items()
+        ) or any(_holds_weights(value.get(name), known, depth - 1) for name in _AVERAGED + _PLAIN)
+    return known[id(value)]
 
 
 def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, Tensor]:
