@@ -325,7 +325,7 @@ HARM: dict[str, bytes] = {
         b"\x80\x02}q\0"
         + b"".join(
             b"X" + len(name).to_bytes(4, "little") + name.encode() + b"h\0s"
-            for name in ["ema", "model_ema", "ema_model", "model", "state_dict", "net", "network", "module", "weights", "params"]
+            for name in ["ema", "model_ema", "model", "state_dict", "net", "network", "module", "weights"]
         )
         + b"."
     ),
