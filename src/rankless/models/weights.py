@@ -122,7 +122,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     Raises:
         UserError: the file is missing, cut, damaged or a pickle.
     """
-    state, metadata = _read(path)
+    state, metadata = read(path)
     if not metadata.get("format", "").startswith("rankless "):
         return state, ()
     return state, _names(path, metadata.get("class_names", "[]"))
