@@ -46,7 +46,7 @@ def _drawing(key: Key, part: str) -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Inside, one thread, as in a loader process: some operations add in an order that depends on it."""
+    """Inside, one thread, as in a loader process: some operations may add in an order that depends on it."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
