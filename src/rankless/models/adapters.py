@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.models.layers import Activation, activate
@@ -154,3 +154,23 @@ def _text(papers: str | tuple[str, ...] | None) -> str:
 def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
     red, green, blue = values
     return (red, green, blue)
+
+
+def timm_weights(name: str) -> dict[str, Tensor]:
+    """The published weights of timm's model ``name``, under the names of its state; fetched when first needed.
+
+    Raises:
+        UserError: timm has none for it, or they cannot be fetched.
+    """
+    import timm
+
+    timm_facts(name)
+    try:
+        state: dict[str, Tensor] = timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # of the network, the hub, the disk: each library's own
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"model.pretrained is 'timm': the weights of '{name}' cannot be had ({reason}); give a file that "
+            "was fetched elsewhere: rankless import FILE --out weights.safetensors"
+        ) from error
+    return state

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.models.adapters import timm_weights
 from rankless.models.weights import load_into, load_tensors
 from rankless.run_directory import weights_of
 
-FROM_THE_BUILDER = "timm"
-"""The value that a model's own builder obeys; nothing is read here."""
+TIMM = "timm"
+"""The value that asks for the weights that timm has published for the classifier."""
 
 _SHOWN = 8
 
@@ -28,7 +30,7 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
         model: the bare model. Its attribute ``head_names``, where it has one, holds the names of the modules
             (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``.
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
-            the model's keys; empty or ``timm`` does nothing.
+            the model's keys; ``timm`` for what timm has published for this classifier; empty does nothing.
         class_names: what the model is to tell apart; compared with those in the file, if it holds any.
 
     Returns:
@@ -37,16 +39,12 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
     Raises:
         UserError: there is no such file, or its tensors do not fit; the model is unchanged then.
     """
-    if pretrained in ("", FROM_THE_BUILDER):
+    if not pretrained:
         return []
-    try:
-        path = weights_of(Path(pretrained))
-        found, known = load_tensors(path)
-    except UserError as error:
-        raise UserError(f"model.pretrained is '{pretrained}': {fault}" for fault in error.faults) from None
+    found, known, place = _of_timm(model) if pretrained == TIMM else _of_a_file(pretrained)
     state, anew = _without_other_heads(model, found, len(known), len(class_names))
-    load_into(model, state, f"model.pretrained: {path}")
-    told = [f"starting from the weights in {path}"]
+    load_into(model, state, f"model.pretrained: {place}")
+    told = [f"starting from the weights in {place}"]
     if anew:
         classes = f" for {len(known)} classes" if known else ""
         told.append(
@@ -60,6 +58,27 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
             f"file, {_listed(class_names)} in the data"
         )
     return told
+
+
+def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
+    """Tensors, the class names of their head, and where they lie."""
+    try:
+        path = weights_of(Path(pretrained))
+        return *load_tensors(path), str(path)
+    except UserError as error:
+        raise UserError(f"model.pretrained is '{pretrained}': {fault}" for fault in error.faults) from None
+
+
+def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
+    """As :func:`_of_a_file`; timm's names of the classes are not known."""
+    variant: Any = getattr(model, "variant", None)
+    if variant is None:
+        raise UserError(
+            "model.pretrained is 'timm', but the model is none of timm's: give a weights file, such as one "
+            "that rankless import wrote"
+        )
+    name = variant.name.removeprefix("timm/")
+    return timm_weights(name), (), f"timm's {name}"
 
 
 def _without_other_heads(
