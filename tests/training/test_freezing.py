@@ -249,6 +249,51 @@ def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path)
         )
 
 
+@pytest.mark.processes
+def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks: Any, tmp_path: Path) -> None:
+    before = tmp_path / "before.safetensors"
+    torch.manual_seed(77)
+    trained = Net(0.0).state_dict()
+    safetensors.torch.save_file(trained, before)
+    text = to_json(recipe(model=Model(freeze=2, pretrained=str(before))))
+    (expected,) = ranks(1, work, text, str(tmp_path / "one"), False, 0)
+    for name, value in trained.items():
+        if held(f"/{name}"):
+            assert all(step[f"model/{name}"] == fingerprint(value) for step in expected[:RELEASE])
+    entries = list(journal.read(RunDirectory(tmp_path / "one").journal))
+    told = [entry["text"] for entry in entries if entry.get("event") == "pretrained"]
+    assert told == [f"starting from the weights in {before}"]
+    first = ranks(2, work, text, str(tmp_path / "two"), False, 3)
+    before.unlink()
+    second = ranks(3, work, text, str(tmp_path / "two"), True, 0)
+    assert all(answer == expected[:3] for answer in first)
+    assert all(answer == expected[3:] for answer in second)
+
+
+def begins(world: World, place: str) -> list[str]:
+    """What model and average begin with, or what is told."""
+    settings = recipe(model=Model(pretrained=place.replace("RANK", str(world.rank))))
+    state = TrainingState(Regress(settings), settings, world, PICTURES)  # type: ignore[arg-type]
+    assert state.average is not None
+    try:
+        state.start_from_pretrained()
+    except UserError as error:
+        return list(error.faults)
+    return [fingerprint(dict(m.state_dict())) for m in (state.model, state.average.model)]
+
+
+@pytest.mark.processes
+def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: Path) -> None:
+    trained = Net(0.0).state_dict()
+    safetensors.torch.save_file(trained, tmp_path / "0.safetensors")
+    (said,) = ranks(1, begins, str(tmp_path / "RANK.safetensors"))
+    assert said == [fingerprint(dict(trained))] * 2
+    # Another file on another rank would give other weights there.
+    safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
+    for (fault,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
+        assert "which is another file on rank 1 than on rank 0" in fault
+
+
 def wrappers_left(world: World) -> list[bool]:
     """Whether the first data-parallel wrapper lives on after the release; with it would its buckets."""
     settings = recipe()

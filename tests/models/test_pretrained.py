@@ -1,0 +1,133 @@
+"""Starting from trained weights: all of them, or all but a head of other classes; anything else is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.models import weights
+from rankless.models.pretrained import start_from
+from rankless.recipe import Recipe
+
+NAMES = ("cat", "dog", "owl")
+
+
+class Net(nn.Module):
+    head_names = ("head.classes",)
+
+    def __init__(self, classes: int, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.head = nn.ModuleDict({"boxes": nn.Conv2d(4, 4, 1), "classes": nn.Conv2d(4, classes, 1)})
+        self.head_other = nn.Linear(2, 2)
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def written(path: Path, names: tuple[str, ...], seed: int = 1) -> tuple[Path, dict[str, Tensor]]:
+    state = Net(len(names), seed).state_dict()
+    weights.save(path, state, recipe=Recipe(), class_names=names)
+    return path, state
+
+
+def test_all_of_them_are_taken(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", NAMES)
+    model = Net(3, seed=2)
+    assert start_from(model, str(path), NAMES) == [f"starting from the weights in {path}"]
+    assert weights.digest(model.state_dict()) == weights.digest(state)
+
+
+def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", ("a", "b", "c", "d", "e"))
+    model = Net(3, seed=2)
+    fresh = values(model)
+    _, said = start_from(model, str(path), NAMES)
+    assert said == "the heads for 5 classes are made anew for 3: head.classes.weight, head.classes.bias"
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
+
+
+def test_other_names_of_as_many_classes_are_told(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", ("a", "b", "c"))
+    model = Net(3, seed=2)
+    _, said = start_from(model, str(path), NAMES)
+    assert "other names: a, b, c in the file, cat, dog, owl in the data" in said
+    assert weights.digest(model.state_dict()) == weights.digest(state)
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_a_file_without_a_recipe_will_do(tmp_path: Path, classes: int) -> None:
+    path, state = tmp_path / "plain.safetensors", values(Net(classes, seed=1))
+    state["body.0.weight"] = state["body.0.weight"].half()
+    safetensors.torch.save_file(state, path)
+    model = Net(3, seed=2)
+    told = start_from(model, str(path), NAMES)
+    assert len(told) == (1 if classes == 3 else 2)
+    assert torch.equal(model.body[0].weight, state["body.0.weight"].float())
+    assert model.body[0].weight.dtype == torch.float32
+
+
+def test_a_runs_directory_means_its_best_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "step-000000004"
+    folder.mkdir(parents=True)
+    (folder.parent / "best").write_text("step-000000004\n")
+    written(folder / "model.safetensors", NAMES, seed=1)
+    path, state = written(folder / "ema.safetensors", NAMES, seed=5)
+    model = Net(3, seed=2)
+    assert start_from(model, str(tmp_path / "run"), NAMES) == [f"starting from the weights in {path}"]
+    assert weights.digest(model.state_dict()) == weights.digest(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.pop("body.0.bias"), "1 missing, 0 unexpected, 0 of another shape"),
+        (lambda s: s.update({"more": torch.zeros(2)}), r"unexpected  more 2"),
+        (lambda s: s.update({"head_other.bias": torch.zeros(3)}), r"head_other.bias: 3 in the file, 2 in"),
+        # A head of as many classes that does not fit is another head.
+        (
+            lambda s: s.update({"head.classes.bias": torch.zeros(9)}),
+            r"head.classes.bias: 9 in the file, 3 in",
+        ),
+        (lambda s: s.pop("head.classes.bias"), r"missing     head.classes.bias"),
+    ],
+)
+def test_what_does_not_fit_is_told_and_nothing_is_taken(tmp_path: Path, change: Any, said: str) -> None:
+    state = values(Net(3, seed=1))
+    change(state)
+    weights.save(tmp_path / "w.safetensors", state, recipe=Recipe(), class_names=NAMES)
+    model = Net(3, seed=2)
+    fresh = weights.digest(model.state_dict())
+    with pytest.raises(UserError, match=said):
+        start_from(model, str(tmp_path / "w.safetensors"), NAMES)
+    assert weights.digest(model.state_dict()) == fresh
+
+
+def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "w.safetensors", ("a", "b"))
+    model = Net(3, seed=2)
+    model.head_names = ()  # type: ignore[assignment]
+    with pytest.raises(UserError, match="0 missing, 0 unexpected, 2 of another shape"):
+        start_from(model, str(path), NAMES)
+
+
+def test_no_file_is_told_with_the_key(tmp_path: Path) -> None:
+    for name, said in (("none.safetensors", "no such file"), ("x.pt", "looks like a pickle")):
+        if said != "no such file":
+            torch.save({}, tmp_path / name)
+        with pytest.raises(UserError, match=rf"^model.pretrained is '{tmp_path}/{name}': .*{said}"):
+            start_from(Net(3, 1), str(tmp_path / name))
+
+
+@pytest.mark.parametrize("value", ["", "timm"])
+def test_nothing_is_read_where_nothing_is_named(value: str) -> None:
+    assert start_from(Net(3, 1), value, NAMES) == []
