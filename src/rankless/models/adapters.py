@@ -157,7 +157,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:
-    """The published weights of timm's model ``name``, under the names of its state; fetched when first needed.
+    """The published weights of timm's model ``name``, under the names of its state; fetched if need be.
 
     Raises:
         UserError: timm has none for it, or they cannot be fetched.

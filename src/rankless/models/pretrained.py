@@ -91,8 +91,8 @@ def _without_other_heads(
     heads = tuple(f"{name.rstrip('.')}." for name in getattr(model, "head_names", ()))
     anew = [
         name
-        for name, value in found.items()
-        if name in own and value.shape != own[name].shape and f"{name}.".startswith(heads)
+        for name, value in own.items()
+        if name in found and value.shape != found[name].shape and f"{name}.".startswith(heads)
     ]
     return {**found, **{name: own[name] for name in anew}}, anew
 
