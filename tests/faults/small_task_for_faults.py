@@ -1,7 +1,8 @@
 """A task that is small enough to be killed often: stripes in two directions, told apart by a tiny network.
 
 Environment variables let it misbehave: FAULT_SLEEP (seconds a micro-batch takes longer), FAULT_ABORT (the
-pass of a process in which it aborts), FAULT_PICTURE (a picture that cannot be read).
+pass of a process in which it aborts), FAULT_PICTURE (a picture that cannot be read), FAULT_BUG (a picture, or
+the pass of a process, in which its own code fails: ``item 7`` or ``loss 9``).
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ class Pictures:
     def item(self, index: int, epoch: int) -> tuple[Tensor, int]:
         if index == int(os.environ.get("FAULT_PICTURE", "-1")):
             raise UserError(f"stripes {index}: cannot be read; take the picture out")
+        if os.environ.get("FAULT_BUG") == f"item {index}":
+            raise KeyError(f"picture {index}")
         chance = torch.Generator().manual_seed(1000 * epoch + index)
         image = torch.randn(1, SIDE, SIDE, generator=chance)
         label = index % 2
         image += torch.arange(SIDE).remainder(2).view((1, SIDE) if label else (SIDE, 1))
         return image, label
+
+
+def divided(batch: Any, by: int) -> LossSum:
+    return LossSum(batch.images.sum(), torch.tensor(len(batch.labels) / by))
 
 
 class Small:
@@ -86,6 +93,8 @@ class Small:
         self.passes += 1
         if self.passes == int(os.environ.get("FAULT_ABORT", "-1")):
             os.abort()
+        if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
+            return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
         loss = F.cross_entropy(model(batch.images), batch.labels, reduction="sum")
         return LossSum(loss, torch.tensor(float(len(batch.labels))), {"entropy": loss.detach()})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import Run, outcome
+from harness_for_faults import Run, finish, outcome
 from small_task_for_faults import PICTURES
 
 from rankless import UserError, load_recipe, train
@@ -63,6 +64,46 @@ def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> Non
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
         assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"
+
+
+def test_an_error_in_the_users_code_is_told_at_once_with_its_lines(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment={"FAULT_BUG": "loss 9"}) as run:  # two passes a step: in the fifth
+        assert run.wait() == 1, run.text()
+        run.gone()
+        assert "restarting" not in run.text()
+        lines = run.text()[run.text().index("error: ") :].splitlines()
+        assert (
+            lines[0]
+            == "error: the task small_task_for_faults:Small failed: ZeroDivisionError: division by zero"
+        )
+        assert re.fullmatch(r"  .*/small_task_for_faults.py:\d+, in loss", lines[1])
+        assert lines[2] == "    return divided(batch, 0)"
+        assert re.fullmatch(r"  .*/small_task_for_faults.py:\d+, in divided", lines[3])
+        assert lines[5:] == [
+            "the checkpoint of step 3 is whole; once it is mended, go on with: "
+            f"rankless train --resume --run {folder}"
+        ]
+        assert "Traceback" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "the whole of it"
+    assert finish(folder, 3) == expected
+
+
+@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
+    tmp_path: Path, batch_norm: str
+) -> None:
+    (_, picture), *_ = micro_batch(PICTURES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's, in its loader
+    words = ["workers=1", f"batch_norm={batch_norm}"]
+    with Run(tmp_path / "run", 2, *words, environment={"FAULT_BUG": f"item {picture}"}) as run:
+        assert run.wait() == 1, run.text()
+        run.gone()
+        assert "restarting" not in run.text()
+        assert (
+            f"error: the task small_task_for_faults:Small failed: KeyError: 'picture {picture}'" in run.text()
+        )
+        assert ", in item\n    raise KeyError(" in run.text()
 
 
 def test_a_users_own_recipe_is_never_replaced(tmp_path):

@@ -1,0 +1,143 @@
+"""What a task gives and should not give is told with the task's name and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.tasks import checks
+from rankless.types import LossSum
+
+
+class Mine:
+    class_names: Any = ("a", "b")
+    score_name: Any = "top1"
+
+
+ONE = torch.ones(())
+LOSS = torch.ones((), requires_grad=True) * 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            ONE,
+            r"^loss\(\) of the task Mine gave a tensor of shape \(\); expected rankless.LossSum\(",
+        ),
+        (3.0, "gave float; expected rankless.LossSum"),
+        (None, "gave NoneType; expected rankless.LossSum"),
+        (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),
+        (LossSum(ONE, ONE), "sum has no gradient; expected a tensor that was computed by the model"),
+        (LossSum(LOSS, 8), "count is 8; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
+        (LossSum(LOSS, torch.ones(1)), r"count is a tensor of shape \(1,\); expected a scalar"),
+        (LossSum(LOSS, ONE, {"a": ONE, "b": 2.0}), r"parts\['b'\] is 2.0; expected a scalar"),  # type: ignore[dict-item]
+        (LossSum(LOSS, ONE, [ONE]), r"parts is \[tensor"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_loss(loss: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        checks.check_loss(Mine(), loss)
+
+
+def test_a_right_loss() -> None:
+    checks.check_loss(Mine(), LossSum(LOSS, ONE, {"part": LOSS}))
+
+
+def test_all_faults_of_a_loss_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        checks.check_loss(Mine(), LossSum(ONE, 3, {"a": 1}))  # type: ignore[arg-type, dict-item]
+    assert len(caught.value.faults) == 3
+
+
+def unsendable() -> Any:
+    return lambda: 0
+
+
+@pytest.mark.parametrize(
+    ("predictions", "said"),
+    [
+        ([1], r"predict\(\) of the task Mine gave 1 for a batch of 2; expected a list with one"),
+        (torch.ones(2), "gave Tensor for a batch of 2"),
+        (None, "gave NoneType for a batch of 2"),
+    ],
+)
+def test_predictions(predictions: Any, said: str) -> None:
+    checks.check_predictions(Mine(), [1, 2], 2)
+    with pytest.raises(UserError, match=said):
+        checks.check_predictions(Mine(), predictions, 2)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "said"),
+    [
+        (unsendable(), "cannot be sent to another process .*expected numbers, tensors on the CPU"),
+        ({"box": [torch.ones(1, device="meta")]}, "gave a tensor on meta; expected predictions on the CPU"),
+    ],
+)
+def test_predictions_that_cannot_be_sent(prediction: Any, said: str) -> None:
+    checks.check_sendable(Mine(), [{"box": [torch.ones(1)]}, 3.0])
+    with pytest.raises(UserError, match=said):
+        checks.check_sendable(Mine(), [prediction])
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        (0.5, r"score\(\) of the task Mine gave float; expected a dict"),
+        ({"top5": 0.5}, "gave top5, but score_name is 'top1'"),
+        ({}, "gave nothing, but score_name is 'top1'"),
+        ({"top1": torch.ones(())}, "'top1' is a tensor of shape .*; expected a float"),
+        ({"top1": 1}, "'top1' is 1; expected a float"),
+        ({"top1": 0.5, "more": torch.ones(1)}, "gave what JSON cannot hold .*Tensor"),
+    ],
+)
+def test_scores(scores: Any, said: str) -> None:
+    assert checks.check_scores(Mine(), {"top1": None, "list": [1]}) == {"top1": None, "list": [1]}
+    with pytest.raises(UserError, match=said):
+        checks.check_scores(Mine(), scores)
+
+
+class Sized:
+    def __len__(self) -> int:
+        return 0
+
+    def item(self, index: int, epoch: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([1, 2], r"training_data\(\) of the task Mine gave list, which lacks item; expected"),
+        (iter([]), "lacks __len__ and item"),
+        (Sized(), "has no pictures; expected at least one"),
+    ],
+)
+def test_data(data: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        checks.check_data(Mine(), "training_data", data)
+
+
+def test_models_and_batches() -> None:
+    checks.check_model(Mine(), nn.Linear(1, 1))
+    checks.check_batch(Mine(), torch.ones(1))
+    with pytest.raises(UserError, match=r"model\(\) of the task Mine gave function; expected: .*nn.Module"):
+        checks.check_model(Mine(), unsendable())
+    with pytest.raises(UserError, match="gave a ReLU without trainable parameters"):
+        checks.check_model(Mine(), nn.ReLU())
+    with pytest.raises(UserError, match=r"collate\(\) of the task Mine gave tuple, which has no method to"):
+        checks.check_batch(Mine(), (1, 2))
+
+
+def test_attributes() -> None:
+    checks.check_attributes(Mine())
+    wrong = Mine()
+    wrong.class_names, wrong.score_name = "cat", None
+    with pytest.raises(UserError) as caught:
+        checks.check_attributes(wrong)
+    assert ["has class_names 'cat'" in caught.value.faults[0], len(caught.value.faults)] == [True, 2]
