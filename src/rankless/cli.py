@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from rankless import __version__
-from rankless.errors import UserError
+from rankless.errors import STOPPED, UserError
 
 _commands = Group("Commands", sort_key=0)
 _arguments = Group("Arguments", sort_key=1)
@@ -89,9 +91,10 @@ def train(
         from rankless.run_directory import new_run_directory
 
         run = new_run_directory(Path(name or "run").stem)
-    from rankless.launch import local
+    with _may_be_requeued():
+        from rankless.launch import local
 
-    return local.train(loaded, run, devices=count, resume=resume)
+        return local.train(loaded, run, devices=count, resume=resume)
 
 
 @app.command(
@@ -404,6 +407,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _may_be_requeued() -> Iterator[None]:
+    """A SIGTERM that comes while libraries are still loading ends the command as a later one does."""
+
+    def end(number: int, _: object) -> None:
+        print("stopped by SIGTERM; the run had not begun", file=sys.stderr, flush=True)
+        os._exit(STOPPED)  # an exception could be caught by whatever is being imported
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -101,9 +101,13 @@ def test_every_missing_method_is_named(tmp_path: Path) -> None:
         open_task(Recipe(task=f"{path}:Half"))
     first, *rest = caught.value.faults
     assert first.endswith("half.py:Half', which lacks 5 of a task's methods:")
-    assert [
-        line.split("(")[0] for line in rest
-    ] == ["training_data", "evaluation_data", "collate", "predict", "score"]
+    assert [line.split("(")[0] for line in rest] == [
+        "training_data",
+        "evaluation_data",
+        "collate",
+        "predict",
+        "score",
+    ]
 
 
 SCRIPT = """\
