@@ -93,17 +93,21 @@ def thick(box: list[float]) -> list[float]:
 
 
 def task_aligned(points: list[Point], listed: list[Truth]) -> dict[int, Answer]:
-    """TOOD with α = ½, β = 6 and the 10 best points; small truths reach at least one cell to each side."""
+    """TOOD with α = ½, β = 6 and the 10 best points; small truths reach a cell to each side, or half.
+
+    The weight is the quality without the truth's best IoU.
+    """
     truths = sorted((thick(box), label) for box, label in listed)
     chosen: dict[int, list[int]] = {}
     metric = {}
+    least = 0.5 if points[0].sides else 1.0
     for t, (box, label) in enumerate(truths):
         cx, cy = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
         near = []
         for p, point in enumerate(points):
-            if abs(point.x - cx) <= max((box[2] - box[0]) / 2, point.stride) and abs(point.y - cy) <= max(
-                (box[3] - box[1]) / 2, point.stride
-            ):
+            half_w = max((box[2] - box[0]) / 2, least * point.stride)
+            half_h = max((box[3] - box[1]) / 2, least * point.stride)
+            if abs(point.x - cx) <= half_w and abs(point.y - cy) <= half_h:
                 metric[t, p] = sigmoid(point.logits[label]) ** 0.5 * max(overlap(point.box, box), 1e-6) ** 6
                 near.append(p)
         near.sort(key=lambda p: (-metric[t, p], p))
@@ -114,9 +118,9 @@ def task_aligned(points: list[Point], listed: list[Truth]) -> dict[int, Answer]:
     for t, (box, label) in enumerate(truths):
         own = [p for p in owner if owner[p] == t]
         for p in own:
-            best = max(max(overlap(points[q].box, box) for q in own), 0.1)
-            quality = metric[t, p] / max(metric[t, q] for q in own) * best
-            answers[p] = Answer(box, label, quality, quality)
+            best = max(overlap(points[q].box, box) for q in own)
+            weight = metric[t, p] / max(metric[t, q] for q in own)
+            answers[p] = Answer(box, label, weight * best, weight)
     return answers
 
 

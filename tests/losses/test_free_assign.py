@@ -41,6 +41,7 @@ def predicted_of(raw, bins=0):
         logits=torch.cat([logits.flatten(1, 2) for _, _, logits in decoded], 1),
         points=torch.cat(at),
         strides=torch.cat([p.new_full((len(p),), head.stride) for p, head in zip(at, heads, strict=True)]),
+        radius=0.5 if bins else 1.0,
     )
 
 
@@ -119,7 +120,7 @@ def test_a_truth_that_is_alone_always_gets_a_point_that_counts(rule, x, y, w, h,
     box = [max(x - w / 2, 0), max(y - h / 2, 0), min(x + w / 2, 96), min(y + h / 2, 64)]
     targets = assign(rule, predicted_of(make_raw(0, 1, seed)), truths_of(make_batch([[(box, 1)]])))
     assert targets.positive.any()
-    assert targets.weight.max() >= 0.1
+    assert targets.weight.max() == 1
     near = targets.positive[0].nonzero().flatten()
     assert (targets.labels[0, near] == 1).all()
 
@@ -170,10 +171,11 @@ def test_of_truths_that_are_equal_in_all_but_the_class_the_lower_class_is_taken(
         assert targets.labels[0].tolist() == [1, 1]
 
 
-def test_a_truth_that_nothing_overlaps_yet_has_the_least_quality_and_not_none():
+def test_a_truth_that_nothing_overlaps_yet_weighs_as_much_as_others():
     predicted = flat_predictions([[90.0, 90.0, 91.0, 91.0]] * 4)
     targets = assign("task-aligned", predicted, truths_of(make_batch([[([0.0, 0.0, 8.0, 8.0], 0)]])))
-    assert targets.weight[0].max().item() == pytest.approx(0.1)
+    assert targets.weight[0].max() == 1
+    assert targets.quality[0].max() == 0
 
 
 @settings(deadline=None, max_examples=60)

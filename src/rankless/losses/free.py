@@ -71,7 +71,9 @@ class FreeLoss:
         found = torch.cat([place(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1)
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, found.dtype)
-            predicted = Predicted(found.detach(), logits.detach(), torch.cat(at), strides)
+            # A box that has to hold its point never fits a truth beside it well: no such point may answer.
+            radius = 0.5 if heads[0].bins else 1.0
+            predicted = Predicted(found.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.assign, predicted, truths)
         parts = {
             "box": self.box * self._box(found, targets),

@@ -9,7 +9,7 @@ depend on the order in which they are listed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -26,12 +26,6 @@ Assignment = Literal["simota", "task-aligned"]
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
-# Within so many cells of the centre a point is offered to a truth that does not reach so far: a truth smaller
-# than a cell has some four points at each head, wherever it lies.
-SMALL_RADIUS = 1.0
-# In place of a truth's best IoU where that is less. By the paper's formula a truth that no box overlaps yet
-# has no weight and is never learned; and a step of such truths alone would be divided by almost nothing.
-LEAST_QUALITY = 0.1
 # An IoU below counts as this, so that its logarithm is finite.
 _SMALLEST_OVERLAP = 1e-6
 
@@ -55,12 +49,16 @@ class Predicted:
         logits: of the classes, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
+        radius: points so many cells from a truth's centre are offered to it (task-aligned) even if it does
+            not reach so far. With 1 a truth smaller than a cell has some four points at each head, wherever
+            it lies; with a half it has the nearest.
     """
 
     boxes: Tensor
     logits: Tensor
     points: Tensor
     strides: Tensor
+    radius: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,10 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
 
     Of the points within a truth (of a small one: near its centre) those with the highest score^α · IoU^β
     answer, as many as ``POINTS_PER_TRUTH``; a point that several truths chose belongs to the one it overlaps
-    most. Quality and weight are the truth's metric over its best point's, times its best IoU.
+    most. The weight is the point's metric over that of the truth's best point; the quality is the weight
+    times the truth's best IoU. In the paper the quality is the weight too. Then a truth that no box overlaps
+    much yet, as it is with small ones, hardly counts and is learned late or never; and a step of such truths
+    alone is divided by almost nothing.
 
     Args:
         predicted: (B, P).
@@ -138,16 +139,16 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     # The logarithm of the metric: IoU^6 alone would leave float32's range.
     metric = ALPHA * F.logsigmoid(_own_logits(predicted, truths))
     metric = metric + BETA * overlap.clamp(min=_SMALLEST_OVERLAP).log()
-    offered = _within(predicted, truths, SMALL_RADIUS) & truths.valid.unsqueeze(-1)
+    offered = _within(predicted, truths, predicted.radius) & truths.valid.unsqueeze(-1)
     metric = metric.masked_fill(~offered, -torch.inf)
     room = torch.full_like(truths.labels, min(POINTS_PER_TRUTH, metric.shape[-1]))
     chosen = offered & highest(metric, room, POINTS_PER_TRUTH)
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
-    best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True).clamp(min=LEAST_QUALITY)
+    best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
     # Outside `won` infinity less infinity is no number; it is filled.
-    quality = ((metric - best_metric).exp() * best_overlap).masked_fill(~won, 0).amax(1)
-    return _targets(truths, owner, won, quality, quality)
+    share = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
+    return _targets(truths, owner, won, (share * best_overlap).amax(1), share.amax(1))
 
 
 def simota(predicted: Predicted, truths: Truths) -> Targets:
@@ -257,7 +258,7 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
 
 def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
     """What is predicted in some of the pictures."""
-    return Predicted(predicted.boxes[some], predicted.logits[some], predicted.points, predicted.strides)
+    return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
 
 
 def _truths_in(truths: Truths, some: slice) -> Truths:
