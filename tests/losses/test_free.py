@@ -110,6 +110,17 @@ def test_a_training_that_ran_away_still_has_a_finite_gradient(box_loss, value, b
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
+def test_a_box_without_end_where_nothing_is_disturbs_nothing(loss):
+    raw = make_raw(0, 1, 3, torch.float32)
+    raw[0][0, 0, -1, -1] = 3e38  # times the stride it is infinite
+    raw = [r.requires_grad_() for r in raw]
+    found = loss(raw, heads_of(0), make_batch([[([4.0, 4.0, 30.0, 30.0], 1)]]))
+    found.sum.backward()
+    assert found.sum.isfinite() and found.count > 0
+    assert all(r.grad.isfinite().all() for r in raw)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 def test_padding_and_the_truths_order_change_no_bit(loss):
     listed = hard_truths() + random_truths(random.Random(5), 40)
     raw = [r.requires_grad_() for r in make_raw(6, 2, 4, torch.float32)]

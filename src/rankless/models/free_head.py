@@ -14,7 +14,8 @@ from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
 CLASS_PRIOR = 0.01
 # and its box is so many cells wide and high: in the middle of what is to be found.
 SIZE_PRIOR = 3.0
-# Wider branches cost more than the neck before them; see the table in the class.
+# At 320 pixels the heads of the two-level YOLOv4-tiny then add 4 % to its multiplications (14 % with three
+# levels); 96 channels add 9 % (31 %), 128 add 16 % (54 %).
 LARGEST_HIDDEN = 64
 
 
