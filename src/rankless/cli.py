@@ -10,15 +10,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from rankless import __version__
 from rankless.errors import STOPPED, UserError
+from rankless.printing import print_json, print_models, print_scores
 
 _commands = Group("Commands", sort_key=0)
 _arguments = Group("Arguments", sort_key=1)
@@ -38,7 +39,6 @@ app = App(
 )
 app["--help"].group = app["--version"].group = _options
 
-_MOST_COLUMNS = 30
 _flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), _flag]
@@ -124,9 +124,9 @@ def evaluate(
 
     scores = local.evaluate(target, overrides, devices=count, split=split)
     if as_json:
-        _print_json(scores)
+        print_json(scores)
     else:
-        _print_scores(scores)
+        print_scores(scores)
     return 0
 
 
@@ -167,7 +167,7 @@ def predict(
     for source, reason in report.failed:
         print(f"{source}: {reason}", file=sys.stderr)
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     else:
         for picture in (each for each in report.pictures if each.classes):
             best = picture.classes[0]
@@ -202,7 +202,7 @@ def export(
 
     done = write(target, format=format, out=out)
     if as_json:
-        _print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
+        print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
     else:
         print("\n".join(str(file) for file in done.files))
     return 0
@@ -221,7 +221,7 @@ def digest(target: Target, /, *, as_json: Json = False) -> int:
     path = weights_of(target)
     sha256 = digest_file(path)
     if as_json:
-        _print_json({"sha256": sha256, "weights": str(path)})
+        print_json({"sha256": sha256, "weights": str(path)})
     else:
         print(f"{sha256}  {path}")
     return 0
@@ -261,7 +261,7 @@ def verify(
     log = sys.stderr if as_json else sys.stdout
     report = compare(loaded, sizes, step_count, lambda line: print(line, file=log, flush=True))
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     return 0 if report.ok else 1
 
 
@@ -286,13 +286,13 @@ def recipes(
 
     text = None if name is None else recipe_file.shipped_text(name)
     if schema:
-        _print_json(recipe_file.schema())
+        print_json(recipe_file.schema())
     elif name is not None and as_json:
-        _print_json(json.loads(recipe_file.to_json(recipe_file.load(name))))
+        print_json(json.loads(recipe_file.to_json(recipe_file.load(name))))
     elif text is not None:
         print(text, end="")
     elif as_json:
-        _print_json(recipe_file.shipped())
+        print_json(recipe_file.shipped())
     else:
         width = max(map(len, recipe_file.shipped()))
         for known, what in recipe_file.shipped().items():
@@ -313,16 +313,9 @@ def models(*, as_json: Json = False) -> int:
 
     rows = list(listed())
     if as_json:
-        _print_json([asdict(row) for row in rows])
+        print_json([asdict(row) for row in rows])
         return 0
-    print(f"{'model':21}{'task':10}{'parameters':>11}{'GFLOPs':>8}{'input':>7}  from")
-    for row in rows:
-        size = "×".join(map(str, dict.fromkeys(row.size)))
-        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>7}"
-        print(f"{row.name:21}{row.task:10}{numbers}  {row.source}")
-    print(
-        f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny"
-    )
+    print_models(rows)
     return 0
 
 
@@ -367,7 +360,7 @@ def import_(
         force=force,
     )
     if as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     else:
         print(*report.notes, sep="\n")
         print(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
@@ -442,46 +435,3 @@ def _whole_number(option: str, text: str, more: str = "") -> int:
     if number < 1:
         raise UserError(f"{option} has '{text}': expected a whole number of at least 1{more}")
     return number
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_scores(scores: Mapping[str, Any]) -> None:
-    """Single scores line by line, then a table of the classes."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: Any) -> str:
-        if value is None:
-            return "–"
-        return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-    single = {name: value for name, value in scores.items() if not isinstance(value, Mapping | list)}
-    for name, value in single.items():
-        print(f"{name:{max(map(len, single))}}  {number(value)}")
-    for rows in (value for value in scores.values() if isinstance(value, Mapping)):
-        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-        table = Table("class", *columns, box=None, pad_edge=False)
-        for name, row in rows.items():
-            table.add_row(name, *(number(row.get(column)) for column in columns))
-        print()
-        Console(soft_wrap=True, highlight=False).print(table)
-    if confusion := scores.get("confusion"):
-        _print_confusion(confusion, list(scores["per_class"]))
-
-
-def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """How often each class was taken for which; what never happened is a dot, so that the rest stands out."""
-    widest = max(map(len, names))
-    numbers = [str(label) for label in range(len(names))]
-    width = max(len(text) for text in [*numbers, *(str(count) for row in rows for count in row)]) + 1
-    print("\nconfusion: a row is the true class, a column what it was taken for")
-    if len(names) > _MOST_COLUMNS:
-        print(f"{len(names)} classes are too many for a table; --json prints it")
-        return
-    print(" " * (widest + len(numbers[-1]) + 1) + "".join(f"{number:>{width}}" for number in numbers))
-    for number, name, row in zip(numbers, names, rows, strict=True):
-        counts = "".join(f"{count or '·':>{width}}" for count in row)
-        print(f"{name:{widest}} {number:>{len(numbers[-1])}}{counts}")

@@ -23,7 +23,8 @@ from rankless.models.darknet import COCO_CLASSES
 from rankless.models.darknet_weights import classes_of, read_weights
 from rankless.models.fit import align, fit
 from rankless.models.foreign import read_checkpoint
-from rankless.models.network import Yolo, with_classes
+from rankless.models.network import Yolo
+from rankless.models.reshape import with_classes
 from rankless.models.unwrapping import Checkpoint
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe

@@ -18,7 +18,7 @@ from rankless.errors import UserError
 from rankless.models.cfg import read_cfg
 from rankless.models.cfg_text import write_cfg
 from rankless.models.darknet_weights import classes_of, read_weights, write_weights
-from rankless.models.network import with_classes, with_width
+from rankless.models.reshape import with_classes, with_width
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import MODELS
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankless import recipe
 from rankless.errors import UserError
 from rankless.models.layers import ConvBlock
-from rankless.models.network import scaled
+from rankless.models.reshape import scaled
 from rankless.models.zoo import build
 
 # The layers of cfg/yolov3-tiny.cfg and cfg/yolov4-tiny.cfg in their order: ("c", filters, size, stride),

@@ -11,13 +11,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rankless.errors import UserError
 from rankless.models import network as net
+from rankless.models.cfg_sections import OptionReader, Section
 from rankless.models.layers import Activation
 from rankless.yolo_grid import BoxLoss, HeadLoss
 
@@ -74,32 +75,21 @@ def read_cfg(source: str) -> Cfg:
     return _Reader(source, text).read()
 
 
-@dataclass
-class _Section:
-    """One ``[name]`` with its options; reading one marks it as used."""
-
-    name: str
-    line: int
-    options: dict[str, tuple[str, int]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-
-
-class _Reader:
+class _Reader(OptionReader):
     """Sections to layers; collects faults on the way."""
 
     def __init__(self, place: str, text: str) -> None:
-        self.place, self.text = place, text
-        self.faults: list[str] = []
+        super().__init__(place)
+        self.text = text
         self.unused: dict[str, int] = {}
         self.layers: list[net.Layer] = []
         self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
         self.classes: int | None = None
-        self.section = _Section("", 0)
 
     def read(self) -> Cfg:
         """The whole file."""
-        sections = list(self._sections())
+        sections = list(self.sections(self.text))
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
             first = f"[{sections[0].name}] in line {sections[0].line}" if sections else "nothing"
@@ -140,46 +130,21 @@ class _Reader:
         if self.faults:
             raise UserError(self.faults[:40])
 
-    def _fault(self, sentence: str, line: int | None = None) -> None:
-        self.faults.append(f"{self.place}:{line or self.section.line}: {sentence}")
-
-    def _sections(self) -> Iterator[_Section]:
-        section: _Section | None = None
-        for number, raw in enumerate(self.text.splitlines(), 1):
-            line = "".join(raw.split("#")[0].split(";")[0].split())
-            if not line:
-                continue
-            if line.startswith("["):
-                if section is not None:
-                    yield section
-                section = _Section(line.strip("[]").lower(), number)
-                continue
-            key, equals, value = line.partition("=")
-            if not equals or section is None:
-                shown = raw.strip()[:60]
-                self._fault(f"'{shown}': expected [section] or key=value: is this a cfg file?", number)
-                if len(self.faults) > 5:
-                    return
-                continue
-            section.options[key] = (value, number)
-        if section is not None:
-            yield section
-
-    def _net(self, section: _Section) -> tuple[tuple[int, int], bool]:
+    def _net(self, section: Section) -> tuple[tuple[int, int], bool]:
         self.section = section
-        width, height = self._integer("width", 416, 1, 16384), self._integer("height", 416, 1, 16384)
-        channels = self._integer("channels", 3, 1, MOST_CHANNELS)
+        width, height = self.integer("width", 416, 1, 16384), self.integer("height", 416, 1, 16384)
+        channels = self.integer("channels", 3, 1, MOST_CHANNELS)
         if channels != 3:
-            self._fault(f"[net] channels={channels}: expected 3, colour pictures", self._line("channels"))
-        return (height, width), bool(self._integer("letter_box", 0, 0, 1))
+            self.fault(f"[net] channels={channels}: expected 3, colour pictures", self.line("channels"))
+        return (height, width), bool(self.integer("letter_box", 0, 0, 1))
 
-    def _layer(self, section: _Section) -> None:
+    def _layer(self, section: Section) -> None:
         self.section = section
         make = _SECTIONS.get(section.name)
         if make is None:
             near = difflib.get_close_matches(section.name, _SECTIONS, n=1)
             hint = f"; did you mean [{near[0]}]?" if near else f"; expected one of {', '.join(_SECTIONS)}"
-            self._fault(f"section [{section.name}] cannot be expressed{hint}")
+            self.fault(f"section [{section.name}] cannot be expressed{hint}")
             layer: net.Layer = net.Dropout(0.0)
         else:
             layer = make(self)
@@ -189,7 +154,7 @@ class _Reader:
             if key in section.used:
                 continue
             if key in _UNKNOWN_ARITHMETIC and value not in ("0", "none"):
-                self._fault(f"[{section.name}] {key}={value} cannot be expressed", line)
+                self.fault(f"[{section.name}] {key}={value} cannot be expressed", line)
             else:
                 self.unused.setdefault(key, line)
 
@@ -201,68 +166,25 @@ class _Reader:
         read = [self.shapes[source] if source >= 0 else image for source in whole.inputs(number)]
         if isinstance(layer, net.Route | net.Shortcut) and len({shape.stride for shape in read}) > 1:
             shown = ", ".join(str(shape.stride) for shape in read)
-            self._fault(f"[{self.section.name}] reads maps of different resolution (strides {shown})")
+            self.fault(f"[{self.section.name}] reads maps of different resolution (strides {shown})")
         if isinstance(layer, net.Route) and any(shape.channels % layer.groups for shape in read):
-            self._fault(f"[route] groups={layer.groups} does not divide the channels", self._line("groups"))
+            self.fault(f"[route] groups={layer.groups} does not divide the channels", self.line("groups"))
         if isinstance(layer, net.Conv):
             for what, count in (("the channels it reads", read[0].channels), ("filters", layer.filters)):
                 if count % layer.groups:
-                    self._fault(
+                    self.fault(
                         f"[convolutional] groups={layer.groups} does not divide {what} ({count})",
-                        self._line("groups"),
+                        self.line("groups"),
                     )
         return net.shape(layer, read)
 
-    # One option of the section being read.
-
-    def _line(self, key: str) -> int:
-        return self.section.options.get(key, ("", self.section.line))[1]
-
-    def _word(self, key: str, default: str) -> str:
-        self.section.used.add(key)
-        return self.section.options.get(key, (default, 0))[0]
-
-    def _integer(self, key: str, default: int, least: int, most: int) -> int:
-        text = self._word(key, str(default))
-        try:
-            value = int(float(text)) if len(text) < 20 else None
-        except (ValueError, OverflowError):
-            value = None
-        if value is None or not least <= value <= most:
-            what = f"[{self.section.name}] {key}={text[:40]}"
-            self._fault(f"{what}: expected a whole number from {least} to {most}", self._line(key))
-            return min(max(default, least), most)
-        return value
-
-    def _number(self, key: str, default: float, least: float = 0.0, most: float = 1e9) -> float:
-        (value,) = self._numbers(key, str(default), count=1) or (default,)
-        if not least <= value <= most:
-            self._fault(
-                f"[{self.section.name}] {key}={value:g}: expected a number from {least:g} to {most:g}",
-                self._line(key),
-            )
-            return default
-        return value
-
-    def _numbers(self, key: str, default: str, count: int | None = None) -> tuple[float, ...]:
-        text = self._word(key, default)
-        try:
-            values = tuple(float(part) for part in text.split(",") if part)
-        except ValueError:
-            values = (math.nan,)
-        if not all(map(math.isfinite, values)) or (count is not None and len(values) != count):
-            wanted = "a number" if count == 1 else "numbers with commas between"
-            self._fault(f"[{self.section.name}] {key}={text[:40]}: expected {wanted}", self._line(key))
-            return ()
-        return values
-
     def _activation(self, default: str) -> Activation:
-        name = self._word("activation", default)
+        name = self.word("activation", default)
         if name not in _ACTIVATIONS:
-            self._fault(
+            self.fault(
                 f"[{self.section.name}] activation={name[:40]} cannot be expressed: expected one of "
                 f"{', '.join(_ACTIVATIONS)}",
-                self._line("activation"),
+                self.line("activation"),
             )
             return "linear"
         return cast(Activation, name)
@@ -271,14 +193,14 @@ class _Reader:
         """Layer numbers; negative ones count back from this layer."""
         number = len(self.layers)
         found = []
-        for value in self._numbers(key, "") or (0.5,):
+        for value in self.numbers(key, "") or (0.5,):
             source = int(value) + (number if value < 0 else 0)
             if value != int(value) or not 0 <= source < number:
                 text = self.section.options.get(key, ("nothing", 0))[0]
-                self._fault(
+                self.fault(
                     f"[{self.section.name}] {key}={text[:40]}: expected numbers of earlier layers "
                     f"(0 to {number - 1}, or -1 to -{number})",
-                    self._line(key),
+                    self.line(key),
                 )
                 return (0,) if number else (net.IMAGE,)
             found.append(source)
@@ -287,52 +209,50 @@ class _Reader:
     # One section each.
 
     def _convolutional(self) -> net.Conv:
-        size = self._integer("size", 1, 1, 255)
-        stride = self._integer("stride", 1, 1, 64)
+        size = self.integer("size", 1, 1, 255)
+        stride = self.integer("stride", 1, 1, 64)
         for key in ("stride_x", "stride_y"):
-            if self._integer(key, stride, 1, 64) != stride:
-                self._fault(
-                    f"[convolutional] {key} differs from stride: expected one stride", self._line(key)
-                )
-        pad = self._integer("pad", 0, 0, 255)
-        padding = self._integer("padding", 0, 0, 255)
+            if self.integer(key, stride, 1, 64) != stride:
+                self.fault(f"[convolutional] {key} differs from stride: expected one stride", self.line(key))
+        pad = self.integer("pad", 0, 0, 255)
+        padding = self.integer("padding", 0, 0, 255)
         if pad:
             padding = size // 2
         return net.Conv(
-            filters=self._integer("filters", 1, 1, MOST_CHANNELS),
+            filters=self.integer("filters", 1, 1, MOST_CHANNELS),
             size=size,
             stride=stride,
             activation=self._activation("logistic"),
-            norm=bool(self._integer("batch_normalize", 0, 0, 1)),
-            groups=self._integer("groups", 1, 1, MOST_CHANNELS),
+            norm=bool(self.integer("batch_normalize", 0, 0, 1)),
+            groups=self.integer("groups", 1, 1, MOST_CHANNELS),
             padding=None if padding == size // 2 else padding,
-            dilation=self._integer("dilation", 1, 1, 64),
+            dilation=self.integer("dilation", 1, 1, 64),
         )
 
     def _maxpool(self) -> net.MaxPool:
-        stride = self._integer("stride", 1, 1, 64)
-        size = self._integer("size", stride, 1, 255)
-        return net.MaxPool(size, stride, self._integer("padding", size - 1, 0, 255))
+        stride = self.integer("stride", 1, 1, 64)
+        size = self.integer("size", stride, 1, 255)
+        return net.MaxPool(size, stride, self.integer("padding", size - 1, 0, 255))
 
     def _avgpool(self) -> net.AveragePool:
         return net.AveragePool()
 
     def _upsample(self) -> net.Upsample:
-        return net.Upsample(self._integer("stride", 2, 1, 64), self._number("scale", 1.0, -1e6, 1e6))
+        return net.Upsample(self.integer("stride", 2, 1, 64), self.number("scale", 1.0, -1e6, 1e6))
 
     def _route(self) -> net.Route:
-        groups = self._integer("groups", 1, 1, MOST_CHANNELS)
-        return net.Route(self._layers("layers"), groups, self._integer("group_id", 0, 0, groups - 1))
+        groups = self.integer("groups", 1, 1, MOST_CHANNELS)
+        return net.Route(self._layers("layers"), groups, self.integer("group_id", 0, 0, groups - 1))
 
     def _shortcut(self) -> net.Shortcut:
-        weights = self._word("weights_type", "none")
+        weights = self.word("weights_type", "none")
         if weights != "none":
-            self._fault(f"[shortcut] weights_type={weights} cannot be expressed", self._line("weights_type"))
+            self.fault(f"[shortcut] weights_type={weights} cannot be expressed", self.line("weights_type"))
         return net.Shortcut(self._layers("from"), self._activation("linear"))
 
     def _scale_channels(self) -> net.Multiply:
-        if self._integer("scale_wh", 0, 0, 1):
-            self._fault("[scale_channels] scale_wh=1 cannot be expressed", self._line("scale_wh"))
+        if self.integer("scale_wh", 0, 0, 1):
+            self.fault("[scale_channels] scale_wh=1 cannot be expressed", self.line("scale_wh"))
         return net.Multiply(self._one_layer(), self._activation("linear"))
 
     def _sam(self) -> net.Multiply:
@@ -341,87 +261,84 @@ class _Reader:
     def _one_layer(self) -> int:
         found = self._layers("from")
         if len(found) != 1:
-            self._fault(f"[{self.section.name}] from: expected one layer", self._line("from"))
+            self.fault(f"[{self.section.name}] from: expected one layer", self.line("from"))
         return found[0]
 
     def _dropout(self) -> net.Dropout:
-        if self._integer("dropblock", 0, 0, 1):
-            self._fault("[dropout] dropblock=1 cannot be expressed", self._line("dropblock"))
-        return net.Dropout(self._number("probability", 0.2, 0.0, 0.999))
+        if self.integer("dropblock", 0, 0, 1):
+            self.fault("[dropout] dropblock=1 cannot be expressed", self.line("dropblock"))
+        return net.Dropout(self.number("probability", 0.2, 0.0, 0.999))
 
     def _yolo(self) -> net.Yolo:
-        classes = self._integer("classes", 20, 1, MOST_CHANNELS)
-        numbers = self._numbers("anchors", "")
+        classes = self.integer("classes", 20, 1, MOST_CHANNELS)
+        numbers = self.numbers("anchors", "")
         anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
         if not anchors or len(numbers) % 2 or min(numbers) <= 0:
-            self._fault("[yolo] anchors: expected pairs of width, height above 0", self._line("anchors"))
-        total = self._integer("num", len(anchors) or 1, 1, 4096)
-        mask = tuple(int(value) for value in self._numbers("mask", ",".join(map(str, range(total)))))
+            self.fault("[yolo] anchors: expected pairs of width, height above 0", self.line("anchors"))
+        total = self.integer("num", len(anchors) or 1, 1, 4096)
+        mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
         if any(not 0 <= number < len(anchors) for number in mask) or not mask:
-            self._fault(
+            self.fault(
                 f"[yolo] mask={','.join(map(str, mask))}: expected numbers of the {len(anchors)} anchors",
-                self._line("mask"),
+                self.line("mask"),
             )
         self._head_fits(len(mask) * (net.DETECTOR_CHANNELS + classes), classes)
-        new_coords = bool(self._integer("new_coords", 0, 0, 1))
+        new_coords = bool(self.integer("new_coords", 0, 0, 1))
         before = self.layers[-1] if self.layers else None
         if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
-            self._fault(
+            self.fault(
                 f"[yolo] new_coords={int(new_coords)} after a convolution with activation="
                 f"{before.activation}: expected logistic with new_coords=1, and linear without",
-                self._line("new_coords"),
+                self.line("new_coords"),
             )
-        if self._word("nms_kind", "default") in ("greedynms", "diounms"):
+        if self.word("nms_kind", "default") in ("greedynms", "diounms"):
             self.nms = "diou"
         return net.Yolo(
             anchors=anchors,
             mask=mask,
-            scale_xy=self._number("scale_x_y", 1.0, 1.0, 100.0),
+            scale_xy=self.number("scale_x_y", 1.0, 1.0, 100.0),
             new_coords=new_coords,
-            anchor_iou=self._number("iou_thresh", 1.0, 0.0, 1.0),
+            anchor_iou=self.number("iou_thresh", 1.0, 0.0, 1.0),
             loss=self._loss(),
         )
 
     def _head_fits(self, channels: int, classes: int) -> None:
         before = self.layers[-1] if self.layers else None
         if not isinstance(before, net.Conv) or before.norm:
-            self._fault("[yolo]: expected a [convolutional] without batch_normalize right before it")
+            self.fault("[yolo]: expected a [convolutional] without batch_normalize right before it")
         elif before.filters != channels:
-            self._fault(
+            self.fault(
                 f"[yolo] needs {channels} filters in the layer before, mask × (5 + classes), which has "
                 f"{before.filters}"
             )
         if self.classes not in (None, classes):
-            self._fault(
-                f"[yolo] classes={classes}, but {self.classes} in the one before", self._line("classes")
+            self.fault(
+                f"[yolo] classes={classes}, but {self.classes} in the one before", self.line("classes")
             )
         self.classes = classes
 
     def _loss(self) -> HeadLoss:
-        box_loss = self._word("iou_loss", "mse")
+        box_loss = self.word("iou_loss", "mse")
         if box_loss not in _BOX_LOSSES:
-            self._fault(
+            self.fault(
                 f"[yolo] iou_loss={box_loss[:40]}: expected one of {', '.join(_BOX_LOSSES)}",
-                self._line("iou_loss"),
+                self.line("iou_loss"),
             )
             box_loss = "mse"
-        limit = self._number("max_delta", math.inf, 0.0, math.inf) if self._has("max_delta") else None
+        limit = self.number("max_delta", math.inf, 0.0, math.inf) if self.has("max_delta") else None
         return HeadLoss(
             box_loss=cast(BoxLoss, box_loss),
             # pjreddie's Darknet has no such factor, AlexeyAB's is 0.75 where none is given.
-            box=self._number("iou_normalizer", 1.0 if box_loss == "mse" else 0.75),
-            objectness=self._number("obj_normalizer", 1.0),
-            classes=self._number("cls_normalizer", 1.0),
-            ignore=self._number("ignore_thresh", 0.5, 0.0, 1.0),
-            smoothing=self._number("label_smooth_eps", 0.0, 0.0, 1.0)
-            if self._has("label_smooth_eps")
+            box=self.number("iou_normalizer", 1.0 if box_loss == "mse" else 0.75),
+            objectness=self.number("obj_normalizer", 1.0),
+            classes=self.number("cls_normalizer", 1.0),
+            ignore=self.number("ignore_thresh", 0.5, 0.0, 1.0),
+            smoothing=self.number("label_smooth_eps", 0.0, 0.0, 1.0)
+            if self.has("label_smooth_eps")
             else None,
             largest_gradient=limit,
-            smooth_objectness=bool(self._integer("objectness_smooth", 0, 0, 1)),
+            smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
         )
-
-    def _has(self, key: str) -> bool:
-        return key in self.section.options
 
 
 _SECTIONS: dict[str, Callable[[_Reader], net.Layer]] = {

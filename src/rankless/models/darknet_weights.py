@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.errors import UserError
-from rankless.models.network import Conv, Network, with_classes
+from rankless.models.network import Conv, Network
+from rankless.models.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000

@@ -12,8 +12,8 @@ from rankless.errors import UserError
 from rankless.models.cfg import read_cfg
 from rankless.models.darknet import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.layers import BATCH_NORM_MOMENTUM
-from rankless.models.network import (
-    Network,
+from rankless.models.network import Network
+from rankless.models.reshape import (
     with_activation,
     with_anchors,
     with_classes,
