@@ -109,19 +109,24 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes has '0'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--key", "ema"], ["under --key ema"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny"], ["not fit the model (0 missing, 0 unexp"]),
-        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["unexpected  stages"]),
+        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes does not show"]),
+        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"], ["only the head"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["no text in UTF-8"]),
         (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
         (["their.pt", "--out", "o", "--names", "list"], ["begins like a JSON list"]),
-        (["x.weights", "--out", "o"], ["x.weights: Darknet's"]),
+        (["x.weights", "--out", "o"], ["of which model are the weights?"]),
+        (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no resnet18"]),
+        (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
+        (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: this cfg file cannot be read"]),
+        (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a and --model is 'b'"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_and_nothing_is_written(place, capsys, words, sentences):
     (place / "names").write_text("cat\n\ndog")
     (place / "list").write_text('["cat"')
-    (place / "x.weights").write_bytes(bytes(20))
+    (place / "x.weights").write_bytes(bytes(40))
     assert run(*words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

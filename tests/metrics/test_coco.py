@@ -265,7 +265,8 @@ def ap_with_ignored(detections, truths, label: int, threshold: float) -> float |
         return None
     hit = np.array([right for _, right in sorted(hits, key=lambda pair: -pair[0])], bool)
     recall, precision = hit.cumsum() / total, hit.cumsum() / np.arange(1, len(hit) + 1)
-    return float(np.mean([max(precision[recall >= r - 1e-12], default=0.0) for r in np.linspace(0, 1, 101)]))
+    # Compared as pycocotools does, without tolerance: 29 of 50 do not reach its level of 0.5800000000000001.
+    return float(np.mean([max(precision[recall >= r], default=0.0) for r in np.linspace(0, 1, 101)]))
 
 
 @settings(max_examples=30, deadline=None)

@@ -139,7 +139,7 @@ def test_faults_of_the_recipe():
         Classify(digits(augment=Augment(mosaic=0.5, close_mosaic=3)))
     with pytest.raises(UserError, match="has 2 numbers: expected 10"):
         Classify(digits(loss=Loss(class_weights=(1.0, 2.0))))
-    with pytest.raises(UserError, match="expected 'detect', 'classify', or"):
+    with pytest.raises(UserError, match="expected 'detect' or 'classify', or"):
         open_task(Recipe(task="clasify"))
 
 

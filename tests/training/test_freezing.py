@@ -20,8 +20,7 @@ from rankless import journal
 from rankless.data.order import micro_batch
 from rankless.errors import UserError
 from rankless.evaluation import fingerprint
-from rankless.models.yolo import DetectionModel
-from rankless.models.zoo import variant
+from rankless.models.zoo import build
 from rankless.recipe import Batch, Ema, Evaluate, Model, Optim, Recipe, Schedule
 from rankless.recipe_file import from_json, to_json
 from rankless.run_directory import RunDirectory
@@ -352,8 +351,8 @@ def test_one_module_alone_will_do() -> None:
     assert all(p.requires_grad for p in net.parameters())
 
 
-def test_a_detectors_backbone_is_its_stages() -> None:
-    net = DetectionModel(variant("yolov4-tiny"), 3, width=0.125)
+def test_a_detectors_backbone_ends_where_its_cfg_says_so() -> None:
+    net = build(Model(name="yolov4-tiny", width=0.125), 3)
     Backbone(net)
-    trained = {name.split(".")[0] for name, p in net.named_parameters() if p.requires_grad}
-    assert trained == {"levels"}
+    trained = {int(name.split(".")[1]) for name, p in net.named_parameters() if p.requires_grad}
+    assert trained == {27, 28, 29, 32, 35, 36}
