@@ -164,7 +164,8 @@ def test_fast_agrees_with_exact_but_for_rounding(
     assert all(answer == answers[0] for answer in answers)
     _, lines = outcome(tmp_path)
     for line, number in zip(lines[:6], numbers[:6], strict=True):
-        assert line["loss"] == pytest.approx(number["loss"], rel=1e-4)
+        # A wrong sum shows in the second step at once; rounding grows a few times with every step.
+        assert line["loss"] == pytest.approx(number["loss"], rel=1e-3)
     assert lines[0]["loss"] == number_of(numbers, 1)
 
 
