@@ -11,6 +11,7 @@ import torch
 from rankless import cli
 from rankless.importing import import_weights
 from rankless.models import weights, zoo
+from rankless.models.classifiers import build_classifier
 from rankless.models.yolo import DetectionModel
 from rankless.recipe import Model
 
@@ -133,3 +134,34 @@ def test_a_mistake_is_told_and_nothing_is_written(place, capsys, words, sentence
     assert all(sentence in captured.err for sentence in sentences), captured.err
     assert "Traceback" not in captured.err
     assert not (place / "o").exists()
+
+
+def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypatch, capsys):
+    """A DenseNet-BC as other projects name it: dense1.0.bn1, trans1.conv1, fc."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(2)
+    theirs = build_classifier(Model(name="densenet-bc-100-12"), 7).eval()
+    changed = {}
+    for name, tensor in theirs.state_dict().items():
+        for ours, other in (
+            ("features.", ""), ("denseblock", "dense"), ("denselayer", ""), ("transition", "trans"),
+            ("norm", "bn"), ("classifier", "fc"),
+        ):  # fmt: skip
+            name = name.replace(ours, other)
+        changed[f"module.{name}"] = tensor
+    torch.save({"state_dict": changed, "epoch": 300}, "model_best.pth.tar")
+    words = ["model_best.pth.tar", "--out", "o.safetensors", "--model", "densenet-bc-100-12"]
+    assert run(*words) == 2
+    assert "--by-order takes them so" in capsys.readouterr().err
+    assert run(*words, "--by-order") == 0
+    assert "by their order, not by their names" in capsys.readouterr().out
+    loaded = weights.load(Path("o.safetensors"))
+    assert loaded.recipe.task == "classify"
+    assert len(loaded.class_names) == 7
+    ours = build_classifier(loaded.recipe.model, 7).eval()
+    weights.load_into(ours, loaded.state, "o")
+    pictures = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(ours(pictures), theirs(pictures))
+    assert run("model_best.pth.tar", "--out", "p", "--model", "resnet18", "--by-order") == 2
+    assert "the order says nothing" in capsys.readouterr().err

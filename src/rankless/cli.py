@@ -338,6 +338,7 @@ def import_(
     classes: Annotated[str | None, Parameter(help="How many, without --names.", metavar="N")] = None,
     key: Annotated[str | None, Parameter(help="The entry that holds the weights.", metavar="NAME")] = None,
     partial: Annotated[bool, Parameter(help="Take what fits."), _flag] = False,
+    by_order: Annotated[bool, Parameter(help="Take tensors by order, not by name."), _flag] = False,
     force: Annotated[bool, Parameter(help="Replace an existing --out."), _flag] = False,
     as_json: Json = False,
 ) -> int:
@@ -356,6 +357,7 @@ def import_(
         classes=count,
         key=key,
         partial=partial,
+        by_order=by_order,
         overrides=overrides,
         force=force,
     )

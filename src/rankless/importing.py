@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from rankless.models.cfg import read_cfg
 from rankless.models.cfg_text import write_cfg
 from rankless.models.darknet import COCO_CLASSES
 from rankless.models.darknet_weights import classes_of, read_weights
-from rankless.models.fit import align, fit
+from rankless.models.fit import agrees_in_order, align, fit
+from rankless.models.fit import by_order as in_order
 from rankless.models.foreign import read_checkpoint
 from rankless.models.network import Yolo
 from rankless.models.reshape import with_classes
@@ -80,6 +81,7 @@ def import_weights(
     classes: int | None = None,
     key: str | None = None,
     partial: bool = False,
+    by_order: bool = False,
     overrides: Sequence[str] = (),
     force: bool = False,
 ) -> ImportReport:
@@ -94,6 +96,7 @@ def import_weights(
         classes: how many, where no names are given; read off the checkpoint's head if neither is.
         key: the entry of the checkpoint that holds the weights; chosen if not given.
         partial: take what fits and leave the rest as the model is initialised by the recipe's seed.
+        by_order: take the tensors one after another, whatever they are called.
         overrides: ``key=value`` for the recipe that is written with the weights.
         force: replace an existing ``out``.
 
@@ -114,6 +117,10 @@ def import_weights(
         checkpoint = read_checkpoint(source, key)
     notes = list(checkpoint.facts)
     head = _head(recipe)
+    if by_order:
+        own = build_any(recipe, 2).state_dict()
+        checkpoint = replace(checkpoint, state=in_order(own, checkpoint.state, str(source)))
+        notes.append("the tensors are taken by their order, not by their names: evaluate the result")
     if class_names is None:
         count = classes or _classes_of(checkpoint.state, recipe, head, source)
         class_names = tuple(map(str, range(count)))
@@ -270,6 +277,8 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     for name, (of_two, of_three) in head.items():
         if name in found and found[name].ndim:
             counts.add(2 + (found[name].shape[0] - of_two) / (of_three - of_two))
+    if not counts and agrees_in_order(own, state, tuple(head)):
+        return 2  # the names are others: the misfit, with its cure, is told where the names are compared
     count = counts.pop() if len(counts) == 1 else 0
     if count < 1 or count != int(count):
         raise UserError(

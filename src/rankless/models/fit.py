@@ -14,6 +14,7 @@ from rankless.errors import UserError, printable
 # which trainers such as Lightning's keep the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
+_COUNTER = "num_batches_tracked"
 _SHOWN = 20
 
 
@@ -152,7 +153,7 @@ def fit(
     counters = {
         name: torch.zeros_like(tensor)
         for name, tensor in model_state.items()
-        if name.endswith("num_batches_tracked") and name not in renamed
+        if name.endswith(_COUNTER) and name not in renamed
     }
     if counters and any(name in renamed for name in model_state):
         notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and begin at zero")
@@ -162,11 +163,47 @@ def fit(
     taken = [name for name in model_state if name not in left]
     weighty = [name for name in taken if model_state[name].is_floating_point()]
     if misfits and (not partial or not weighty):
-        raise mismatch(source, misfits, _hint(misfits, head_names, partial, nothing=not weighty))
+        hint = _hint(misfits, head_names, partial, nothing=not weighty)
+        if not partial and misfits.unexpected and agrees_in_order(model_state, found, head_names):
+            hint = (
+                "the names are others, but all shapes agree one after another: --by-order takes them so; "
+                "evaluate the result, for equal shapes do not prove equal networks"
+            )
+        raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
     state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
     notes += _partly(misfits, len(taken), len(model_state)) + _infinite(state)
     return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
+
+
+def by_order(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The tensors found under the model's names, one after another: for the same network under other names.
+
+    Whether it is the same network the shapes cannot prove: two that join their maps the other way round have
+    equal shapes. Counters of batches are left out.
+
+    Raises:
+        UserError: unequal numbers of tensors.
+    """
+    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (own, found))
+    if len(names) != len(others):
+        raise UserError(
+            f"{source}: holds {len(others)} tensors, the model {len(names)}: the order says nothing; leave "
+            "--by-order out, or give another model"
+        )
+    return {name: found[other] for name, other in zip(names, others, strict=True)}
+
+
+def agrees_in_order(
+    own: Mapping[str, Tensor], found: Mapping[str, Tensor], head_names: Sequence[str]
+) -> bool:
+    """Whether all shapes agree one after another, but for those that depend on the classes."""
+    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (own, found))
+    head = tuple(head_names)
+    return len(names) == len(others) and all(
+        own[name].shape == found[other].shape or name.startswith(head)
+        for name, other in zip(names, others, strict=True)
+    )
 
 
 def _score(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[int, int]:
