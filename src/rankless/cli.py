@@ -39,6 +39,7 @@ app = App(
 )
 app["--help"].group = app["--version"].group = _options
 
+_OTHER_THAN_DIGITS = ("task", "data.root", "data", "model", "model.name", "model.cfg")
 _flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), _flag]
@@ -62,7 +63,8 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (digits if not given; a resumed run brings its own), "
+            help="A shipped recipe or a YAML file (if not given: digits, or the defaults with other data or "
+            "another model; a resumed run brings its own), "
             "and changes to it, such as optim.lr=0.02.",
         ),
     ],
@@ -85,8 +87,14 @@ def train(
             raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
         loaded = recipe_file.load(kept, overrides)
     else:
-        name = name or "digits"
-        loaded = recipe_file.load(name, overrides)
+        # Settings that were found for the digits would do harm to other data and other networks.
+        own = any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides)
+        loaded = (
+            recipe_file.default(overrides)
+            if own and not name
+            else recipe_file.load(name or "digits", overrides)
+        )
+        name = name or ("run" if own else "digits")
     if run is None:
         from rankless.run_directory import new_run_directory
 
@@ -150,7 +158,10 @@ def predict(
         ),
     ],
     out: Annotated[Path, Parameter(help="Where the results go.")] = Path("predictions"),
-    confidence: Annotated[float, Parameter(help="Leave out what scores lower, 0 to 1.")] = 0.25,
+    confidence: Annotated[
+        float | None,
+        Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Find things in pictures: annotated pictures and one predictions.json."""
@@ -159,7 +170,7 @@ def predict(
             "no pictures given: expected files, folders or patterns, "
             "as in: rankless predict runs/digits photo.jpg"
         )
-    if not 0 <= confidence <= 1:
+    if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     from rankless.prediction import predict as find
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from rankless.data.loader import micro_batches
+from rankless.errors import TaskError, UserError
 from rankless.precision import autocast
 from rankless.recipe import Recipe
 from rankless.tasks.checks import check_batch, check_predictions, check_scores, check_sendable
 from rankless.tasks.protocol import Task
 from rankless.types import Scores
+from rankless.user_code import blamed
 from rankless.world.join import World
 
 
@@ -46,7 +50,9 @@ def evaluate(
     plan = [[(0, index) for index in range(start, min(start + size, count))] for start in own]
     model.eval()
     predicted: list[tuple[int, list[Any]]] = []
+    failures = Failures(world)
     with (
+        failures.noted(),
         micro_batches(data, task.collate, plan, workers=min(recipe.workers, len(plan))) as batches,
         torch.no_grad(),
         autocast(recipe.precision, world.device),
@@ -58,17 +64,56 @@ def evaluate(
             if not predicted:
                 check_sendable(task, found)
             predicted.append((start, found))
+    failures.tell()
     gathered = world.gather(predicted)
     scores: Scores | None = None
-    if gathered is not None:
-        in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
-        predictions = [prediction for _, part in in_order for prediction in part]
-        if limit is None:
-            scores = check_scores(task, task.score(predictions))
-        else:
-            scores = {"predictions": fingerprint(predictions)}
+    with failures.noted():
+        if gathered is not None:
+            in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
+            predictions = [prediction for _, part in in_order for prediction in part]
+            if limit is None:
+                scores = check_scores(task, task.score(predictions))
+            else:
+                scores = {"predictions": fingerprint(predictions)}
+    failures.tell()
     scores = world.broadcast(scores)
     return scores if scores is not None else {}
+
+
+class Failures:
+    """What went wrong on any rank, raised on all of them at one place, so that none waits for another.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.own: UserError | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A fault inside is kept until :meth:`tell`; what is no fault of the user's goes through."""
+        try:
+            yield
+        except UserError as error:
+            self.own = error
+        except Exception as error:
+            self.own = blamed(error)
+            if self.own is None:
+                raise
+
+    def tell(self) -> None:
+        """Raise the first rank's fault on every rank, if there is one.
+
+        Raises:
+            UserError: a rank has failed.
+        """
+        mine = (isinstance(self.own, TaskError), self.own.faults) if self.own else None
+        found = [one for one in self.world.gather(mine) or () if one]
+        first = self.world.broadcast(found[0] if found else None)
+        if first:
+            raise (TaskError if first[0] else UserError)(first[1])
 
 
 def fingerprint(value: Any) -> str:

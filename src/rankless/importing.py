@@ -171,8 +171,8 @@ def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
     name = model or (named[-1] if named else None)
     if name is None:
         raise UserError(
-            f"of which model are the weights? Give --model NAME, one of {', '.join(zoo.MODELS)} …, "
-            "as in --model yolov4-tiny"
+            "of which model are the weights? Give --model NAME, such as yolov4-tiny, resnet50 or "
+            "timm/convnext_tiny (rankless models lists them), or --cfg FILE for Darknet's"
         )
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
     return recipe_file.default([*task, f"model.name={json.dumps(name)}", *overrides])

@@ -102,7 +102,12 @@ class PredictionReport:
 
 
 def predict(
-    target: Path, sources: Sequence[str], *, out: Path, confidence: float = 0.25, device: str | None = None
+    target: Path,
+    sources: Sequence[str],
+    *,
+    out: Path,
+    confidence: float | None = None,
+    device: str | None = None,
 ) -> PredictionReport:
     """Find objects in pictures, or what the pictures show.
 
@@ -111,14 +116,15 @@ def predict(
         sources: pictures, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
         out: a folder for the annotated pictures and ``predictions.json``; made if need be.
-        confidence: detections scored lower are left out, 0..1; of a classifier the best five always stay.
+        confidence: what scores lower is left out, 0..1; not given it is 0.25 for detections, and of a
+            classifier the best five stay.
         device: a torch device; the first GPU if there is one, else the CPU.
 
     Raises:
         UserError: no weights, a source without pictures, or an output folder that cannot be used. A picture
             that cannot be read is no such fault: it is listed in the report and the others go on.
     """
-    if not 0 <= confidence <= 1:
+    if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"confidence is {confidence:g}: expected a number from 0 to 1")
     found = find(sources)
     place = _device(device)
@@ -252,9 +258,14 @@ def _device(name: str | None) -> torch.device:
 class _DetectionFinder:
     """A trained detector at work on ``place``."""
 
-    def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
+    def __init__(
+        self, loaded: weights.Weights, confidence: float | None, place: torch.device, source: str
+    ) -> None:
         recipe = loaded.recipe
-        recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=float(confidence)))
+        recipe = replace(
+            recipe,
+            evaluate=replace(recipe.evaluate, confidence=0.25 if confidence is None else float(confidence)),
+        )
         self.task = Detect(recipe, class_names=loaded.class_names)
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
@@ -292,13 +303,13 @@ class _DetectionFinder:
 
 
 def _finder(
-    loaded: weights.Weights, confidence: float, place: torch.device, source: str
+    loaded: weights.Weights, confidence: float | None, place: torch.device, source: str
 ) -> _DetectionFinder | ClassFinder:
     """What finds things in pictures as the weights' task does."""
     if loaded.recipe.task == "detect":
         return _DetectionFinder(loaded, confidence, place, source)
     if loaded.recipe.task == "classify":
-        return ClassFinder(loaded, place, source)
+        return ClassFinder(loaded, confidence or 0.0, place, source)
     raise UserError(
         f"{source}: was trained for the task '{loaded.recipe.task}'; prediction knows 'detect' and 'classify'"
     )

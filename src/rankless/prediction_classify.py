@@ -22,6 +22,7 @@ class ClassFinder:
 
     Args:
         loaded: its weights, with their recipe and class names.
+        confidence: classes that are less likely are left out, 0..1.
         place: the device to work on.
         source: the weights' file, for messages.
 
@@ -29,7 +30,8 @@ class ClassFinder:
         UserError: weights that do not fit their recipe.
     """
 
-    def __init__(self, loaded: weights.Weights, place: torch.device, source: str) -> None:
+    def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
+        self.confidence = confidence
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
@@ -57,8 +59,10 @@ class ClassFinder:
         rows = [
             {"score": round(score, 4), "label": label, "name": names[label]}
             for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)
+            if score >= self.confidence
         ]
         height, width = image.shape[-2:]
-        best = rows[0]
         whole = (0.0, 0.0, float(width), float(height))
-        return rows, [Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"]))]
+        return rows, [
+            Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"])) for best in rows[:1]
+        ]

@@ -118,7 +118,8 @@ def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             raise UserError(
                 f"{job.weights} knows {len(weights.class_names)} classes "
                 f"({', '.join(weights.class_names[:8])} …), but the data has {len(task.class_names)} "
-                f"({', '.join(task.class_names[:8])} …): give the data it was trained for"
+                f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
+                f"data.root=FOLDER (now '{recipe.data.root}')"
             )
         model = task.model()
         load_into(model, weights.state, job.weights)

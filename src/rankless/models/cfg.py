@@ -86,6 +86,7 @@ class _Reader(OptionReader):
         self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
         self.classes: int | None = None
+        self.unknown = False  # what follows from a layer that is not known is no fault of the file's
 
     def read(self) -> Cfg:
         """The whole file."""
@@ -145,6 +146,7 @@ class _Reader(OptionReader):
             near = difflib.get_close_matches(section.name, _SECTIONS, n=1)
             hint = f"; did you mean [{near[0]}]?" if near else f"; expected one of {', '.join(_SECTIONS)}"
             self.fault(f"section [{section.name}] cannot be expressed{hint}")
+            self.unknown = True
             layer: net.Layer = net.Dropout(0.0)
         else:
             layer = make(self)
@@ -164,6 +166,8 @@ class _Reader(OptionReader):
         whole = net.Network(tuple(self.layers), (), (0, 0), 0, 0, "yolov3")
         image = net.Shape(3, Fraction(1))
         read = [self.shapes[source] if source >= 0 else image for source in whole.inputs(number)]
+        if self.unknown:
+            return net.shape(layer, read)
         if isinstance(layer, net.Route | net.Shortcut) and len({shape.stride for shape in read}) > 1:
             shown = ", ".join(str(shape.stride) for shape in read)
             self.fault(f"[{self.section.name}] reads maps of different resolution (strides {shown})")

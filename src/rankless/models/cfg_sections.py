@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rankless.errors import printable
+
 
 @dataclass
 class Section:
@@ -58,9 +60,9 @@ class OptionReader:
                 continue
             key, equals, value = line.partition("=")
             if not equals or section is None:
-                shown = raw.strip()[:60]
+                shown = printable(raw.strip(), 60)
                 self.fault(f"'{shown}': expected [section] or key=value: is this a cfg file?", number)
-                if len(self.faults) > 5:
+                if len(self.faults) > 5 or "\0" in raw:
                     return
                 continue
             section.options[key] = (value, number)

@@ -17,6 +17,7 @@ _LOSS_KEYS = {
     "largest_gradient": "max_delta",
 }
 NMS_BETA = 0.6
+_WORDS: dict[type, str] = {net.Free: "anchor-free heads", net.Involution: "involution"}
 
 
 def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["iou", "diou"] = "iou") -> str:
@@ -39,7 +40,7 @@ def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["io
         section, options = _section(layer, number, network.classes, nms)
         activation = str(getattr(layer, "activation", ""))
         if not section or activation == "prelu":
-            what = activation if section else type(layer).__name__.lower()
+            what = activation if section else _WORDS.get(type(layer), type(layer).__name__.lower())
             faults.append(f"layer {network.names[number]}: Darknet has no {what}")
         lines += ["", f"[{section}]", *(f"{key}={value}" for key, value in options.items())]
     if faults:

@@ -230,6 +230,8 @@ def _named(name: str) -> Classifier:
             mean=facts.mean,
             std=facts.std,
         )
+    if name.startswith("yolo"):
+        raise UserError(f"model.name is '{name}', no classifier: set task to 'detect', or take a classifier.")
     near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
     if timm_knows(name):
         near = [TIMM + name]

@@ -218,7 +218,10 @@ def _reason(content: bytes, error: Exception) -> str:
     if not content:
         return "it is empty"
     if content[:4] == b"PK\x03\x04" or content[:1] == b"\x80":
-        return "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors"
+        return (
+            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, which "
+            "rankless import makes of it"
+        )
     length = int.from_bytes(content[:8], "little")
     if content[8:9] != b"{":
         return "it does not begin like a safetensors file"

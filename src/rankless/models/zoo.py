@@ -10,6 +10,7 @@ from functools import partial
 from rankless import recipe
 from rankless.errors import UserError
 from rankless.models.cfg import read_cfg
+from rankless.models.classifiers import CLASSIFIERS, TIMM
 from rankless.models.darknet import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.layers import BATCH_NORM_MOMENTUM
 from rankless.models.network import Network
@@ -73,9 +74,13 @@ def variant(name: str) -> Variant:
     """
     if name in MODELS:
         return MODELS[name]
+    if name in CLASSIFIERS or name.startswith(TIMM):
+        raise UserError(
+            f"model.name is '{name}', which is a classifier: set task to 'classify', or take a detector."
+        )
     near = difflib.get_close_matches(name.lower(), MODELS, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UserError(f"model.name is '{name}': no such model; {hint}Expected one of {', '.join(MODELS)}.")
+    raise UserError(f"model.name is '{name}': no such model; {hint}expected one of {', '.join(MODELS)}.")
 
 
 def network(model: recipe.Model, classes: int) -> Network:

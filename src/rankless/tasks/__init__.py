@@ -33,7 +33,12 @@ def settled(recipe: Recipe) -> Recipe:
         UserError: a faulty cfg, or data that cannot be opened.
     """
     if recipe.task == "detect":
-        from rankless.tasks.detect import settled_detection
+        from rankless.tasks.detect import Detect, settled_detection
 
+        Detect(recipe, class_names=())  # the faults that need no data are told here and now
         return settled_detection(recipe)
+    if recipe.task == "classify":
+        from rankless.tasks.classify import Classify
+
+        Classify(recipe, class_names=())
     return recipe

@@ -159,6 +159,8 @@ def _module(name: str, task: str) -> ModuleType:
             f"task is '{task}': the module '{name}' cannot be imported ({error}); "
             "run from the folder that holds it, or install it"
         ) from error
+    except SyntaxError as error:
+        raise UserError(_syntax(task, error)) from error
 
 
 def _file(path: Path, task: str) -> ModuleType:
@@ -173,6 +175,13 @@ def _file(path: Path, task: str) -> ModuleType:
         return importlib.import_module(_PREFIX + str(path).encode().hex())
     except ImportError as error:
         raise UserError(f"task is '{task}': {path} cannot be imported ({error})") from error
+    except SyntaxError as error:
+        raise UserError(_syntax(task, error)) from error
+
+
+def _syntax(task: str, error: SyntaxError) -> str:
+    line = f"\n    {error.text.strip()}" if error.text else ""
+    return f"task is '{task}': {error.filename}:{error.lineno} is no Python ({error.msg}){line}"
 
 
 def _look_in(folder: Path) -> None:

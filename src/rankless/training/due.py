@@ -90,6 +90,16 @@ class Due:
             self._not_saved(step, error, fatal=now)
         self.saved, self.saved_at = step, time.monotonic()
 
+    @contextmanager
+    def kept_if_it_fails(self, step: int) -> Iterator[None]:
+        """Inside, a fault in the evaluation after ``step`` costs no step: the state is saved first."""
+        try:
+            yield
+        except UserError:
+            self.state.unscored = True
+            self.save(step, now=True)
+            raise
+
     def _is_time(self, step: int) -> bool:
         every = self.recipe.checkpoint.every
         if isinstance(every, int):

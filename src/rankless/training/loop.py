@@ -118,9 +118,14 @@ def train(
         micro_batches(
             data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
         ) as batches,
-        _journal(run, world, start, [*notes, *warnings], told, teller) as journal,
+        _journal(run, world, start, notes, warnings, told, teller) as journal,
     ):
         due.journal, due.teller = journal, teller
+        limit = rehearsal.pictures if rehearsal else None
+        if state.unscored:  # the evaluation after this step failed
+            due.scored(start, evaluate(task, state.scored, recipe, world, limit=limit), task.score_name)
+            state.unscored = False
+            due.save(start, now=True)
         state.training_mode()
         for step in range(start, last):
             began, waited = time.perf_counter(), batches.waited
@@ -143,8 +148,8 @@ def train(
             due.log(entry, seconds)
             scores = None
             if plan.is_evaluated(done) or (rehearsal and done in (last // 2, last)):
-                limit = rehearsal.pictures if rehearsal else None
-                scores = evaluate(task, state.scored, recipe, world, limit=limit)
+                with due.kept_if_it_fails(done):
+                    scores = evaluate(task, state.scored, recipe, world, limit=limit)
                 state.training_mode()
                 due.scored(done, scores, task.score_name)
             due.save(done, now=done == last or stopping)
@@ -168,9 +173,17 @@ def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool
 
 @contextmanager
 def _journal(
-    run: RunDirectory, world: World, start: int, warnings: list[str], told: list[str], teller: Teller
+    run: RunDirectory,
+    world: World,
+    start: int,
+    notes: list[str],
+    warnings: list[str],
+    told: list[str],
+    teller: Teller,
 ) -> Iterator[Journal | None]:
     """The journal on rank 0, None elsewhere."""
+    for note in notes:
+        teller.say(f"note: {note}")
     for warning in warnings:
         teller.say(f"warning: {warning}")
     for sentence in told:
@@ -184,7 +197,7 @@ def _journal(
         journal = Journal(run.journal, start)
     try:
         with told_if_not_written(run):
-            for warning in warnings:
+            for warning in [*notes, *warnings]:
                 journal.write(event="warning", text=warning)
             for sentence in told:
                 journal.write(event="pretrained", text=sentence)

@@ -43,6 +43,7 @@ class TrainingState:
         model: the bare model; its names are those in the weights files.
         average: the averaged model, or None.
         best: the step and score of the best evaluation so far.
+        unscored: the evaluation that was due after the last step has failed.
         released_at: the step (from 0) before which the backbone is released: the first that begins when
             ``model.freeze`` epochs have been seen whole.
     """
@@ -67,6 +68,7 @@ class TrainingState:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         self._wrap()
         self.best: dict[str, Any] | None = None
+        self.unscored = False
 
     def _wrap(self) -> None:
         """Make what knows for good which parameters and norms are trained."""
@@ -164,7 +166,12 @@ class TrainingState:
             self.model.state_dict(),
             self.average.model.state_dict() if self.average else None,
             state_tensors(self.optimiser, self.model),
-            {"best": self.best, "scaler": self.scaler.state_dict(), "pictures": self.pictures},
+            {
+                "best": self.best,
+                "scaler": self.scaler.state_dict(),
+                "pictures": self.pictures,
+                "unscored": self.unscored,
+            },
         )
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
@@ -188,6 +195,7 @@ class TrainingState:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
         self.best = snapshot.state["best"]
+        self.unscored = bool(snapshot.state.get("unscored"))
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that decides the next step, by name."""

@@ -145,6 +145,7 @@ def _from_folders(root: Path, split: str, class_names: tuple[str, ...] | None = 
             what += " 'images/val', and their labels to 'labels/train' and 'labels/val'"
         else:
             what = f"{root}: found no pictures laid out as a data set, {_LAYOUT.format(split=split)}"
+            what += "; folders of pictures, one for each class, are for task: classify"
         raise UserError(what + ".")
     result = Split(class_names or _names_file(root))
     _gather(splits[split], result)

@@ -210,7 +210,7 @@ def _classes(found: _Found, place: Path, known: Sequence[str] | None) -> tuple[s
         if len(names) < 2:
             raise UserError(
                 f"{place}: only one class folder has pictures ('{names[0]}'), expected two or more; "
-                "make a folder per class."
+                "make a folder per class (pictures with boxes are for task: detect)."
             )
         return tuple(names)
     if strangers := [name for name in names if name not in known]:
