@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
@@ -21,13 +21,16 @@ from rankless import __version__
 from rankless.errors import STOPPED, UserError
 from rankless.printing import print_json, print_models, print_scores
 
+if TYPE_CHECKING:
+    from rankless.recipe import Recipe
+
 _commands = Group("Commands", sort_key=0)
 _arguments = Group("Arguments", sort_key=1)
 _options = Group("Options", sort_key=2)
 
 app = App(
     name="rankless",
-    help="Train image detectors on one device or on many: the same weights, bit for bit.",
+    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
     help_epilogue="Start with:\n  rankless train digits",
     help_format="plaintext",
     version=__version__,
@@ -87,14 +90,7 @@ def train(
             raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
         loaded = recipe_file.load(kept, overrides)
     else:
-        # Settings that were found for the digits would do harm to other data and other networks.
-        own = any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides)
-        loaded = (
-            recipe_file.default(overrides)
-            if own and not name
-            else recipe_file.load(name or "digits", overrides)
-        )
-        name = name or ("run" if own else "digits")
+        loaded, name = _loaded(name, overrides)
     if run is None:
         from rankless.run_directory import new_run_directory
 
@@ -260,12 +256,10 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove on this machine that the number of processes changes no bit of the weights."""
-    from rankless import recipe_file
-
     sizes = [_whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = _whole_number("--steps", steps)
     name, overrides = _recipe_and_overrides(recipe)
-    loaded = recipe_file.load(name or "digits", overrides)
+    loaded, _ = _loaded(name, overrides)
     from rankless.verify import verify as compare
 
     # With --json the standard output is the report's alone.
@@ -437,6 +431,19 @@ def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if name is not None:
         overrides.remove(name)
     return name, overrides
+
+
+def _loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
+    """The recipe of that name, and what to call its run.
+
+    Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
+    and other models, so for those it is the defaults.
+    """
+    from rankless import recipe_file
+
+    if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
+        return recipe_file.default(overrides), "run"
+    return recipe_file.load(name or "digits", overrides), name or "digits"
 
 
 def _device_count(devices: str) -> int | None:
