@@ -202,7 +202,7 @@ def test_densenet_options_reach_the_network():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("yolov4-tiny", r"'yolov4-tiny': no such classifier.*resnet18.*densenet-bc-100-12.*timm/NAME"),
+        ("yolov4-tiny", r"'yolov4-tiny', no classifier: set task to 'detect'"),
         ("ResNet_18", "did you mean 'resnet18'"),
         ("efficientnet_b0", "did you mean 'timm/efficientnet_b0'"),
         ("timm/resnet18x", "'timm/resnet18x': timm .* has no such model; did you mean 'timm/resnet18'"),
@@ -258,3 +258,21 @@ def test_timm_that_cannot_build_it_says_what_was_asked():
         UserError, match=r"'timm/xcit.*with model.image_size \(100, 36\) \(AssertionError: `patch"
     ):
         on_meta("timm/xcit_nano_12_p8_224", 3, image_size=(100, 36))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("resnet18-cifar", 11_173_962), ("resnet34-cifar", 21_282_122), ("resnet50-cifar", 23_520_842)],
+)
+def test_cifar_resnets_have_the_size_that_others_report(name, parameters):
+    """Those of the ResNets that CIFAR repositories share; the 3×3 stem keeps the size."""
+    with torch.device("meta"):
+        net = build_classifier(recipe.Model(name=name), 10)
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    known = variant(recipe.Model(name=name))
+    assert (known.side, known.classes) == (32, 10)
+    small = build_classifier(recipe.Model(name="resnet18-cifar"), 10).eval()
+    sizes = []
+    small.layer1.register_forward_hook(lambda _m, _i, out: sizes.append(tuple(out.shape)))
+    small(torch.zeros(1, 3, 32, 32))
+    assert sizes == [(1, 64, 32, 32)]

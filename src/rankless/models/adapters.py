@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rankless.errors import UserError
 from rankless.models.layers import Activation, activate
 
+CIFAR = "-cifar"
 RESNETS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": torchvision.models.resnet18,
     "resnet34": torchvision.models.resnet34,
@@ -28,7 +29,8 @@ def build_resnet(
     """torchvision's ResNet; its last layer is ``fc``.
 
     Args:
-        name: a key of :data:`RESNETS`.
+        name: a key of :data:`RESNETS`. With ``-cifar`` after it, it begins with a 3×3 convolution that keeps
+            the size, without pooling, as is usual for pictures of 32 pixels; the names of its state stay.
         classes: how many.
         activation: in place of every ReLU. Not PReLU: a block calls one module at two or three places, which
             would share the slope.
@@ -36,7 +38,11 @@ def build_resnet(
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
-    net = RESNETS[name](weights=None, num_classes=classes)
+    net: Any = RESNETS[name.removesuffix(CIFAR)](weights=None, num_classes=classes)
+    if name.endswith(CIFAR):
+        net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as all the others
+        net.maxpool = nn.Identity()
     if activation != "relu":
         for module in list(net.modules()):
             for place, child in list(module.named_children()):
@@ -44,7 +50,8 @@ def build_resnet(
                     setattr(module, place, activate(activation))
     if dropout:
         net.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout))
-    return net
+    built: nn.Module = net
+    return built
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rankless import recipe
 from rankless.errors import UserError
 from rankless.models import densenet
 from rankless.models.adapters import (
+    CIFAR,
     build_resnet,
     build_timm,
     timm_facts,
@@ -98,6 +99,18 @@ def _resnet(depth: int) -> Classifier:
     )
 
 
+def _cifar_resnet(depth: int) -> Classifier:
+    return replace(
+        _resnet(depth),
+        name=f"resnet{depth}{CIFAR}",
+        summary=f"residual network of {depth} layers with a 3×3 stem, CIFAR",
+        side=SMALL_SIDE,
+        classes=10,
+        mean=HALF,
+        std=HALF,
+    )
+
+
 def _densenet(name: str, variant: densenet.Variant, summary: str, classes: int) -> Classifier:
     found = Classifier(
         name=name,
@@ -118,6 +131,7 @@ def _with_densenet(found: Classifier, variant: densenet.Variant) -> Classifier:
 
 _ALL = (
     *(_resnet(depth) for depth in (18, 34, 50, 101, 152)),
+    *(_cifar_resnet(depth) for depth in (18, 34, 50)),
     _densenet("densenet121", densenet.DENSENET_121, "densely connected, 121 layers, k=32, ImageNet", 1000),
     _densenet("densenet161", densenet.DENSENET_161, "densely connected, 161 layers, k=48, ImageNet", 1000),
     _densenet("densenet169", densenet.DENSENET_169, "densely connected, 169 layers, k=32, ImageNet", 1000),
