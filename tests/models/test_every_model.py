@@ -1,4 +1,4 @@
-"""What every registered detector inherits: a new line in the zoo is tested by all of this."""
+"""What every registered model inherits: a new line in the zoo is tested by all of this."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import nn
 from rankless import recipe
 from rankless.evaluation import fingerprint
 from rankless.models import weights
+from rankless.models.classifiers import CLASSIFIERS, build_classifier
 from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import MODELS, build, network
 from rankless.recipe import Recipe
-from rankless.recipe_file import load
+from rankless.recipe_file import default, load
 from rankless.run_directory import RunDirectory
 from rankless.training import loop
 from rankless.training.settings import computes_like
@@ -25,6 +26,8 @@ from rankless.world.join import World
 
 WIDTH = 0.125
 CLASSES = 3
+CLASSIFIER_NAMES = [*CLASSIFIERS, "timm/mobilenetv3_small_050"]
+LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201"}  # seconds a step even at 32 pixels
 
 
 def small(name: str, **options: Any) -> DetectionModel:
@@ -104,8 +107,8 @@ def test_heads_and_backbone_are_told_apart(name: str) -> None:
 
 
 def one_step(world: World, words: list[str], folder: str) -> str:
-    """Train one step; the digest of every tensor after it."""
-    made = load(words[0], words[1:])
+    """Train one step of a recipe's file, or of the defaults; the digest of every tensor after it."""
+    made = default(words) if "=" in words[0] else load(words[0], words[1:])
     found: list[str] = []
 
     def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
@@ -139,3 +142,62 @@ def test_batch_norms_are_plain() -> None:
             model = DetectionModel(network(recipe.Model(name=name), 1))
         kinds = {type(m) for m in model.modules() if "BatchNorm" in type(m).__name__}
         assert kinds == {nn.BatchNorm2d}
+
+
+def classifier(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return build_classifier(recipe.Model(name=name), CLASSES)
+
+
+@pytest.mark.parametrize("name", CLASSIFIER_NAMES)
+def test_classifier_contract(name: str, tmp_path: Path) -> None:
+    """Forward, backward, shape, dtype, bf16, channels_last, and its state into a file and back."""
+    model = classifier(name)
+    logits = model(pictures(64, 64))
+    assert logits.shape == (2, CLASSES)
+    assert logits.dtype == torch.float32
+    logits.square().sum().backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+    model.eval()
+    with torch.no_grad():
+        plain = model(pictures(64, 64).contiguous())
+        model.to(memory_format=torch.channels_last)
+        torch.testing.assert_close(model(pictures(64, 64)), plain, rtol=2e-3, atol=2e-3)
+        with torch.autocast("cpu", torch.bfloat16):
+            short = model(pictures(64, 64))
+        assert short.dtype == torch.bfloat16
+        assert (short.float() - plain).abs().max() < 0.1 * plain.abs().max() + 0.1
+        made = Recipe(task="classify", model=recipe.Model(name=name))
+        path = tmp_path / "w.safetensors"
+        weights.save(path, model.state_dict(), recipe=made, class_names=["a", "b", "c"])
+        other = build_classifier(made.model, CLASSES)
+        weights.load_into(other, weights.load(path).state, str(path))
+        other.eval().to(memory_format=torch.channels_last)
+        assert torch.equal(other(pictures(64, 64)), model(pictures(64, 64)))
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSIFIER_NAMES if name not in LARGE])
+def test_a_classifiers_graph_is_captured_whole(name: str) -> None:
+    torch._dynamo.reset()
+    model = classifier(name).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(pictures(64, 64)), model(pictures(64, 64)))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", [name for name in CLASSIFIER_NAMES if name not in LARGE])
+def test_a_classifiers_digest_on_one_and_on_two_ranks(name: str, ranks: Any, tmp_path: Path) -> None:
+    words = [
+        "task=classify",
+        f"model.name={name}",
+        "model.image_size=32",
+        "model.dropout=0.1",
+        "precision=fp32",
+    ]
+    words += ["batch.images=4", "batch.micro=2", "data.augment.mixup=0.2", "data.augment.erase=0.5"]
+    (alone,) = ranks(1, one_step, words, str(tmp_path / "one"))
+    both = ranks(2, one_step, words, str(tmp_path / "two"))
+    assert both == [alone, alone]

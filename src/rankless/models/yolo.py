@@ -122,9 +122,7 @@ class DetectionModel(nn.Module):
                 layer = replace(layer, activation="linear")
             built = _build(layer, channels, network.classes, momentum)
             if number in named and isinstance(built, ConvBlock):
-                yolo = network.layers[number + 1]
-                assert isinstance(yolo, net.Yolo)
-                _set_priors(built.conv, len(yolo.mask), network.classes)
+                _set_priors(built.conv, network.classes)
             if number in named:
                 heads.append(f"layers.{network.names[number]}.")
             elif isinstance(built, FreeHeadLayers):
@@ -211,11 +209,11 @@ def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn
 
 
 @torch.no_grad()
-def _set_priors(predict: nn.Conv2d, anchors: int, classes: int) -> None:
+def _set_priors(predict: nn.Conv2d, classes: int) -> None:
     """Small weights, and a bias that says what is likely before anything is known."""
     nn.init.normal_(predict.weight, std=0.01)
     class_prior = 1 / max(classes, 2)
-    bias = torch.zeros(anchors, 5 + classes)
+    bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)
     bias[:, 4] = math.log(OBJECTNESS_PRIOR / (1 - OBJECTNESS_PRIOR))
     bias[:, 5:] = math.log(class_prior / (1 - class_prior))
     if predict.bias is not None:
