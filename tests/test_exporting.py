@@ -63,6 +63,6 @@ def test_nothing_is_overwritten_and_faults_are_sentences(
         export(path, format="onyx")
     free = Recipe(model=Model(name="yolov4-tiny-free", width=0.25))
     other, _ = written(tmp_path, free)
-    with pytest.raises(UserError, match="Darknet has no free"):
+    with pytest.raises(UserError, match="Darknet has no anchor-free heads"):
         export(other, format="darknet", out=tmp_path / "free")
     assert not (tmp_path / "free.cfg").exists()

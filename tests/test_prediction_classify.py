@@ -50,7 +50,7 @@ def test_the_best_five_of_each_picture(target):
         Image.new("RGB", (120, 90), colour).save(folder / name)
     (folder / "c.png").write_text("no picture")
     out = target.with_name("out")
-    report = page.predict(target, [str(folder)], out=out, confidence=0.9, device="cpu")
+    report = page.predict(target, [str(folder)], out=out, device="cpu")
     assert [Path(source).name for source, _ in report.failed] == ["c.png"]
     written = json.loads((out / "predictions.json").read_text())
     assert written == report.predictions() and [entry["annotated"] for entry in written] == ["a.png", "b.jpg"]
@@ -62,6 +62,17 @@ def test_the_best_five_of_each_picture(target):
         assert [NAMES[row["label"]] for row in entry["classes"]] == names
         with Image.open(out / entry["annotated"]) as annotated:
             assert annotated.size == (120, 90) and len(annotated.getcolors(20_000)) > 2  # the caption
+
+
+def test_what_is_less_likely_is_left_out_where_asked(target):
+    Image.new("RGB", (120, 90), (255, 0, 0)).save(target.with_name("red.png"))
+    source = [str(target.with_name("red.png"))]
+    whole = page.predict(target, source, out=target.with_name("whole"), device="cpu").pictures[0].classes
+    limit = (whole[0]["score"] + whole[1]["score"]) / 2
+    some = page.predict(target, source, out=target.with_name("some"), confidence=limit, device="cpu")
+    assert some.pictures[0].classes == whole[:1]
+    none = page.predict(target, source, out=target.with_name("none"), confidence=1.0, device="cpu")
+    assert none.pictures[0].classes == []
 
 
 def test_built_in_digits(target):

@@ -245,7 +245,10 @@ def _named(name: str) -> Classifier:
             std=facts.std,
         )
     if name.startswith("yolo"):
-        raise UserError(f"model.name is '{name}', no classifier: set task to 'detect', or take a classifier.")
+        raise UserError(
+            f"model.name is '{name}', no classifier: take one, such as resnet18 or timm/convnext_tiny, or set "
+            "task to 'detect'"
+        )
     near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
     if timm_knows(name):
         near = [TIMM + name]
