@@ -246,8 +246,8 @@ def _named(name: str) -> Classifier:
         )
     if name.startswith("yolo"):
         raise UserError(
-            f"model.name is '{name}', no classifier: take one, such as resnet18 or timm/convnext_tiny, or set "
-            "task to 'detect'"
+            f"model.name is '{name}', no classifier: take one, such as resnet18 or timm/convnext_tiny, or "
+            "set task to 'detect'"
         )
     near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
     if timm_knows(name):
