@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from rankless.errors import UserError
 from rankless.models import weights, zoo
 from rankless.models.cfg import read_cfg
 from rankless.models.cfg_text import write_cfg
+from rankless.models.classifiers import build_classifier
 from rankless.models.darknet import COCO_CLASSES
 from rankless.models.darknet_weights import classes_of, read_weights
 from rankless.models.fit import agrees_in_order, align, fit
@@ -149,18 +148,13 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         if recipe.task == "classify":
-            return _classifiers().build_classifier(recipe.model, classes)  # type: ignore[no-any-return]
+            return build_classifier(recipe.model, classes)
         return zoo.build(recipe.model, classes)
-
-
-def _classifiers() -> Any:
-    return importlib.import_module("rankless.models.classifiers")
 
 
 def _task_of(name: str) -> str:
     """The task of the model called ``name``: what is no detector is a classifier, or none at all."""
-    known = importlib.util.find_spec("rankless.models.classifiers") is not None
-    return "classify" if known and name not in zoo.MODELS else "detect"
+    return "detect" if name in zoo.MODELS else "classify"
 
 
 def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:

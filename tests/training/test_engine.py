@@ -163,9 +163,10 @@ def test_fast_agrees_with_exact_but_for_rounding(
     answers = ranks(3, work, words, str(tmp_path), False, 0)
     assert all(answer == answers[0] for answer in answers)
     _, lines = outcome(tmp_path)
-    for line, number in zip(lines[:6], numbers[:6], strict=True):
-        # A wrong sum shows in the second step at once; rounding grows a few times with every step.
-        assert line["loss"] == pytest.approx(number["loss"], rel=1e-3)
+    # A wrong sum shows in the second step. Rounding stays under 1e-6 for four steps and grows some hundred
+    # times with each that follows.
+    for line, number in zip(lines[:4], numbers[:4], strict=True):
+        assert line["loss"] == pytest.approx(number["loss"], rel=1e-5)
     assert lines[0]["loss"] == number_of(numbers, 1)
 
 
