@@ -124,13 +124,19 @@ class Augment:
         saturation, value: largest factor on saturation and value is ``1 + x``, smallest ``1 / (1 + x)``.
         scale: largest zoom is ``1 + x``, smallest ``1 / (1 + x)``.
         translate: largest shift, as a share of the input's side.
+        rotate, shear: largest turn and slant, in degrees.
+        perspective: largest shift of a corner, as a share of the input's side.
         mosaic: chance that four pictures share one input (detection).
-        close_mosaic: the last so many epochs are without mosaic.
-        crop: smallest share of the area that a random crop keeps (classification); 1 crops nothing.
+        close_mosaic: the last so many epochs are without mosaic, mixup, cutmix and copy-paste.
+        copy_paste: chance that objects of another picture are pasted into this one (detection).
+        crop: smallest share of the area that a random crop keeps; 1 crops nothing. In detection a crop cuts
+            no box.
+        blur, noise, jpeg: chance of a Gaussian blur, of noise, of the traces of strong JPEG compression.
         policy: a series of random operations (classification).
         erase: chance that a rectangle is erased (classification).
-        mixup, cutmix: α of the Beta distribution by which two pictures are blended, or one is pasted into
-            the other (classification); 0 switches it off.
+        mixup: α of the Beta distribution by which two pictures are blended; 0 switches it off.
+        cutmix: the same, of one that is pasted into the other (classification).
+        mixup_chance: share of the pictures that mixup and cutmix touch.
     """
 
     flip: Fraction = 0.5
@@ -140,13 +146,21 @@ class Augment:
     value: NotNegative = 0.3
     scale: NotNegative = 0.3
     translate: Share = 0.1
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
+    shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
+    perspective: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     mosaic: Fraction = 0.0
     close_mosaic: CountOrZero = 0
+    copy_paste: Fraction = 0.0
     crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    blur: Fraction = 0.0
+    noise: Fraction = 0.0
+    jpeg: Fraction = 0.0
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
     erase: Fraction = 0.0
     mixup: NotNegative = 0.0
     cutmix: NotNegative = 0.0
+    mixup_chance: Fraction = 1.0
 
 
 @dataclass(frozen=True, config=_config)
@@ -154,18 +168,32 @@ class Data:
     """The pictures.
 
     Attributes:
-        root: ``digits`` (built in), a folder, or a ``data.yaml``.
+        root: ``digits`` (built in), a folder, or a file such as a ``data.yaml``.
+        format: of the data; ``auto`` recognises it.
         train, val: names of the splits trained and scored on.
         fit: how a picture comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input,
             as Darknet does unless told otherwise.
+        detail: a picture is halved while it is decoded, once or several times, as long as it stays so many
+            times as large as the input shows it; 0 never halves.
+        multi_scale: every few steps the input's size is drawn anew, from ``1 / (1 + x)`` to ``1 + x`` times
+            ``model.image_size`` (detection).
+        multi_scale_every: so many steps.
+        cache: where decoded pictures are kept: nowhere, in memory, or on the disk. No number depends on it.
+        max_bad: more than this share of unreadable pictures ends a run.
         train_images, val_images: how many scenes the built-in data has; other data brings its own number.
         augment: how training pictures are varied.
     """
 
     root: Name = "digits"
+    format: Literal["auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "image-folder"] = "auto"
     train: Name = "train"
     val: Name = "val"
     fit: Literal["letterbox", "stretch"] = "letterbox"
+    detail: NotNegative = 2.0
+    multi_scale: NotNegative = 0.0
+    multi_scale_every: Count = 10
+    cache: Literal["none", "ram", "disk"] = "none"
+    max_bad: Fraction = 0.01
     train_images: Count = 4096
     val_images: Count = 256
     augment: Augment = field(default_factory=Augment)
@@ -340,6 +368,9 @@ class Evaluate:
         class_agnostic: … of any class.
         multi_label: one box may carry several classes, as COCO's practice is; else its best.
         detections: at most so many per picture.
+        rectangular: pictures of like aspect form a batch, whose input is no larger than they need.
+        tta: test-time augmentation: each picture is also seen mirrored (``flip``), and in three sizes too
+            (``full``).
     """
 
     every: CountOrZero = 1
@@ -349,6 +380,8 @@ class Evaluate:
     class_agnostic: bool = False
     multi_label: bool = True
     detections: Count = 100
+    rectangular: bool = False
+    tta: Literal["none", "flip", "full"] = "none"
 
 
 @dataclass(frozen=True, config=_config)

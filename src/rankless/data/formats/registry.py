@@ -1,0 +1,84 @@
+"""The formats by name. A new one is a page in this room and a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+from rankless.data.annotations import Annotations
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.writing import PictureFiles
+from rankless.errors import UserError
+
+_PAGES = {
+    # In this order they are asked whether a folder is theirs: the one that asks for most comes first.
+    "webdataset": "webdataset",
+    "coco": "coco",
+    "voc": "voc",
+    "darknet": "darknet",
+    "csv": "csv_table",
+    "lines": "lines",
+    "image-folder": "image_folder",
+}
+NAMES = tuple(_PAGES)
+
+
+class Format(Protocol):
+    """What the page of a format offers; it is a module."""
+
+    TITLE: str
+    """As in "read as Pascal VOC"."""
+    LAYOUT: str
+    """What is expected on the disk, as the end of "expected …"."""
+
+    def recognise(self, root: Path) -> str:
+        """Why ``root`` (a folder or a file) is of this format, as in "it has 'data.yaml'"; empty if not."""
+        ...
+
+    def splits(self, root: Path) -> list[str]:
+        """The splits there are, in the usual order."""
+        ...
+
+    def read(self, root: Path, split: str) -> Raw:
+        """One split.
+
+        Raises:
+            UserError: no such split, or nothing in it.
+        """
+        ...
+
+    def write(self, out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+        """Write a data set into the empty folder ``out``.
+
+        Returns:
+            What the format has no place for, as sentences with counts.
+        """
+        ...
+
+
+def format_named(name: str) -> Format:
+    """The page of a format; ``name`` is of :data:`NAMES`."""
+    return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
+
+
+def recognise(root: str, format: str = "auto") -> tuple[str, str]:
+    """Which format the data at ``root`` is of, and why.
+
+    Raises:
+        UserError: nothing there, or nothing known.
+    """
+    place = Path(root).expanduser()
+    if not place.exists():
+        raise UserError(
+            f"The data '{root}': no such file or folder at {place.absolute()}, expected a folder, a file "
+            "such as 'data.yaml', or 'digits' for the built-in data."
+        )
+    if format != "auto":
+        return format, "data.format says so"
+    for name in NAMES:
+        if why := format_named(name).recognise(place):
+            return name, why
+    expected = "; ".join(f"{format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES)
+    raise UserError(f"{root}: no known data set. Expected one of: {expected}.")

@@ -1,0 +1,52 @@
+"""Opening a split of any data set: recognise the format, read it, judge it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rankless.data.annotations import Annotations
+from rankless.data.formats.raw import settle
+from rankless.data.formats.registry import format_named, recognise
+from rankless.errors import UserError
+
+
+def open_annotations(root: str, split: str, format: str = "auto", *, max_bad: float = 1.0) -> Annotations:
+    """One split, fit to be trained on.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        split: its name.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        max_bad: the largest share of pictures that may be unreadable.
+
+    Raises:
+        UserError: nothing there, no such split, or faults that stop a training: all of them at once.
+    """
+    found = examine(root, split, format)
+    found.findings.stop(
+        f"Mend these, or let `rankless data check {root} --fix` write a copy of the annotations without them."
+    )
+    bad = found.findings.counts.get("unreadable picture", 0)
+    if bad > max_bad * len(found):
+        raise UserError(
+            [
+                *(f"{one.place}: {one.found}" for one in found.findings.first["unreadable picture"]),
+                f"{root}: {bad} of the {len(found)} pictures of the split '{split}' cannot be read, which is "
+                f"more than data.max_bad ({max_bad:g}) allows: replace them, or take them out.",
+            ]
+        )
+    return found
+
+
+def examine(root: str, split: str, format: str = "auto") -> Annotations:
+    """One split whatever is wrong with it; :attr:`Annotations.findings` says what.
+
+    Raises:
+        UserError: nothing there, or no such split.
+    """
+    name, why = recognise(root, format)
+    page = format_named(name)
+    made = settle(page.read(Path(root).expanduser(), split), name)
+    read_as = f"{root}: read as {page.TITLE} because {why}: {len(made)} pictures of '{split}'"
+    return replace(made, about=(read_as, *made.about))
