@@ -41,7 +41,7 @@ def box_sizes(pictures: Pictures, size: tuple[int, int]) -> Sizes:
     found = [np.zeros((0, 2))]
     for number in range(asked):
         truth = ground_truth(pictures, number * count // asked)
-        boxes = truth.boxes if truth.difficult is None else truth.boxes[~truth.difficult]
+        boxes = truth.boxes if truth.flags is None else truth.boxes[truth.flags == 0]
         sides = (boxes[:, 2:] - boxes[:, :2]).numpy().astype(np.float64)
         found.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
     return np.concatenate(found)

@@ -52,10 +52,12 @@ class BoxedPictures:
         labels = torch.from_numpy(self.annotations.labels[rows][plain].astype("int64"))
         return Picture(image, boxes, labels)
 
-    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor]:
-        """Boxes xyxy in pixels, labels, height and width of picture ``index``, and the boxes' flags."""
+    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]:
+        """Boxes xyxy in pixels, labels, height and width of picture ``index``, the boxes' flags and areas."""
         rows = self.annotations.rows(index)
         height, width = self.annotations.sizes[index].tolist()
         boxes = torch.tensor(self.annotations.boxes[rows])
         labels = torch.tensor(self.annotations.labels[rows].astype("int64"))
-        return boxes, labels, height, width, torch.tensor(self.annotations.flags[rows])
+        flags = torch.tensor(self.annotations.flags[rows])
+        areas = torch.tensor(self.annotations.areas[rows])
+        return boxes, labels, height, width, flags, areas

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.augment import augment
 from rankless.data.builtin import DigitScenes
 from rankless.data.formats.darknet import DarknetData, read_darknet
@@ -47,7 +48,11 @@ class _KnowsTruth(Protocol):
 
     def ground_truth(
         self, index: int
-    ) -> tuple[Tensor, Tensor, int, int] | tuple[Tensor, Tensor, int, int, Tensor]: ...
+    ) -> (
+        tuple[Tensor, Tensor, int, int]
+        | tuple[Tensor, Tensor, int, int, Tensor]
+        | tuple[Tensor, Tensor, int, int, Tensor, Tensor]
+    ): ...
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,27 @@ class GroundTruth:
         boxes: float32 xyxy, (N, 4).
         labels: int64, (N,).
         height, width: the picture's size.
-        difficult: what counts neither as found nor as missed, bool (N,); None is nothing.
+        flags: bits of :data:`~rankless.data.annotations.DIFFICULT` and ``CROWD``, of what counts neither as
+            found nor as missed, (N,); None is nothing.
+        areas: of the objects in pixels, NaN where only the box is known, (N,); None is nowhere.
     """
 
     boxes: Tensor
     labels: Tensor
     height: int
     width: int
-    difficult: Tensor | None = None
+    flags: Tensor | None = None
+    areas: Tensor | None = None
+
+    @property
+    def difficult(self) -> Tensor | None:
+        """What is marked difficult, bool (N,); None is nothing."""
+        return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
+
+    @property
+    def crowd(self) -> Tensor | None:
+        """What marks a crowd, bool (N,); None is nothing."""
+        return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 
 class DetectionExamples:

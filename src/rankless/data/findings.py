@@ -50,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "over the edge": Kind("clipped", "boxes reach over the edge of their picture"),
     "counted from 0": Kind("told", "boxes begin at pixel 0 in a format that counts from 1"),
     "a pixel thin": Kind("told", "boxes are at most one pixel wide or high"),
+    "outline": Kind("told", "boxes are the bounds of an outline, because no box is given"),
     "difficult": Kind("told", "boxes are marked difficult: neither trained on nor scored"),
     "crowd": Kind("told", "boxes mark a crowd: neither trained on nor scored"),
     # The picture.
@@ -61,6 +62,8 @@ KINDS: dict[str, Kind] = {
     "empty": Kind("told", "pictures have no boxes"),
     "other size": Kind("told", "pictures are of another size than their annotation says"),
     "sideways": Kind("told", "pictures are turned by EXIF and annotated as if they were not"),
+    "unknown picture": Kind("dropped", "annotations are of a picture that is not listed"),
+    "repeated id": Kind("told", "annotation ids are given more than once"),
     "left out": Kind("told", "files were left out"),
 }
 

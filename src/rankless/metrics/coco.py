@@ -6,6 +6,7 @@ AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ class Truth(NamedTuple):
         boxes: xyxy in pixels of the source picture, (N, 4).
         labels: class ids, (N,).
         crowd: true where a box marks a group: detections in it count neither way, (N,).
-        areas: pixels of the object, by which it is small, medium or large, (N,); the box's area without.
+        areas: pixels of the object, by which it is small, medium or large, (N,). Where NaN or
+            None it is the box's.
         ignored: true where a box is neither to be found nor wrong to find, however often, as Pascal VOC has
             it for difficult objects, (N,). Unlike ``crowd`` a detection belongs to it by its IoU.
     """
@@ -122,7 +124,7 @@ def _truth_rows(image: int, truth: Truth, classes: int, found: Detections) -> li
             row["iscrowd"] = int(crowd)
     if truth.areas is not None:
         for row, area in zip(rows, truth.areas.tolist(), strict=True):
-            row["area"] = float(area)
+            row["area"] = row["area"] if math.isnan(area) else float(area)
     return rows if truth.ignored is None else _with_ignored(rows, truth, truth.ignored, found)
 
 

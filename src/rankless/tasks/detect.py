@@ -103,7 +103,7 @@ class Detect:
         """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures."""
         data = self.evaluation_data()
         truths = [data.ground_truth(index) for index in range(len(data))]
-        known = [Truth(truth.boxes, truth.labels, ignored=truth.difficult) for truth in truths]
+        known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
         return coco_scores(predictions, known, self.class_names)
 
     @cached_property

@@ -1,0 +1,213 @@
+"""COCO's instance annotations: one JSON file per split, boxes ``[x, y, width, height]`` in pixels.
+
+Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data. The
+picture's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankless.data.annotations import CROWD, DIFFICULT
+from rankless.data.findings import Findings
+from rankless.data.formats.coco_classes import Classes, identity, read_classes
+from rankless.data.formats.coco_file import Annotation, Image, Parts, decoded, entries, load
+from rankless.data.formats.coco_layout import annotation_files, looked_into, picture_folders
+from rankless.data.formats.coco_outline import outline_box
+from rankless.data.formats.coco_writing import write
+from rankless.data.formats.picture_search import PictureSearch
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.rows import NO_AREA, Rows
+from rankless.data.formats.splits import chosen, usual_order
+from rankless.errors import UserError, printable
+
+__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+
+TITLE = "COCO JSON"
+LAYOUT = (
+    "'annotations/instances_train.json' with the pictures in 'train' or 'images/train', "
+    "'train/_annotations.coco.json' beside the pictures, or one such .json file"
+)
+_SAME = 1e-6
+"""An area that differs from the box's by a smaller share says no more than the box."""
+_GONE = -1  # instead of a picture's number: it is not there
+
+
+def recognise(root: Path) -> str:
+    """Why ``root`` is COCO's: it is a ``.json`` file, or a folder that has one with COCO's lists."""
+    if root.is_file():
+        return "it is a .json file" if root.suffix.lower() == ".json" else ""
+    files = annotation_files(root)
+    first = next((files[name] for name in usual_order(files)), None)
+    return f"it has '{first.relative_to(root)}'" if first else ""
+
+
+def splits(root: Path) -> list[str]:
+    """The splits that have an annotation file."""
+    return usual_order(annotation_files(root))
+
+
+def read(root: Path, split: str) -> Raw:
+    """One split; see :class:`rankless.data.formats.registry.Format`."""
+    files = annotation_files(root)
+    name = chosen(root, split, files, LAYOUT)
+    file = files[name]
+    classes = read_classes(files)
+    parts = load(file)
+    if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
+        raise UserError(
+            f"{file} has no {' and no '.join(repr(key) for key in missing)}, expected a list; a file for "
+            "training has 'images', 'annotations' and 'categories'."
+        )
+    search = PictureSearch(picture_folders(root, name, file))
+    reading = _Reading(str(file), classes, search)
+    reading.pictures(parts)
+    reading.boxes(parts)
+    return reading.rows.raw(
+        reading.paths,
+        [str(file)] * len(reading.paths),
+        classes.names,
+        reading.stated,
+        depends=[*looked_into(root), *map(str, files.values()), *search.listed],
+        findings=reading.findings,
+        about=[*classes.notes, *search.notes()],
+    )
+
+
+@dataclass
+class _Reading:
+    """One file on its way to the flat form."""
+
+    file: str
+    classes: Classes
+    search: PictureSearch
+    paths: list[str] = field(default_factory=list)
+    stated: list[tuple[int, int]] = field(default_factory=list)
+    numbers: dict[Any, int] = field(default_factory=dict)  # a picture's id to its number
+    rows: Rows = field(default_factory=Rows)
+    findings: Findings = field(default_factory=Findings)
+
+    def tell(self, kind: str, place: str, found: str) -> None:
+        self.findings.add(kind, f"{self.file}: {place}", found)
+
+    def pictures(self, parts: Parts) -> None:
+        """The pictures in the file's order, each once.
+
+        Raises:
+            UserError: not one of them is there.
+        """
+        seen: dict[str, int] = {}
+        missing = ""
+        for number, entry in enumerate(entries(parts.images or [], Image)):
+            if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
+                expected = "expected an object with an 'id' and a 'file_name'"
+                self.tell("not understood", f"image {number}", f"{_shown(entry)}, {expected}")
+                continue
+            key, name = identity(entry.id), entry.file_name
+            path = self.search.find(name)
+            if not path:
+                missing = missing or name
+                self.tell("no picture", f"image {key}", f"no file '{printable(name)}'")
+            same = seen.get(path, len(self.paths)) if path else _GONE
+            if self.numbers.setdefault(key, same) != same:
+                self.tell("not understood", f"image {key}", f"'{printable(name)}' has the id of another")
+            elif path in seen:
+                self.tell("listed twice", f"image {key}", f"'{printable(name)}'")
+            elif path:
+                seen[path] = same
+                self.paths.append(path)
+                self.stated.append(_stated(entry))
+        if not self.paths:
+            looked = ", ".join(self.search.bases[:4])
+            found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
+            raise UserError(f"{self.file}: {found if missing else 'it lists no picture'}.")
+
+    def boxes(self, parts: Parts) -> None:
+        """The boxes in the file's order."""
+        ids: list[int] = []
+        for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
+            place = f"annotation {number} of the list"
+            if entry is None:
+                self.tell("not understood", place, "it is no object")
+                continue
+            if entry.id is not None:
+                place = f"annotation {printable(str(entry.id))}"
+            picture = self._number(entry.image_id)
+            if picture is None:
+                self.tell("unknown picture", place, f"image_id {_short(entry.image_id)}")
+            elif picture != _GONE:
+                line = entry.id if isinstance(entry.id, int) and abs(entry.id) < 2**62 else number
+                ids.append(line)
+                self._box(entry, picture, line, place)
+        twice = np.unique(np.array(ids, np.int64), return_counts=True)
+        for each in twice[0][twice[1] > 1].tolist():
+            self.tell("repeated id", f"annotation {each}", "")
+
+    def _number(self, image: Any) -> int | None:
+        number = self.numbers.get(image) if type(image) is int else None
+        return self.numbers.get(identity(image)) if number is None else number
+
+    def _box(self, entry: Annotation, picture: int, line: int, place: str) -> None:
+        label = self.classes.labels.get(identity(entry.category_id))
+        if label is None:
+            known = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
+            found = f"category_id {_short(entry.category_id)}, expected one of {known}"
+            self.tell("unnamed class", place, found)
+            return
+        flags = self._flags(entry, place)
+        box = entry.bbox
+        try:
+            if not box:
+                outline = outline_box(decoded(entry.segmentation))
+                if outline is None:
+                    self.tell("not understood", place, "it has neither 'bbox' nor an outline")
+                    return
+                self.tell("outline", place, "")
+                x1, y1, x2, y2 = outline
+            else:
+                x1, y1, width, height = box
+                x2, y2 = x1 + width, y1 + height
+            self.rows.add(picture, (x1, y1, x2, y2), label, line, flags, _area(entry, x2 - x1, y2 - y1))
+        except (TypeError, OverflowError):
+            self.tell("not a number", place, f"bbox {_short(box)}, expected four numbers")
+        except ValueError:
+            self.tell("not understood", place, f"bbox {_short(box)}, expected x, y, width, height")
+
+    def _flags(self, entry: Annotation, place: str) -> int:
+        flags = 0
+        for key, flag in (("iscrowd", CROWD), ("ignore", DIFFICULT)):
+            value = getattr(entry, key)
+            if value is None or value == 0:
+                continue
+            if value != 1:
+                self.tell("not understood", place, f"{key} {_short(value)}, expected 0 or 1")
+            flags |= flag
+        return flags
+
+
+def _area(entry: Annotation, width: float, height: float) -> float:
+    """The object's area in pixels where the file says more than its box; else NaN."""
+    area = entry.area
+    if type(area) not in (int, float) or not 0 <= area < 1e30:
+        return NO_AREA
+    return NO_AREA if abs(area - width * height) <= _SAME * abs(width * height) else float(area)
+
+
+def _stated(entry: Image) -> tuple[int, int]:
+    sides = (entry.height, entry.width)
+    known = all(isinstance(side, int | float) and 0 < side < 2**31 for side in sides)
+    return (int(sides[0]), int(sides[1])) if known else (0, 0)
+
+
+def _short(value: Any) -> str:
+    return printable(str(value))
+
+
+def _shown(entry: Image | None) -> str:
+    return (
+        "it is no object" if entry is None else f"id {_short(entry.id)}, file_name {_short(entry.file_name)}"
+    )

@@ -1,0 +1,185 @@
+"""What the columns of a CSV file mean: by the names in its first row, or by RetinaNet's fixed order.
+
+Names are compared without case and signs: ``image_id``, ``ImageID`` and ``Image Id`` are the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rankless.data.pictures import is_picture
+from rankless.errors import UserError
+
+EXPECTED = (
+    "a first row with a column for the picture (filename, image, image_id or path), one for the class "
+    "(class, label, name or category) and, for boxes, xmin, ymin, xmax, ymax or x, y, w, h; or rows "
+    "'path,x1,y1,x2,y2,class'"
+)
+Corners = tuple[int, int, int, int]
+
+_PATH = (
+    "filename",
+    "filepath",
+    "imagepath",
+    "imagename",
+    "imagefile",
+    "path",
+    "file",
+    "image",
+    "img",
+    "imageid",
+)
+_LABEL = (
+    "class",
+    "classname",
+    "label",
+    "labelname",
+    "category",
+    "categoryname",
+    "name",
+    "classid",
+    "labelid",
+)
+_LEFT, _TOP = ("xmin", "x1", "left", "bboxxmin", "bboxx1"), ("ymin", "y1", "top", "bboxymin", "bboxy1")
+_RIGHT, _BOTTOM = (
+    ("xmax", "x2", "right", "bboxxmax", "bboxx2"),
+    ("ymax", "y2", "bottom", "bboxymax", "bboxy2"),
+)
+_X, _Y = ("x", "bboxx", *_LEFT), ("y", "bboxy", *_TOP)
+_CX, _CY = ("xcenter", "xcentre", "centerx", "cx", "xc"), ("ycenter", "ycentre", "centery", "cy", "yc")
+_W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight", "bboxheight", "bboxh")
+_UNITS = (
+    ("px", "pixels"),
+    ("pixels", "pixels"),
+    ("norm", "shares"),
+    ("normalized", "shares"),
+    ("rel", "shares"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The places of the columns in a row; None where there is no such column.
+
+    Attributes:
+        delimiter: between two cells.
+        has_header: whether the first row holds the columns' names.
+        path, label: the picture and the class.
+        box: the four numbers of a box; None where a picture has one class and no boxes.
+        kind: what these are: two corners, a corner and a size, or the centre and a size.
+        unit: whether they are pixels or shares of the picture; empty where only the values can tell.
+        stated: height and width of the picture.
+        difficult, crowd, area: of the object.
+    """
+
+    delimiter: str
+    has_header: bool
+    path: int
+    label: int
+    box: Corners | None = None
+    kind: Literal["corners", "corner and size", "centre and size"] = "corners"
+    unit: str = ""
+    stated: tuple[int, int] | None = None
+    difficult: int | None = None
+    crowd: int | None = None
+    area: int | None = None
+
+
+def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and cells of the rows that are not empty, without spaces around the cells.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
+            reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    yield reader.line_num, cells
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read as CSV: {error}; expected {EXPECTED}.") from None
+
+
+def understood(file: Path) -> Columns | None:
+    """The columns of a file; None if it is none of pictures and classes, or cannot be read."""
+    best: Columns | None = None
+    widest = 1
+    for delimiter in ",;\t|":
+        try:
+            first = next((cells for _, cells in rows(file, delimiter)), [])
+        except UserError:
+            return None
+        if len(first) > widest:
+            widest, best = len(first), _by_place(first, delimiter) or _by_name(first, delimiter)
+    return best
+
+
+def _by_place(first: Sequence[str], delimiter: str) -> Columns | None:
+    if not is_picture(first[0]):
+        return None
+    if len(first) == 6 and all(_is_number(cell) or not cell for cell in first[1:5]):
+        return Columns(delimiter, False, 0, 5, (1, 2, 3, 4), unit="pixels")
+    return Columns(delimiter, False, 0, 1) if len(first) == 2 else None
+
+
+def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
+    places: dict[str, int] = {}
+    units: set[str] = set()
+    for place, cell in enumerate(first):
+        name = re.sub(r"[\W_]", "", cell.casefold())
+        for ending, unit in _UNITS:
+            if name.endswith(ending) and name != ending:
+                name = name.removesuffix(ending)
+                units.add(unit)
+        places.setdefault(name, place)
+    path, label = _place(places, _PATH), _place(places, _LABEL)
+    if path is None or label is None:
+        return None
+    corners = _four(places, _LEFT, _TOP, _RIGHT, _BOTTOM)
+    # A width beside a corner, without the other corner, can only be the box's.
+    beside = (*_W, "width"), (*_H, "height")
+    size = _four(places, _X, _Y, *beside)
+    centre = _four(places, _CX, _CY, *beside)
+    box = corners or centre or size
+    open_images = "imageid" in places and "labelname" in places
+    width, height = (_place(places, (f"image{side}", f"img{side}", side)) for side in ("width", "height"))
+    stated = (
+        None if width is None or height is None or (box and {width, height} & {*box}) else (height, width)
+    )
+    return Columns(
+        delimiter,
+        True,
+        path,
+        label,
+        box,
+        "corners" if corners else "centre and size" if centre else "corner and size",
+        unit=units.pop() if len(units) == 1 else "shares" if open_images else "",
+        stated=stated,
+        difficult=_place(places, ("difficult", "ignore")),
+        crowd=_place(places, ("crowd", "iscrowd", "isgroupof")),
+        area=_place(places, ("area",)),
+    )
+
+
+def _place(places: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((places[name] for name in names if name in places), None)
+
+
+def _four(places: Mapping[str, int], *names: Sequence[str]) -> Corners | None:
+    a, b, c, d = (_place(places, each) for each in names)
+    return None if a is None or b is None or c is None or d is None else (a, b, c, d)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,206 @@
+"""Annotation lines: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``, a picture a line, corners in pixels.
+
+The picture's corner is (0, 0) on the continuous plane; classes count from 0. It is the format of many Keras
+trainers, https://github.com/qqwweee/keras-yolo3#training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankless.data.annotations import Annotations
+from rankless.data.findings import Findings
+from rankless.data.formats.class_names import PATTERNS, names_file, read_names
+from rankless.data.formats.picture_search import PictureSearch
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.rows import Rows
+from rankless.data.formats.splits import as_file_name, chosen, usual_order
+from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.written import fit_names, number, on_one_line, plain_boxes
+from rankless.data.pictures import EXTENSIONS
+from rankless.errors import UserError, printable
+
+TITLE = "annotation lines"
+LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
+_SNIFFED = 1000
+"""So many lines tell what a file is."""
+_ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
+# The path ends at the last ending of a picture that a space or the line's end follows.
+_LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
+_BARE = re.compile(r"(?P<path>.*?)(?P<boxes>(?:\s+[^,\s]+(?:,[^,\s]*)+)*)")
+_COMMA = re.compile(r"\s*,\s*")
+_BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
+_SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
+
+
+def recognise(root: Path) -> str:
+    """Why ``root`` holds annotation lines: a ``.txt`` file in which a box follows a path."""
+    found = [(root, _kind(root))] if root.is_file() else list(_files(root).values())
+    first = next((file for file, kind in found if kind == "boxes"), None)
+    return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
+
+
+def splits(root: Path) -> list[str]:
+    """The ``.txt`` files that list pictures."""
+    return usual_order(_found(root))
+
+
+def read(root: Path, split: str) -> Raw:
+    """One split; see :class:`rankless.data.formats.registry.Format`."""
+    files = _found(root)
+    name = chosen(root, split, files, LAYOUT)
+    file, top = files[name], root if root.is_dir() else root.parent
+    classes = names_file([file.parent, top, top / "model_data", top.parent / "model_data"])
+    if classes is None:
+        raise UserError(
+            f"{root}: found no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
+            f"the first is class 0) or one of {', '.join(PATTERNS[1:])}, here or in 'model_data'."
+        )
+    names = read_names(classes)
+    search = PictureSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
+    reading = _Reading(file, search, len(names))
+    reading.all()
+    depends = [str(file), str(classes), str(top), *search.listed]
+    return reading.rows.raw(
+        reading.paths,
+        [str(file)] * len(reading.paths),
+        names,
+        depends=depends,
+        findings=reading.findings,
+        about=[f"class names from {classes}", *search.notes()],
+    )
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+    """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the pictures in ``images/SPLIT``.
+
+    What is difficult or a crowd is left out, and so not trained on here either.
+
+    Raises:
+        UserError: pictures with one class each, without boxes.
+    """
+    left_out: list[str] = []
+    for split, held in splits.items():
+        if not held.has_boxes:
+            raise UserError("Lines hold boxes, and these pictures have one class each and no boxes.")
+        name = as_file_name(split)
+        plain, lost = plain_boxes(held, split)
+        left_out += lost
+        with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:
+            for index, given in enumerate(on_one_line(file_names(held))):
+                files.put(held, index, out / "images" / name / given)
+                rows = range(*held.rows(index).indices(len(held.labels)))
+                corners = (",".join(map(number, held.boxes[row].tolist())) for row in rows if plain[row])
+                labels = (int(held.labels[row]) for row in rows if plain[row])
+                boxes = (f"{box},{label}" for box, label in zip(corners, labels, strict=True))
+                file.write(" ".join((f"images/{name}/{given}", *boxes)) + "\n")
+    known = next((annotations.class_names for annotations in splits.values()), ())
+    names, changed = fit_names(known, distinct=False)
+    (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return left_out + changed
+
+
+@dataclass
+class _Reading:
+    """One file on its way to the flat form."""
+
+    file: Path
+    search: PictureSearch
+    classes: int
+    paths: list[str] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
+    findings: Findings = field(default_factory=Findings)
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def all(self) -> None:
+        """Every line; a picture that several lines name has the boxes of all of them.
+
+        Raises:
+            UserError: the file cannot be read, or not one picture is there.
+        """
+        missing = ""
+        for count, line in _lines(self.file):
+            name, boxes = _parsed(line)
+            path = self.search.find(name)
+            if not path:
+                missing = missing or name
+                self.findings.add("no picture", f"{self.file}:{count}", f"no file '{printable(name)}'")
+                continue
+            picture = self.seen.setdefault(path, len(self.paths))
+            if picture == len(self.paths):
+                self.paths.append(path)
+            for box in boxes:
+                self._box(box, picture, count)
+        if not self.paths:
+            looked = ", ".join(self.search.bases[:4])
+            found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
+            raise UserError(f"{self.file}: {found if missing else 'it has no line, expected ' + LAYOUT}.")
+
+    def _box(self, text: str, picture: int, line: int) -> None:
+        place, words = f"{self.file}:{line}", text.split(",")
+        if len(words) != 5:
+            found = f"'{printable(text)}', expected x1,y1,x2,y2,class"
+            self.findings.add("not understood", place, found)
+            return
+        try:
+            x1, y1, x2, y2, label = map(float, words)
+            if not label.is_integer() or abs(label) > 2**31:
+                raise ValueError(label)
+        except ValueError:
+            found = f"'{printable(text)}', expected four numbers and a class from 0 to {self.classes - 1}"
+            self.findings.add("not a number", place, found)
+            return
+        self.rows.add(picture, (x1, y1, x2, y2), int(label), line)
+
+
+def _parsed(line: str) -> tuple[str, list[str]]:
+    """A line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
+    match = _LINE.fullmatch(line) or _BARE.fullmatch(line)
+    if match is None:
+        return line, []
+    return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines that are not empty."""
+    try:
+        with file.open(encoding="utf-8-sig", errors="surrogateescape") as opened:
+            for count, line in enumerate(opened, 1):
+                if line := line.strip():
+                    yield count, line
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error}; expected {LAYOUT}.") from None
+
+
+def _kind(file: Path) -> str:
+    """What a ``.txt`` file has in its first lines: ``boxes``, only ``pictures``, or nothing of these."""
+    if file.suffix.lower() != ".txt":
+        return ""
+    kind = ""
+    try:
+        for (_, line), _ in zip(_lines(file), range(_SNIFFED), strict=False):
+            match = _LINE.fullmatch(line)
+            if match is None:
+                return ""
+            if any(_BOX.fullmatch(word) for word in _parsed(line)[1]):
+                return "boxes"
+            if match["boxes"]:
+                return ""
+            kind = "pictures"
+    except UserError:
+        return ""
+    return kind
+
+
+def _files(folder: Path) -> dict[str, tuple[Path, str]]:
+    kinds = {file: _kind(file) for file in sorted(folder.glob("*.txt")) if file.is_file()}
+    return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
+
+
+def _found(root: Path) -> dict[str, Path]:
+    if root.is_file():
+        return {_SUFFIX.sub("", root.stem): root}
+    return {name: file for name, (file, _) in _files(root).items()}

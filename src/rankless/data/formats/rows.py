@@ -1,0 +1,83 @@
+"""Boxes gathered one by one into the arrays of a :class:`~rankless.data.formats.raw.Raw`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rankless.data.formats.raw import Raw
+from rankless.data.scan import file_sizes
+
+NO_AREA = float("nan")
+
+
+@dataclass
+class Rows:
+    """The boxes so far, 41 bytes for each; see :class:`Raw` for what they are."""
+
+    picture: array[int] = field(default_factory=lambda: array("q"))
+    boxes: array[float] = field(default_factory=lambda: array("d"))
+    labels: array[int] = field(default_factory=lambda: array("q"))
+    flags: array[int] = field(default_factory=lambda: array("B"))
+    areas: array[float] = field(default_factory=lambda: array("f"))
+    lines: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.picture)
+
+    def add(
+        self,
+        picture: int,
+        box: Iterable[float],
+        label: int,
+        line: int,
+        flags: int = 0,
+        area: float = NO_AREA,
+    ) -> None:
+        """One box more.
+
+        Raises:
+            TypeError, OverflowError: ``box`` holds what is no number; nothing is added.
+        """
+        try:
+            self.boxes.extend(box)
+        except (TypeError, OverflowError):
+            del self.boxes[4 * len(self.picture) :]
+            raise
+        self.picture.append(picture)
+        self.labels.append(label)
+        self.flags.append(flags)
+        self.areas.append(area)
+        self.lines.append(line)
+
+    def raw(
+        self,
+        paths: list[str],
+        places: Sequence[str],
+        names: Sequence[str],
+        stated: Sequence[tuple[int, int]] | None = None,
+        **more: Any,
+    ) -> Raw:
+        """All of them as one split of boxed pictures, whose headers are read for their sizes."""
+        sizes, findings = file_sizes(paths)
+        if "findings" in more:
+            findings.update(more.pop("findings"))
+        return Raw(
+            paths=paths,
+            sizes=sizes,
+            stated=np.array(stated, np.int32).reshape(-1, 2) if stated else np.zeros_like(sizes),
+            places=places,
+            picture=np.array(self.picture, np.int64),
+            boxes=np.array(self.boxes, np.float64).reshape(-1, 4),
+            labels=np.array(self.labels, np.int64),
+            flags=np.array(self.flags, np.uint8),
+            areas=np.array(self.areas, np.float32),
+            lines=np.array(self.lines, np.int64),
+            names=names,
+            findings=findings,
+            **more,
+        )

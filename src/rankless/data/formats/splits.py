@@ -1,0 +1,67 @@
+"""Names of splits: the order they are told in, and which one is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from rankless.errors import UserError, printable
+
+_ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
+_YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$", re.IGNORECASE)
+
+Held = TypeVar("Held")
+
+
+def usual_order(names: Iterable[str]) -> list[str]:
+    """Training, validation and test first, the others by name."""
+    first = {name: place for place, name in enumerate(name for group in _ALIKE for name in group)}
+    return sorted(names, key=lambda name: (first.get(name.casefold(), len(first)), name))
+
+
+def without_year(names: Iterable[str]) -> dict[str, str]:
+    """Short name to name: ``train2017`` is called ``train`` where only one name comes to that."""
+    names = list(names)
+    short = [_YEAR.sub("", name) for name in names]
+    return {
+        cut if short.count(cut) == 1 and (cut == name or cut not in names) else name: name
+        for cut, name in zip(short, names, strict=True)
+    }
+
+
+def chosen(root: Path, wanted: str, found: Mapping[str, Held], expected: str) -> str:
+    """The name in ``found`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
+
+    A file that is the only one is what ``train`` means, whatever it is called.
+
+    Args:
+        root: the data's folder or file.
+        wanted: the split's name.
+        found: the splits there are.
+        expected: where one was looked for, as the end of "expected …".
+
+    Raises:
+        UserError: no such split.
+    """
+    if wanted in found:
+        return wanted
+    group = next((group for group in _ALIKE if wanted.casefold() in group), ())
+    alike = [name for name in found if name.casefold() in group or _YEAR.sub("", name) == wanted]
+    if len(alike) == 1:
+        return alike[0]
+    if len(found) == 1 and wanted == "train" and root.is_file():
+        return next(iter(found))
+    if not found:
+        raise UserError(f"{root}: found no split, expected {expected}.")
+    listed = ", ".join(f"'{printable(name)}'" for name in usual_order(found))
+    raise UserError(
+        f"{root} has no split '{wanted}'; it has {listed}. Name one of these in the recipe (data.train, "
+        f"data.val), or add it: {expected}."
+    )
+
+
+def as_file_name(split: str) -> str:
+    """A split's name fit for a file or a folder: ``VOC2012/train`` is ``VOC2012_train``."""
+    return split.replace("/", "_")
