@@ -16,7 +16,7 @@ from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.findings import Findings
 from rankless.data.formats.coco_classes import Classes, identity, read_classes
 from rankless.data.formats.coco_file import Annotation, Image, Parts, decoded, entries, load
-from rankless.data.formats.coco_layout import annotation_files, looked_into, picture_folders
+from rankless.data.formats.coco_layout import annotation_files, looked_into, picture_folders, stem
 from rankless.data.formats.coco_outline import outline_box
 from rankless.data.formats.coco_writing import write
 from rankless.data.formats.picture_search import PictureSearch
@@ -54,7 +54,8 @@ def splits(root: Path) -> list[str]:
 def read(root: Path, split: str) -> Raw:
     """One split; see :class:`rankless.data.formats.registry.Format`."""
     files = annotation_files(root)
-    name = chosen(root, split, files, LAYOUT)
+    full = (name for name, file in files.items() if stem(file) == split)  # train2017, which is called train
+    name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
     parts = load(file)
@@ -132,7 +133,7 @@ class _Reading:
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             place = f"annotation {number} of the list"
             if entry is None:
-                self.tell("not understood", place, "it is no object")
+                self.tell("not understood", place, "it is no object in UTF-8")
                 continue
             if entry.id is not None:
                 place = f"annotation {printable(str(entry.id))}"

@@ -39,7 +39,7 @@ class Annotation(msgspec.Struct, gc=False):
     area: Any = None
     iscrowd: Any = None
     ignore: Any = None
-    segmentation: msgspec.Raw | None = None
+    segmentation: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Category(msgspec.Struct, gc=False):
@@ -96,15 +96,17 @@ def load_categories(file: Path) -> list[Any] | None:
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
     """The entries of a list, one after another; None in place of one that is no object."""
     decoder = msgspec.json.Decoder(kind)
-    fields = kind.__struct_fields__
     for each in part:
         try:
-            if isinstance(each, msgspec.Raw):
-                yield decoder.decode(each)
-            else:
-                yield kind(**{name: each.get(name) for name in fields}) if isinstance(each, dict) else None
+            yield decoder.decode(each) if isinstance(each, msgspec.Raw) else _entry(each, kind)
         except _REFUSED:
-            yield None
+            yield _entry(decoded(each), kind)
+
+
+def _entry(value: Any, kind: type[Entry]) -> Entry | None:
+    if not isinstance(value, dict):
+        return None
+    return kind(**{name: value[name] for name in kind.__struct_fields__ if name in value})
 
 
 def decoded(value: Any) -> Any:
@@ -112,8 +114,8 @@ def decoded(value: Any) -> Any:
     if not isinstance(value, msgspec.Raw):
         return value
     try:
-        return msgspec.json.decode(value)
-    except _REFUSED:
+        return json.loads(bytes(value))  # it knows numbers out of range, which msgspec refuses
+    except (ValueError, RecursionError):
         return None
 
 

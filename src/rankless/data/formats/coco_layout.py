@@ -23,10 +23,10 @@ _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE
 def annotation_files(root: Path) -> dict[str, Path]:
     """Split to annotation file; ``root`` is a folder or such a file itself."""
     if root.is_file():
-        return {_stem(root): root}
+        return {stem(root): root}
     found: dict[str, Path] = {}
     for file in _candidates(root):
-        name = file.parent.name if file.name in _BESIDE and file.parent != root else _stem(file)
+        name = file.parent.name if file.name in _BESIDE and file.parent != root else stem(file)
         found.setdefault(name, file)
     if len(found) == 1 and next(iter(found.values())).name in _BESIDE:
         return found if next(iter(found.values())).parent != root else {"train": next(iter(found.values()))}
@@ -40,7 +40,7 @@ def looked_into(root: Path) -> list[str]:
 
 def picture_folders(root: Path, split: str, file: Path) -> list[Path]:
     """Folders that the names in an annotation file may be relative to, the likeliest first."""
-    names = list(dict.fromkeys((_stem(file), split, file.stem)))
+    names = list(dict.fromkeys((stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
     above = file.parent.parent if file.parent.name in {"annotations", "labels", "json"} else file.parent
@@ -83,7 +83,7 @@ def is_coco(file: Path) -> bool:
     return len(marks) > 1 or (bool(marks) and _ENTRIES.search(shown) is not None)
 
 
-def _stem(file: Path) -> str:
+def stem(file: Path) -> str:
     """A file's name without what every such name has: ``instances_train2017.json`` is ``train2017``."""
     if file.name == _BESIDE[0]:
         return file.parent.name

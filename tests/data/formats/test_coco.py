@@ -1,0 +1,587 @@
+"""COCO JSON: every layout, numbers against pycocotools, and an outcome for everything that can be wrong."""
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pycocotools import mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.formats import coco
+from rankless.data.formats.coco_outline import outline_box
+from rankless.data.formats.raw import settle
+from rankless.data.formats.rows import Rows
+from rankless.data.formats.writing import PictureFiles
+from rankless.data.opening import examine
+from rankless.errors import UserError
+from rankless.metrics.coco import Truth, coco_scores
+from rankless.types import Detections
+
+CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
+
+
+def picture(path: Path, size: tuple[int, int] = (40, 20)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size).save(path)
+
+
+def box(number: int = 1, image: Any = 1, category: Any = 3, bbox: Any = (2, 3, 10, 5), **more: Any) -> dict:
+    bbox = list(bbox) if isinstance(bbox, tuple) else bbox
+    return {"id": number, "image_id": image, "category_id": category, "bbox": bbox, **more}
+
+
+def put(
+    root: Path,
+    *boxes: Any,
+    images: list | None = None,
+    categories: Any = CATEGORIES,
+    file: str = "annotations/instances_train.json",
+    pictures: str = "images/train",
+) -> Path:
+    """Two pictures of 40 × 20 pixels, ``a.jpg`` (id 1) and ``b.jpg`` (id 2), and their annotations."""
+    for name in "ab":
+        picture(root / pictures / f"{name}.jpg")
+    listed = [
+        {"id": number, "file_name": f"{name}.jpg", "width": 40, "height": 20}
+        for number, name in ((1, "a"), (2, "b"))
+    ]
+    whole = {
+        "images": listed if images is None else images,
+        "annotations": list(boxes),
+        "categories": categories,
+    }
+    made = root / file
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(json.dumps(whole), encoding="utf-8")
+    return made
+
+
+def opened(root: Path, split: str = "train") -> Annotations:
+    return examine(str(root), split, "coco")
+
+
+def told(root: Path, split: str = "train") -> dict[str, int]:
+    return opened(root, split).findings.counts
+
+
+def fault(root: Path, split: str = "train") -> str:
+    with pytest.raises(UserError) as caught:
+        opened(root, split)
+    return str(caught.value)
+
+
+def test_boxes_become_corners_and_ids_positions(tmp_path):
+    put(
+        tmp_path,
+        box(1, 2, 7, (2, 3, 10, 5), area=30.5, iscrowd=0),
+        box(2, 1, 3, (0.5, 0.25, 39.5, 19.75), area=39.5 * 19.75),
+        box(3, 2, 3, (1, 1, 4, 4), iscrowd=1, area=3),
+        box(4, 2, 3, (5, 5, 4, 4), ignore=1),
+    )
+    found = opened(tmp_path)
+    assert found.class_names == ("cat", "dog")  # ids 3 and 7
+    assert [Path(path).name for path in found.paths()] == ["a.jpg", "b.jpg"]
+    assert found.offsets.tolist() == [0, 1, 4]
+    assert found.boxes.tolist() == [[0.5, 0.25, 40, 20], [2, 3, 12, 8], [1, 1, 5, 5], [5, 5, 9, 9]]
+    assert found.labels.tolist() == [0, 1, 0, 0]
+    assert found.flags.tolist() == [0, 0, CROWD, DIFFICULT]
+    assert np.isnan(found.areas[[0, 3]]).all()  # what says no more than the box is not kept
+    assert found.areas[1:3].tolist() == [30.5, 3]
+    assert found.sizes.tolist() == [[20, 40], [20, 40]]
+    assert found.findings.counts == {"crowd": 1, "difficult": 1}
+
+
+@pytest.mark.parametrize(
+    ("file", "pictures", "split"),
+    [
+        ("annotations/instances_train2017.json", "train2017", "train"),
+        ("annotations/instances_train2017.json", "images/train2017", "train2017"),
+        ("annotations/instances_train.json", "train", "train"),
+        ("annotations/train.json", "images", "train"),
+        ("annotations/valid.json", "images/valid", "val"),
+        ("train.json", "images/train", "train"),
+        ("train/_annotations.coco.json", "train", "train"),
+        ("valid/_annotations.coco.json", "valid", "val"),
+        ("train/labels.json", "train/data", "train"),
+        ("_annotations.coco.json", ".", "train"),
+    ],
+)
+def test_layouts(tmp_path, file, pictures, split):
+    put(tmp_path, box(), file=file, pictures=pictures)
+    assert coco.recognise(tmp_path) == f"it has '{file}'"
+    found = opened(tmp_path, split)
+    assert len(found) == 2
+    assert len(found.boxes) == 1
+    assert found.findings.counts == {}
+    written = tmp_path / file
+    assert len(opened(written)) == 2  # the file itself, and it is the only split
+    assert coco.recognise(written)
+
+
+def test_a_year_is_part_of_the_name_where_it_must_be(tmp_path):
+    for year in (2014, 2017):
+        put(tmp_path, box(), file=f"annotations/instances_train{year}.json", pictures=f"train{year}")
+    put(tmp_path, box(), file="annotations/instances_val2017.json", pictures="val2017")
+    (tmp_path / "annotations" / "captions_val2017.json").write_text("{}")
+    assert coco.splits(tmp_path) == ["val", "train2014", "train2017"]
+    assert "no split 'train'; it has 'val', 'train2014', 'train2017'" in fault(tmp_path)
+    assert opened(tmp_path, "train2014").path(0) == str(tmp_path / "train2014" / "a.jpg")
+
+
+def test_splits_number_their_classes_alike(tmp_path):
+    put(tmp_path, box(category=5), categories=[{"id": 5, "name": "owl"}])
+    put(tmp_path, box(), file="annotations/instances_val.json", pictures="images/val")
+    assert opened(tmp_path).class_names == opened(tmp_path, "val").class_names == ("cat", "owl", "dog")
+    assert opened(tmp_path).labels.tolist() == [1]
+    put(tmp_path, box(category=3), categories=[{"id": 3, "name": "owl"}])
+    assert "category 3 is called" in fault(tmp_path, "val")
+
+
+def test_a_category_that_only_groups_the_others_is_no_class(tmp_path):
+    group = [
+        {"id": 0, "name": "pets", "supercategory": "none"},
+        {"id": 1, "name": "cat", "supercategory": "pets"},
+        {"id": 2, "name": "dog", "supercategory": "pets"},
+    ]
+    put(tmp_path, box(category=2), categories=group)
+    found = opened(tmp_path)
+    assert found.class_names == ("cat", "dog")
+    assert found.labels.tolist() == [1]
+    assert any("category 0 ('pets') only groups the others" in note for note in found.notes)
+    put(
+        tmp_path,
+        box(category=0),
+        categories=group,
+        file="annotations/instances_val.json",
+        pictures="images/val",
+    )
+    assert opened(tmp_path).class_names == ("pets", "cat", "dog")  # another split has a box of it
+
+
+def test_pictures_without_boxes_stay(tmp_path):
+    put(tmp_path)
+    assert len(opened(tmp_path)) == 2
+    assert opened(tmp_path).boxes.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "counts"),
+    [
+        (box(image=99), {"unknown picture": 1}),
+        (box(image=None), {"unknown picture": 1}),
+        (box(image=[1]), {"unknown picture": 1}),
+        (box(category=99), {"unnamed class": 1}),
+        (box(category=None), {"unnamed class": 1}),
+        (box(category={}), {"unnamed class": 1}),
+        (box(bbox=(1, 2, float("nan"), 4)), {"not finite": 1}),
+        (box(bbox=(1, 2, float("inf"), 4)), {"not finite": 1}),
+        (box(bbox=(1, 2, 10**30, 4)), {"over the edge": 1}),
+        (box(bbox=(1, 2, 10**400, 4)), {"not a number": 1}),
+        (box(bbox=("1", "2", "3", "4")), {"not a number": 1}),
+        (box(bbox=(1, 2, None, 4)), {"not a number": 1}),
+        (box(bbox=(1, "2", 3, 4)), {"not a number": 1}),
+        (box(bbox="1234"), {"not a number": 1}),
+        (box(bbox=(1, 2, 3)), {"not understood": 1}),
+        (box(bbox=(1, 2, 3, 4, 5)), {"not understood": 1}),
+        (box(bbox=None), {"not understood": 1}),
+        (box(bbox=()), {"not understood": 1}),
+        (box(bbox=(5, 5, -2, 3)), {"ends before it begins": 1}),
+        (box(bbox=(5, 5, 0, 3)), {"no size": 1}),
+        (box(bbox=(50, 5, 10, 3)), {"outside": 1}),
+        (box(bbox=(30, 5, 20, 3)), {"over the edge": 1}),
+        (box(iscrowd="yes"), {"not understood": 1, "crowd": 1}),
+        (box(iscrowd=2), {"not understood": 1, "crowd": 1}),
+        (box(area="big"), {}),
+        (box(area=float("nan")), {}),
+        (box(image="1", category="3"), {}),
+        (box(image=1.0, category=3.0), {}),
+        (7, {"not understood": 1}),
+        ("box", {"not understood": 1}),
+        (None, {"not understood": 1}),
+    ],
+)
+def test_dirty_annotations(tmp_path, entry, counts):
+    put(tmp_path, box(50, bbox=(1, 1, 2, 2)), entry)
+    found = opened(tmp_path)
+    assert found.findings.counts == counts
+    dropped = {"over the edge", "crowd"}.isdisjoint(counts) and bool(counts)
+    assert len(found.boxes) == (1 if dropped else 2)
+    for _, _, first in found.findings:
+        assert first[0].place.startswith(str(tmp_path / "annotations" / "instances_train.json"))
+
+
+def test_numbers_beyond_all_range_cost_their_box_alone(tmp_path):
+    file = put(tmp_path, box(1, bbox=(1, 1, 2, 2)), box(2, bbox=(1, 2, 123, 4)))
+    file.write_text(file.read_text().replace("123", "1e999"))
+    assert told(tmp_path) == {"not finite": 1}
+
+
+def test_a_place_names_the_annotation(tmp_path):
+    put(tmp_path, box(123456, category=4), box(77, bbox=(1, 1, 0, 0)))
+    first = opened(tmp_path).findings.first
+    assert first["unnamed class"][0].place.endswith("instances_train.json: annotation 123456")
+    assert first["no size"][0].place.endswith("instances_train.json:77")
+
+
+def test_the_same_thing_twice(tmp_path):
+    images = [
+        {"id": 1, "file_name": "a.jpg"},
+        {"id": 1, "file_name": "a.jpg"},
+        {"id": 5, "file_name": "a.jpg"},
+        {"id": 2, "file_name": "b.jpg"},
+    ]
+    put(tmp_path, box(1, 1), box(1, 5, bbox=(3, 3, 4, 4)), box(2, 5), box(3, 2), images=images)
+    found = opened(tmp_path)
+    assert found.findings.counts == {"listed twice": 2, "repeated id": 1, "repeated": 1}
+    assert found.offsets.tolist() == [0, 2, 3]
+    put(tmp_path, box(1, 1), box(2, 2), images=[*images, {"id": 2, "file_name": "a.jpg"}])
+    assert told(tmp_path)["not understood"] == 1  # which picture 2 is, nobody knows
+
+
+def test_an_id_given_to_two_pictures_leaves_the_others_in_place(tmp_path):
+    for name in "cd":
+        picture(tmp_path / "images" / "train" / f"{name}.jpg")
+    names = ((1, "a"), (1, "b"), (2, "c"), (3, "d"))
+    put(tmp_path, box(1, 2), box(2, 3), images=[{"id": n, "file_name": f"{name}.jpg"} for n, name in names])
+    found = opened(tmp_path)
+    assert [Path(path).stem for path in found.paths()] == ["a", "c", "d"]
+    assert found.offsets.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("image", "counts"),
+    [
+        ({"id": 9}, {"not understood": 1}),
+        ({"file_name": "a.jpg"}, {"not understood": 1}),
+        ({"id": 9, "file_name": 3}, {"not understood": 1}),
+        ({"id": 9, "file_name": "gone.jpg"}, {"no picture": 1}),
+        ({"id": 9, "file_name": ""}, {"no picture": 1}),
+        ({"id": 9, "file_name": "bad\x00.jpg"}, {"no picture": 1}),
+        ({"id": 9, "file_name": "\ud800.jpg"}, {"no picture": 1}),
+        ([], {"not understood": 1}),
+        ({"id": 9, "file_name": "damaged.jpg"}, {"unreadable picture": 1}),
+    ],
+)
+def test_dirty_pictures(tmp_path, image, counts):
+    put(
+        tmp_path,
+        box(1, 1),
+        box(2, 9) if counts == {"no picture": 1} else box(2, 1, 7),
+        images=[image, {"id": 1, "file_name": "a.jpg"}],
+    )
+    (tmp_path / "images" / "train" / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
+    assert told(tmp_path) == counts
+
+
+def test_not_one_picture_is_there(tmp_path):
+    put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
+    assert "not one of its pictures is there; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
+    put(tmp_path, images=[])
+    assert "it lists no picture" in fault(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[]", "holds a list, as files of results do"),
+        (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "holds a list"),
+        (b"{}", "has no 'categories'"),
+        (b'{"images": [', "cannot be read as JSON"),
+        (b"", "cannot be read as JSON"),
+        (b"3", "holds 3"),
+        (
+            b'{"images": {}, "annotations": 3, "categories": [{"id": 1, "name": "a"}]}',
+            "'images' is an object, expected a list",
+        ),
+        (b'{"images": [], "categories": [{"id": 1, "name": "a"}]}', "has no 'annotations'"),
+        (b'{"annotations": [], "categories": [{"id": 1, "name": "a"}]}', "has no 'images'"),
+        (b'{"categories": [{"id": 1}, {"name": "a"}, 3]}', "category 2: it is no object"),
+        (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "no Unicode text"),
+        (b"\xff\xfe{\x00}\x00", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "has no 'categories'"),
+        (
+            b'{"images": 3' + b"9" * 5000 + b', "categories": [{"id": 1, "name": "a"}]}',
+            "cannot be read as JSON",
+        ),
+    ],
+)
+def test_a_file_that_is_something_else(tmp_path, content, said):
+    put(tmp_path).write_bytes(content)
+    assert said in fault(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    file = put(tmp_path, box())
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert len(opened(tmp_path).boxes) == 1
+
+
+def test_names_with_folders_other_separators_and_other_machines(tmp_path):
+    names = ["images/train/a.jpg", "train\\b.jpg", "/somewhere/else/train/c.jpg", "D:\\data\\d.jpg", "E.JPG"]
+    names += ["f ü 漢 🐈.jpg"]
+    for name in ("c", "d", "e", "f ü 漢 🐈"):
+        picture(tmp_path / "images" / "train" / f"{name}.jpg")
+    put(tmp_path, images=[{"id": n, "file_name": name} for n, name in enumerate(names)])
+    found = opened(tmp_path)
+    assert found.findings.counts == {}
+    assert [Path(path).name for path in found.paths()] == [
+        f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
+    ]
+    assert any("2 pictures are not where their path says" in note for note in found.notes)
+
+
+def test_other_folders_are_not_taken_for_coco(tmp_path):
+    picture(tmp_path / "train" / "cat" / "a.jpg")
+    (tmp_path / "package.json").write_text('{"name": "x", "images": 3}')
+    (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
+    assert coco.recognise(tmp_path) == ""
+    assert coco.recognise(tmp_path / "train" / "cat" / "a.jpg") == ""
+
+
+# The box of a segmentation.
+
+
+def test_a_box_from_an_outline_is_told(tmp_path):
+    outline = [[4, 2, 9.5, 3, 6, 8.25], [20, 10, 22, 10, 22, 12]]
+    put(tmp_path, box(bbox=None, segmentation=outline), box(2, bbox=(), segmentation="?"))
+    found = opened(tmp_path)
+    assert found.boxes.tolist() == [[4, 2, 22, 12]]
+    assert found.findings.counts == {"outline": 1, "not understood": 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_the_box_of_a_mask_is_pycocotools(height, width, seed, share):
+    shape = np.random.default_rng(seed).random((height, width)) < share**4
+    text = mask.encode(np.asfortranarray(shape.astype(np.uint8)))
+    x, y, w, h = mask.toBbox(text)
+    flat = shape.flatten(order="F")
+    changes = np.flatnonzero(np.diff(flat)) + 1
+    runs = np.diff([0, *changes, len(flat)]).tolist()
+    counts = [0, *runs] if flat[0] else runs
+    expected = (x, y, x + w, y + h) if shape.any() else None
+    assert outline_box({"size": [height, width], "counts": text["counts"].decode()}) == expected
+    assert outline_box({"size": [height, width], "counts": counts}) == expected
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["counts", "size", "id", "bbox"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_JSON | st.fixed_dictionaries({"size": st.tuples(_JSON, _JSON) | st.just([4, 4]), "counts": _JSON}))
+def test_any_segmentation_has_a_box_or_none(value):
+    found = outline_box(value)
+    assert found is None or len(found) == 4
+
+
+# Any file: faults are told, nothing else is raised.
+
+_ENTRY = st.dictionaries(
+    st.sampled_from(
+        [
+            "id",
+            "image_id",
+            "category_id",
+            "file_name",
+            "bbox",
+            "name",
+            "supercategory",
+            "area",
+            "iscrowd",
+            "width",
+        ]
+    ),
+    _JSON
+    | st.integers(1, 3)
+    | st.sampled_from(["a.jpg", "b.jpg"])
+    | st.lists(st.floats(-5, 60), min_size=4, max_size=4),
+)
+_WHOLE = st.dictionaries(
+    st.sampled_from(["images", "annotations", "categories"]), _JSON | st.lists(_ENTRY | _JSON, max_size=4)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("coco")
+    put(root, box())
+    return root
+
+
+@settings(max_examples=200, deadline=None)
+@given(whole=_WHOLE)
+def test_any_json(folder, whole):
+    _only_findings(folder, json.dumps(whole).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(whole=_WHOLE, boxes=st.lists(_ENTRY, max_size=4))
+def test_any_annotations_of_good_pictures(folder, whole, boxes):
+    images = [
+        {"id": 1, "file_name": "a.jpg"},
+        *(whole.get("images") or [] if isinstance(whole.get("images"), list) else []),
+    ]
+    good = {"images": images, "annotations": [box(), *boxes], "categories": CATEGORIES}
+    _only_findings(folder, json.dumps(good).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_damage(folder, data):
+    good = json.dumps(
+        {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [box()], "categories": CATEGORIES}
+    ).encode()
+    start = data.draw(st.integers(0, len(good)))
+    length = data.draw(st.integers(0, 12))
+    _only_findings(folder, good[:start] + data.draw(st.binary(max_size=12)) + good[start + length :])
+
+
+def _only_findings(folder: Path, content: bytes) -> None:
+    (folder / "annotations" / "instances_train.json").write_bytes(content)
+    with contextlib.suppress(UserError):
+        found = opened(folder)
+        assert np.isfinite(found.boxes).all()
+
+
+# Against pycocotools.
+
+
+def by_pycocotools(file: Path, results: list[dict]) -> list[float]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(file))
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats.tolist()
+
+
+NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    side, boxes, results, kept = 640, [], [], []
+    for image in range(1, 13):
+        picture(tmp_path / "images" / "train" / f"{image}.png", (side, side))
+        rows = []
+        for _ in range(rng.integers(0, 9)):
+            x, y = rng.uniform(0, 400, 2)
+            w, h = np.exp(rng.uniform(np.log(8), np.log(230), 2))
+            category, crowd = int(rng.choice([3, 7, 20])), int(rng.random() < 0.2)
+            area = float(w * h * rng.uniform(0.2, 1))  # that of the outline
+            boxes.append(box(len(boxes) + 1, image, category, (x, y, w, h), area=area, iscrowd=crowd))
+            for _ in range(rng.integers(0, 4)):
+                dx, dy, dw, dh = rng.normal(0, 0.07, 4) * [w, h, w, h]
+                shown = category if rng.random() < 0.85 else 7
+                rows.append(
+                    (x + dx, y + dy, x + dx + max(w + dw, 1), y + dy + max(h + dh, 1), rng.random(), shown)
+                )
+        # As float32, which both then see.
+        table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+        table = table[table[:, 4].argsort(descending=True)]
+        kept.append(table)
+        results += [
+            {"image_id": image, "category_id": int(c), "bbox": [x1, y1, x2 - x1, y2 - y1], "score": s}
+            for x1, y1, x2, y2, s, c in table.tolist()
+        ]
+    categories = [{"id": number, "name": f"c{number}"} for number in (3, 7, 20)]
+    images = [{"id": n, "file_name": f"{n}.png", "width": side, "height": side} for n in range(1, 13)]
+    file = put(tmp_path, *boxes, images=images, categories=categories)
+    source = BoxedPictures(opened(tmp_path))
+    position = {3: 0, 7: 1, 20: 2}
+    truths, found = [], []
+    for index, table in enumerate(kept):
+        truth, labels, _, _, flags, areas = source.ground_truth(index)
+        truths.append(Truth(truth, labels, (flags & CROWD) > 0, areas, (flags & DIFFICULT) > 0))
+        shown = torch.tensor([position[int(c)] for c in table[:, 5]], dtype=torch.int64)
+        found.append(Detections(index, table[:, :4], table[:, 4], shown))
+    scores = coco_scores(found, truths, source.class_names)
+    assert sum(entry["iscrowd"] for entry in boxes) > 2
+    expected = by_pycocotools(file, results)
+    assert [scores[name] for name in NUMBERS] == pytest.approx(expected, abs=1e-6)
+
+
+REAL = os.environ.get("RANKLESS_REAL_DATA")
+
+
+@pytest.mark.skipif(not REAL, reason="RANKLESS_REAL_DATA names no folder")
+def test_real_ground_truth_equals_pycocotools(tmp_path):
+    given_file = Path(REAL or "") / "map_coco100" / "instances_val2014_100.json"
+    with contextlib.redirect_stdout(io.StringIO()):
+        theirs = COCO(str(given_file))
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_val2014.json").write_bytes(given_file.read_bytes())
+    for image in theirs.dataset["images"]:
+        picture(tmp_path / "val2014" / image["file_name"], (image["width"], image["height"]))
+    found = opened(tmp_path, "val")
+    assert len(found) == 100
+    assert set(found.findings.counts) == {"crowd"}
+    for index, image in enumerate(theirs.dataset["images"]):
+        rows = found.rows(index)
+        mine = zip(found.boxes[rows], found.labels[rows], found.flags[rows], found.areas[rows], strict=True)
+        for entry, (corners, label, flags, area) in zip(theirs.imgToAnns[image["id"]], mine, strict=True):
+            x, y, w, h = entry["bbox"]
+            expected = np.minimum([x, y, x + w, y + h], [image["width"], image["height"]] * 2)
+            assert corners.tolist() == pytest.approx(expected, abs=1e-4)
+            assert found.class_names[label] == theirs.cats[entry["category_id"]]["name"]
+            assert (flags == CROWD) == entry["iscrowd"]
+            assert area == pytest.approx(entry["area"], rel=1e-6)
+
+
+def blood_cells(split: str) -> Annotations:
+    """The boxes of Pascal VOC's files by the standard library alone."""
+    root, names, rows, paths = Path(REAL or "") / "det_bccd", ("Platelets", "RBC", "WBC"), Rows(), []
+    for name in (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split():
+        for found in ElementTree.parse(root / "Annotations" / f"{name}.xml").iter("object"):
+            corners = [
+                float(found.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
+            ]
+            shifted = (corners[0] - 1, corners[1] - 1, *corners[2:])
+            rows.add(len(paths), shifted, names.index(found.findtext("name", "")), 0)
+        paths.append(str(root / "JPEGImages" / f"{name}.jpg"))
+    return settle(rows.raw(paths, paths, names), "voc")
+
+
+@pytest.mark.skipif(not REAL, reason="RANKLESS_REAL_DATA names no folder")
+def test_pycocotools_reads_what_is_written_of_real_data(tmp_path):
+    given_data = blood_cells("test")
+    assert coco.write(tmp_path, {"test": given_data}, PictureFiles()) == []
+    with contextlib.redirect_stdout(io.StringIO()):
+        theirs = COCO(str(tmp_path / "annotations" / "instances_test.json"))
+    assert [c["name"] for c in theirs.dataset["categories"]] == list(given_data.class_names)
+    assert len(theirs.dataset["annotations"]) == len(given_data.labels) > 800
+    for index, image in enumerate(theirs.dataset["images"]):
+        assert (image["height"], image["width"]) == tuple(given_data.sizes[index].tolist())
+        assert (tmp_path / "images" / "test" / image["file_name"]).read_bytes()[:2] == b"\xff\xd8"
+        rows = given_data.rows(index)
+        entries = theirs.imgToAnns[image["id"]]
+        x, y, w, h = np.array([entry["bbox"] for entry in entries], np.float64).reshape(-1, 4).T
+        corners = np.stack((x, y, x + w, y + h), 1).astype(np.float32)
+        assert np.array_equal(corners, given_data.boxes[rows])
+        assert [entry["category_id"] - 1 for entry in entries] == given_data.labels[rows].tolist()
+    again = opened(tmp_path, "test")
+    assert np.array_equal(again.boxes, given_data.boxes)
+    assert again.class_names == given_data.class_names
