@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from rankless.data.annotations import Annotations
@@ -30,7 +31,6 @@ _SNIFFED = 1000
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last ending of a picture that a space or the line's end follows.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
-_BARE = re.compile(r"(?P<path>.*?)(?P<boxes>(?:\s+[^,\s]+(?:,[^,\s]*)+)*)")
 _COMMA = re.compile(r"\s*,\s*")
 _BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
 _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
@@ -158,10 +158,11 @@ class _Reading:
 
 def _parsed(line: str) -> tuple[str, list[str]]:
     """A line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
-    match = _LINE.fullmatch(line) or _BARE.fullmatch(line)
-    if match is None:
-        return line, []
-    return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
+    if match := _LINE.fullmatch(line):
+        return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
+    words = line.split()  # without an ending the path reaches to the last word without a comma
+    boxes = len(list(takewhile(lambda word: "," in word, words[:0:-1])))
+    return line.rsplit(None, boxes)[0], words[len(words) - boxes :]
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -182,12 +183,10 @@ def _kind(file: Path) -> str:
     kind = ""
     try:
         for (_, line), _ in zip(_lines(file), range(_SNIFFED), strict=False):
-            match = _LINE.fullmatch(line)
-            if match is None:
-                return ""
-            if any(_BOX.fullmatch(word) for word in _parsed(line)[1]):
+            boxes = _parsed(line)[1]
+            if any(_BOX.fullmatch(box) for box in boxes):
                 return "boxes"
-            if match["boxes"]:
+            if boxes or _LINE.fullmatch(line) is None:
                 return ""
             kind = "pictures"
     except UserError:

@@ -1,0 +1,188 @@
+"""What COCO JSON, lines and CSV write, they read back: boxes bit for bit, pictures and classes in order."""
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.formats import coco, csv_table, lines
+from rankless.data.formats.registry import format_named
+from rankless.data.formats.writing import PictureFiles
+from rankless.data.opening import examine
+from rankless.errors import UserError
+
+FORMATS = ("coco", "lines", "csv")
+SIZES = ((20, 40), (1, 1), (300, 7), (640, 480))
+NAMES = ("a.jpg", "b c, 1.jpg", "ü 漢 🐈.PNG", "x,1,2,3,4,5.jpg")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for name, (height, width) in zip(NAMES, SIZES, strict=True):
+        Image.new("RGB", (width, height)).save(root / name)
+    return root
+
+
+def inside(side: int) -> st.SearchStrategy[tuple[float, float]]:
+    """Two different float32 positions on a side, many of them at its ends or hard to write."""
+    place = st.floats(0, side, width=32) | st.sampled_from([0.0, float(side), float(np.float32(0.1)) * side])
+    return st.tuples(place, place).map(sorted).filter(lambda pair: np.float32(pair[0]) < np.float32(pair[1]))
+
+
+@st.composite
+def splits(draw: st.DrawFn, root: str, flags: tuple[int, ...] = (0,), areas: bool = False) -> Annotations:
+    classes = draw(
+        st.lists(
+            st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1), min_size=1, unique=True
+        )
+        | st.just(["cat", "big dog", 'a "quoted", one', "7"])
+    )
+    order = draw(st.permutations(range(len(NAMES))))[: draw(st.integers(1, 4))]
+    boxes: list[tuple[float, ...]] = []
+    labels: list[int] = []
+    counts = [0]
+    for number in order:
+        height, width = SIZES[number]
+        seen = set()
+        for _ in range(draw(st.integers(0, 3))):
+            (x1, x2), (y1, y2) = draw(inside(width)), draw(inside(height))
+            label = draw(st.integers(0, len(classes) - 1))
+            box = tuple(np.array((x1, y1, x2, y2), np.float32).tolist())
+            if (label, box) not in seen:  # one that repeats another is not read back
+                seen.add((label, box))
+                boxes.append(box)
+                labels.append(label)
+        counts.append(len(boxes))
+    made = st.sampled_from(flags)
+    path_bytes, path_ends = flat_paths([f"{root}/{NAMES[number]}" for number in order])
+    corners = np.array(boxes, np.float32).reshape(-1, 4)
+    own = (corners[:, 2:] - corners[:, :2]).prod(1) * np.float32(0.5)
+    return Annotations(
+        class_names=tuple(classes),
+        format="",
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        spans=np.zeros((0, 2), np.int64),
+        sizes=np.array([SIZES[number] for number in order], np.int32),
+        offsets=np.array(counts, np.int64),
+        boxes=corners,
+        labels=np.array(labels, np.int32),
+        flags=np.array([draw(made) for _ in boxes], np.uint8),
+        areas=own if areas else np.full(len(boxes), np.nan, np.float32),
+    )
+
+
+def through(format: str, held: Annotations, out: Path) -> tuple[Annotations, list[str]]:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    lost = format_named(format).write(out, {"train": held, "val": held}, PictureFiles())
+    assert format_named(format).splits(out) == ["train", "val"]
+    val, train = examine(str(out), "val", format), examine(str(out), "train", format)
+    assert np.array_equal(val.boxes, train.boxes)
+    return train, lost
+
+
+def check(held: Annotations, found: Annotations, rows: np.ndarray | slice = slice(None)) -> None:
+    assert found.class_names == held.class_names
+    assert [Path(path).name for path in found.paths()] == [Path(path).name for path in held.paths()]
+    assert np.array_equal(found.sizes, held.sizes)
+    assert np.array_equal(found.boxes.view(np.uint32), held.boxes[rows].view(np.uint32))
+    assert np.array_equal(found.labels, held.labels[rows])
+    stopping = {"a pixel thin", "difficult", "crowd", "other size"}
+    assert set(found.findings.counts) <= stopping
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_boxes_come_back_bit_for_bit(folder, format, data):
+    held = data.draw(splits(str(folder)))
+    found, lost = through(format, held, folder.parent / f"out_{format}")
+    assert lost == []
+    check(held, found)
+    assert np.array_equal(found.offsets, held.offsets)
+    assert np.isnan(found.areas).all()
+
+
+@pytest.mark.parametrize("format", ["coco", "csv"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_flags_and_areas_come_back(folder, format, data):
+    held = data.draw(splits(str(folder), (0, DIFFICULT, CROWD, DIFFICULT | CROWD), areas=True))
+    found, lost = through(format, held, folder.parent / f"flags_{format}")
+    assert lost == []
+    check(held, found)
+    assert np.array_equal(found.flags, held.flags)
+    assert np.array_equal(found.areas, held.areas)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_lines_tell_what_they_leave_out(folder, data):
+    held = data.draw(splits(str(folder), (0, DIFFICULT, CROWD), areas=True))
+    found, lost = through("lines", held, folder.parent / "flags_lines")
+    check(held, found, held.flags == 0)
+    sentences = " ".join(lost)
+    for what, count in (
+        ("marked difficult", (held.flags == DIFFICULT).sum()),
+        ("marked a crowd", (held.flags == CROWD).sum()),
+    ):
+        assert (f"{count} boxes are {what}" in sentences) == (count > 0)
+    plain = (held.flags == 0).sum()
+    assert (f"the areas of {plain} objects" in sentences) == (plain > 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_all_formats_one_after_another_change_nothing(folder, data):
+    held = data.draw(splits(str(folder)))
+    found = held
+    for format in data.draw(st.permutations(FORMATS)):
+        found, _ = through(format, found, folder.parent / f"chain_{format}")
+    check(held, found)
+
+
+@pytest.mark.parametrize("page", [coco, lines, csv_table])
+def test_what_is_written_is_known_again_and_by_no_other(folder, tmp_path, page: ModuleType):
+    held = _one_box(folder)
+    page.write(tmp_path, {"train": held}, PictureFiles("copy"))
+    assert [other for other in (coco, lines, csv_table) if other.recognise(tmp_path)] == [page]
+
+
+def _one_box(folder: Path) -> Annotations:
+    (folder.parent / "one.csv").write_text(
+        f"filename,xmin,ymin,xmax,ymax,class\n{folder}/a.jpg,1,2,3,4,cat\n"
+    )
+    return examine(str(folder.parent / "one.csv"), "train", "csv")
+
+
+def test_classes_of_pictures(folder, tmp_path):
+    (folder.parent / "some.csv").write_text(
+        f"filename,label\n{folder}/x,cat\n{folder}/a.jpg,dog\n{folder}/{NAMES[2]},cat\n"
+    )
+    held = examine(str(folder.parent / "some.csv"), "train", "csv")
+    csv_table.write(tmp_path, {"test": held}, PictureFiles())
+    found = examine(str(tmp_path), "test", "csv")
+    assert not found.has_boxes
+    assert found.labels.tolist() == [1, 0]
+    assert found.class_names == ("cat", "dog")
+    for page in (coco, lines):
+        with pytest.raises(UserError, match="one class each"):
+            page.write(tmp_path / page.TITLE, {"test": held}, PictureFiles())
+
+
+def test_class_names_that_do_not_fit_are_told(folder, tmp_path):
+    held = _one_box(folder)
+    object.__setattr__(held, "class_names", ("cat ", "cat", "two\nlines"))
+    for page in (lines, csv_table):
+        (tmp_path / page.TITLE).mkdir()
+        (told,) = page.write(tmp_path / page.TITLE, {"train": held}, PictureFiles())
+        assert "class names do not fit and were changed; the first: 'cat '" in told
+    assert examine(str(tmp_path / "CSV"), "train", "csv").class_names == ("cat", "cat (1)", "two_lines")
