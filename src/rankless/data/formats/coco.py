@@ -6,6 +6,8 @@ picture's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,65 +131,71 @@ class _Reading:
 
     def boxes(self, parts: Parts) -> None:
         """The boxes in the file's order."""
-        ids: list[int] = []
+        ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
-            place = f"annotation {number} of the list"
             if entry is None:
-                self.tell("not understood", place, "it is no object in UTF-8")
+                self.tell("not understood", f"annotation {number} of the list", "it is no object in UTF-8")
                 continue
-            if entry.id is not None:
-                place = f"annotation {printable(str(entry.id))}"
-            picture = self._number(entry.image_id)
+            picture = _known(self.numbers, entry.image_id)
             if picture is None:
-                self.tell("unknown picture", place, f"image_id {_short(entry.image_id)}")
+                self.tell("unknown picture", _place(entry, number), f"image_id {_short(entry.image_id)}")
             elif picture != _GONE:
                 line = entry.id if isinstance(entry.id, int) and abs(entry.id) < 2**62 else number
                 ids.append(line)
-                self._box(entry, picture, line, place)
-        twice = np.unique(np.array(ids, np.int64), return_counts=True)
-        for each in twice[0][twice[1] > 1].tolist():
+                self._box(entry, picture, line, number)
+        known, counts = np.unique(np.array(ids, np.int64), return_counts=True)
+        for each in known[counts > 1].tolist():
             self.tell("repeated id", f"annotation {each}", "")
 
-    def _number(self, image: Any) -> int | None:
-        number = self.numbers.get(image) if type(image) is int else None
-        return self.numbers.get(identity(image)) if number is None else number
-
-    def _box(self, entry: Annotation, picture: int, line: int, place: str) -> None:
-        label = self.classes.labels.get(identity(entry.category_id))
+    def _box(self, entry: Annotation, picture: int, line: int, number: int) -> None:
+        label = _known(self.classes.labels, entry.category_id)
         if label is None:
-            known = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
-            found = f"category_id {_short(entry.category_id)}, expected one of {known}"
-            self.tell("unnamed class", place, found)
+            first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
+            found = f"category_id {_short(entry.category_id)}, expected one of {first}"
+            self.tell("unnamed class", _place(entry, number), found)
             return
-        flags = self._flags(entry, place)
+        flags = self._flags(entry, number) if entry.iscrowd or entry.ignore else 0
         box = entry.bbox
         try:
             if not box:
                 outline = outline_box(decoded(entry.segmentation))
                 if outline is None:
-                    self.tell("not understood", place, "it has neither 'bbox' nor an outline")
+                    found = "it has neither 'bbox' nor an outline"
+                    self.tell("not understood", _place(entry, number), found)
                     return
-                self.tell("outline", place, "")
+                self.tell("outline", _place(entry, number), "")
                 x1, y1, x2, y2 = outline
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
             self.rows.add(picture, (x1, y1, x2, y2), label, line, flags, _area(entry, x2 - x1, y2 - y1))
         except (TypeError, OverflowError):
-            self.tell("not a number", place, f"bbox {_short(box)}, expected four numbers")
+            found = f"bbox {_short(box)}, expected four numbers"
+            self.tell("not a number", _place(entry, number), found)
         except ValueError:
-            self.tell("not understood", place, f"bbox {_short(box)}, expected x, y, width, height")
+            found = f"bbox {_short(box)}, expected x, y, width, height"
+            self.tell("not understood", _place(entry, number), found)
 
-    def _flags(self, entry: Annotation, place: str) -> int:
+    def _flags(self, entry: Annotation, number: int) -> int:
         flags = 0
-        for key, flag in (("iscrowd", CROWD), ("ignore", DIFFICULT)):
-            value = getattr(entry, key)
-            if value is None or value == 0:
+        for key, value, flag in (("iscrowd", entry.iscrowd, CROWD), ("ignore", entry.ignore, DIFFICULT)):
+            if not value:
                 continue
             if value != 1:
-                self.tell("not understood", place, f"{key} {_short(value)}, expected 0 or 1")
+                found = f"{key} {_short(value)}, expected 0 or 1"
+                self.tell("not understood", _place(entry, number), found)
             flags |= flag
         return flags
+
+
+def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
+    """What an id stands for, which nearly always is an integer."""
+    number = numbers.get(key) if type(key) is int else None
+    return numbers.get(identity(key)) if number is None else number
+
+
+def _place(entry: Annotation, number: int) -> str:
+    return f"annotation {number} of the list" if entry.id is None else f"annotation {_short(entry.id)}"
 
 
 def _area(entry: Annotation, width: float, height: float) -> float:
