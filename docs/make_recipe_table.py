@@ -44,8 +44,9 @@ def _sections(
 ) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     found = [(path, schema)]
     for name, one in schema["properties"].items():
-        if "$ref" in one:
-            inner = whole["$defs"][one["$ref"].rpartition("/")[2]]
+        section = next((option for option in one.get("anyOf", [one]) if "$ref" in option), None)
+        if section:
+            inner = whole["$defs"][section["$ref"].rpartition("/")[2]]
             found += _sections(whole, inner, (*path, name))
     return found
 

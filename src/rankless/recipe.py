@@ -7,12 +7,14 @@ weights is here. A recipe is frozen, written into the run directory and into eve
 from __future__ import annotations
 
 import itertools
-from dataclasses import field
-from typing import Annotated, Literal, Self
+from dataclasses import InitVar, field
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
+
+from rankless.augment_presets import Preset, expanded
 
 _config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -115,9 +117,10 @@ class Model:
 
 @dataclass(frozen=True, config=_config)
 class Augment:
-    """How training pictures are varied. Zero switches a part off.
+    """How training pictures are varied; a preset's name, or keys. Zero switches a part off.
 
     Attributes:
+        preset: values for the keys that are not given; ``light`` is the defaults. Recorded are the values.
         flip: chance of a mirror image.
         flip_vertical: chance of one upside down.
         hue: largest turn of the hue, as a share of the full circle.
@@ -125,13 +128,15 @@ class Augment:
         scale: largest zoom is ``1 + x``, smallest ``1 / (1 + x)``.
         translate: largest shift, as a share of the input's side.
         rotate, shear: largest turn and slant, in degrees.
-        perspective: largest shift of a corner, as a share of the input's side.
+        perspective: largest shift of the input's corners, as a share of its side.
         mosaic: chance that four pictures share one input (detection).
         close_mosaic: the last so many epochs are without mosaic, mixup, cutmix and copy-paste.
         copy_paste: chance that objects of another picture are pasted into this one (detection).
         crop: smallest share of the area that a random crop keeps; 1 crops nothing. In detection a crop cuts
             no box.
-        blur, noise, jpeg: chance of a Gaussian blur, of noise, of the traces of strong JPEG compression.
+        blur: chance of a Gaussian blur.
+        noise: chance of Gaussian noise.
+        jpeg: chance of the traces of strong JPEG compression.
         policy: a series of random operations (classification).
         erase: chance that a rectangle is erased (classification).
         mixup: α of the Beta distribution by which two pictures are blended; 0 switches it off.
@@ -139,6 +144,7 @@ class Augment:
         mixup_chance: share of the pictures that mixup and cutmix touch.
     """
 
+    preset: InitVar[Preset] = "light"
     flip: Fraction = 0.5
     flip_vertical: Fraction = 0.0
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.015
@@ -148,7 +154,7 @@ class Augment:
     translate: Share = 0.1
     rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
-    perspective: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
     mosaic: Fraction = 0.0
     close_mosaic: CountOrZero = 0
     copy_paste: Fraction = 0.0
@@ -161,6 +167,14 @@ class Augment:
     mixup: NotNegative = 0.0
     cutmix: NotNegative = 0.0
     mixup_chance: Fraction = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_is_its_values(cls, given: Any) -> Any:
+        return expanded(given)
+
+    def __post_init__(self, preset: Preset) -> None:
+        """Nothing is left to do: the preset has become values."""
 
 
 @dataclass(frozen=True, config=_config)

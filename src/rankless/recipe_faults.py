@@ -59,6 +59,8 @@ def collect(
         return {at: Given(tree, place(at))}, []
     if at not in sections():
         return {}, [Fault(place(at), f"key '{dotted}': no such key{instead_of(at)}")]
+    if isinstance(tree, str) and "preset" in sections()[at]:
+        tree = {"preset": tree}
     if not isinstance(tree, Mapping):
         what = f"'{dotted}' is" if at else "this recipe is"
         keys = ", ".join(sections()[at])

@@ -29,7 +29,8 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
-            ``model.image_size=[192, 320]``. The last one for a key counts.
+            ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
+            ``data.augment=heavy``, replaces what the file says of its section.
 
     Raises:
         UserError: every fault of the file and of the overrides, with line and nearest right key.
@@ -93,6 +94,10 @@ def schema() -> dict[str, Any]:
             one.pop("title", None)
             if name in described:  # a section's description stands with its class
                 one["description"] = described[name]
+            section = whole["$defs"][one["$ref"].rpartition("/")[2]]["properties"] if "$ref" in one else {}
+            if "preset" in section:  # the section may be its preset's name alone
+                options = [{"$ref": one["$ref"]}, {"enum": section["preset"]["enum"]}]
+                definition["properties"][name] = {"anyOf": options, "description": described[name]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 
@@ -131,7 +136,9 @@ def _parse(text: str, name: str, overrides: Sequence[str]) -> Recipe:
 
     given, faults = collect(tree, place)
     changed, more = _overridden(overrides)
-    return build(given | changed, faults + more)
+    # A preset on the command line is meant instead of what the file says of its section, key by key.
+    kept = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
+    return build(kept | changed, faults + more)
 
 
 def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Fault]]:
