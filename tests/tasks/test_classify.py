@@ -135,8 +135,8 @@ def test_faults_of_the_recipe():
         open_task(Recipe(task="classify"))
     with pytest.raises(UserError, match=r"loss\.anchor_iou"):
         Classify(digits(loss=Loss(anchor_iou=0.5)))
-    with pytest.raises(UserError, match=r"data.augment.mosaic is 0.5.*\n.*close_mosaic is 3"):
-        Classify(digits(augment=Augment(mosaic=0.5, close_mosaic=3)))
+    with pytest.raises(UserError, match=r"data.augment.mosaic is 0.5.*\n.*copy_paste is 1"):
+        Classify(digits(augment=Augment(mosaic=0.5, copy_paste=1, close_mosaic=3)))
     with pytest.raises(UserError, match="has 2 numbers: expected 10"):
         Classify(digits(loss=Loss(class_weights=(1.0, 2.0))))
     with pytest.raises(UserError, match="expected 'detect' or 'classify', or"):

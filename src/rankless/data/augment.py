@@ -1,7 +1,8 @@
-"""How training pictures are varied: mirror, colour, zoom and shift, in one resampling.
+"""How one training picture is varied: mirror, colour, zoom, shift and warp, in one resampling.
 
 Zoom and shift only move the place where the letterbox would put the picture, so a picture is resized once,
-and with everything switched off the result is the letterbox's, bit for bit.
+and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,
+perspective) it is sampled once instead, at the places where the warp would have come from.
 
 Colour is one 3×3 matrix per picture. A round trip through HSV costs about ten times as much, and the two
 agree where it matters: hue turns around the grey axis, saturation moves away from it, value is a factor.
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.letterbox import centred, fit, paste, place, to_input, visible_patch
+from rankless.data.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
 from rankless.recipe import Augment
 from rankless.types import Letterbox, Picture
 
@@ -39,7 +41,7 @@ def augment(
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
-        and where the source lay on the input before the input was mirrored.
+        and where the source lay on the input before the input was warped and mirrored.
     """
     mirrored = bool(chance.random() < options.flip)
     *colour, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
@@ -51,12 +53,18 @@ def augment(
     left += round(shift_x * options.translate * size[1])
     top += round(shift_y * options.translate * size[0])
     matrix = drawn_colour(options, *colour)
-    if matrix is None:
+    warp = drawn_warp(options, size, chance)
+    boxes = picture.boxes
+    if warp is not None:
+        where = Letterbox(scale, left, top, height, width)
+        placed = warped_picture(image, matrix, origins(warp, size), where)
+        boxes = warped_boxes(to_input(boxes, where), warp)
+    elif matrix is None:
         placed, where = place(image, size, scale, left, top)
     else:  # the grey around stays 114
         patch, corner, where = recoloured_patch(image, matrix, size, scale, left, top)
         placed = paste(patch, corner, size)
-    placed, boxes = mirror(placed, to_input(picture.boxes, where), mirrored, upside_down)
+    placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
     boxes, stays = clip(boxes, torch.tensor([0.0, 0, size[1], size[0]]))
     return placed, boxes[stays], picture.labels[stays], where
 
@@ -137,6 +145,25 @@ def recoloured_patch(
     return recolour(patch, matrix), corner, where
 
 
+def warped_picture(
+    image: Tensor, matrix: NDArray[np.float32] | None, points: Points, where: Letterbox
+) -> Tensor:
+    """A picture, recoloured, as it is seen at points of the input on which it lies; grey where it is not.
+
+    Args:
+        image: uint8, (3, h, w).
+        matrix: the colour matrix, (3, 3), or None.
+        points: x and y on the input, (H, W) each.
+        where: how it lies there.
+
+    Returns:
+        uint8 (3, H, W).
+    """
+    smaller, scales = shrunk(image, (where.scale, where.scale))
+    smaller = smaller if matrix is None else recolour(smaller, matrix)
+    return sampled(smaller, points, scales, (where.left, where.top))
+
+
 def clip(boxes: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
     """Boxes (N, 4) clipped to a region xyxy of the input, (4,), or each to its own, (N, 4).
 
@@ -148,4 +175,4 @@ def clip(boxes: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
     enough = (left.prod(1) >= KEPT_SHARE * sides.prod(1)) & (left >= KEPT_SIDE).all(1)
     # The letterbox's own rounding may put a border box a hair outside: that is no cut.
     whole = ((boxes - clipped).abs() < 1e-2).all(1)
-    return clipped, enough | whole
+    return clipped, (enough | whole) & (left > 0).all(1)

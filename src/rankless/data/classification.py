@@ -51,19 +51,28 @@ class ClassificationExamples:
         seed: the recipe's; keys the augmentation.
         augment: how the recipe varies training pictures; its ``crop`` decides how a picture is placed.
         varied: whether they are varied; if not, they are placed as in evaluation and prediction.
+        epochs: of the whole run, by which the last ones are known; None knows no end.
 
     Attributes:
         notes: what was divided or left out when the pictures were opened, as sentences.
     """
 
     def __init__(
-        self, pictures: Pictures, size: tuple[int, int], seed: int, augment: Augment, *, varied: bool
+        self,
+        pictures: Pictures,
+        size: tuple[int, int],
+        seed: int,
+        augment: Augment,
+        *,
+        varied: bool,
+        epochs: int | None = None,
     ) -> None:
         self.pictures = pictures
         self.size = size
         self.seed = seed
         self.augment = augment
         self.varied = varied
+        self.epochs = epochs
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
@@ -80,13 +89,19 @@ class ClassificationExamples:
         """
         image, target = self._view(index, epoch)
         ways = [way for way in ("mixup", "cutmix") if self.varied and getattr(self.augment, way)]
-        if ways:
+        if ways and self._is_mixed(index, epoch):
             chance = generator(self.seed, "mix", epoch, index)
             partner = self._view(int(chance.integers(len(self))), epoch)
             way = ways[int(chance.integers(len(ways)))]
             mix = mixup if way == "mixup" else cutmix
             image, target = mix((image, target), partner, getattr(self.augment, way), chance)
         return ClassificationItem(image, target, index)
+
+    def _is_mixed(self, index: int, epoch: int) -> bool:
+        """Whether chance takes the picture; in the last epochs it takes none."""
+        if self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic:
+            return False
+        return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_chance
 
     def labels(self) -> Tensor:
         """The class of every picture, int64 (N,)."""

@@ -3,23 +3,21 @@
 Without a random crop the whole picture is stretched onto the input. With one, evaluation and prediction take
 the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.
 
-Chance is keyed. Torchvision's random transforms draw from torch's global generator, so each part runs on a
-seed of its own and the generator's state is put back; switching one part off leaves the others as they were.
+Chance is keyed, and each part has a key of its own: switching one off leaves the others as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
 from rankless.data.augment import colour_matrix, recolour
+from rankless.data.degrade import degrade
+from rankless.data.keyed import Key, drawing, one_thread
 from rankless.data.letterbox import GREY
-from rankless.randomness import generator, torch_seed
+from rankless.data.warp import Matrix, drawn_warp, origins, sampled, shrunk
+from rankless.randomness import generator
 from rankless.recipe import Augment
 
 MARGIN = 256 / 224
@@ -30,32 +28,6 @@ _POLICIES = {
     "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GREY),
     "trivialaugment": v2.TrivialAugmentWide(fill=GREY),
 }
-
-Key = tuple[int, str, int, int]
-"""(seed, "augment", epoch, index): what one variation is a function of."""
-
-
-@contextmanager
-def _drawing(key: Key, part: str) -> Iterator[None]:
-    """Inside, torch's CPU generator draws what ``key`` and ``part`` say; outside nothing is noticed."""
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would seed the GPUs as well.
-        torch.default_generator.manual_seed(torch_seed(*key, part))
-        yield
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, one thread, as in a loader process: some operations may add in an order that depends on it."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
@@ -79,11 +51,12 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
     return middle
 
 
-@_one_thread()
+@one_thread()
 def vary(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
     """One variation of a picture on the input; with everything off it is ``place``'s, bit for bit.
 
-    In this order: random crop, mirror images, zoom and shift, colour, policy, erasing.
+    In this order: random crop, mirror images, zoom, shift and warp, colour, policy, blur, noise and JPEG,
+    erasing.
 
     Args:
         image: uint8, (3, h, w).
@@ -98,25 +71,28 @@ def vary(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Te
     mirrored, upside_down = chance.random() < options.flip, chance.random() < options.flip_vertical
     hue, saturation, value, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
     if options.crop < 1:
-        with _drawing(key, "crop"):
+        with drawing(key, "crop"):
             top, left, height, width = _crop(image, options.crop)
         image = image[:, top : top + height, left : left + width]
-    varied = _resize(image, size)
-    if mirrored:
-        varied = varied.flip(-1)
-    if upside_down:
-        varied = varied.flip(-2)
-    if options.scale or options.translate:
-        shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
-        varied = _zoom_and_shift(varied, (1 + options.scale) ** zoom, shift)
+    axes = [axis for axis, flipped in ((-1, mirrored), (-2, upside_down)) if flipped]
+    factor = (1 + options.scale) ** zoom
+    shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
+    warp = drawn_warp(options, size, chance)
+    if warp is not None:
+        varied = _warped(image.flip(axes), size, factor, shift, warp)
+    else:
+        varied = _resize(image, size).flip(axes)
+        if options.scale or options.translate:
+            varied = _zoom_and_shift(varied, factor, shift)
     if options.hue or options.saturation or options.value:
         factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
         varied = recolour(varied, colour_matrix(hue * options.hue, *factors))
     if options.policy != "none":
-        with _drawing(key, "policy"):
+        with drawing(key, "policy"):
             varied = _POLICIES[options.policy](varied)
+    varied = degrade(varied, options, key)
     if options.erase:
-        with _drawing(key, "erase"):
+        with drawing(key, "erase"):
             varied = v2.RandomErasing(options.erase, value=GREY)(varied)
     return varied
 
@@ -129,6 +105,14 @@ def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
     transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
     found = transform.make_params([image])
     return found["top"], found["left"], found["height"], found["width"]
+
+
+def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
+    """Stretched to the input, zoomed about its middle, shifted and warped, in one resampling."""
+    height, width = image.shape[-2:]
+    corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
+    image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
+    return sampled(image, origins(warp, size), scales, corner)
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from rankless.data.annotations import CROWD, DIFFICULT
-from rankless.data.augment import augment
 from rankless.data.builtin import DigitScenes
 from rankless.data.formats.darknet import DarknetData, read_darknet
 from rankless.data.formats.voc import VocData, read_voc
 from rankless.data.formats.voc_layout import is_voc
 from rankless.data.letterbox import Fit, stretched, to_input, whole
-from rankless.data.mosaic import mosaic
-from rankless.randomness import generator
+from rankless.data.varied import varied
 from rankless.recipe import Augment
-from rankless.types import DetectionBatch, DetectionItem, Letterbox, Picture
+from rankless.types import DetectionBatch, DetectionItem, Picture
 
 DIGITS = "digits"
 """The root that names the built-in data."""
@@ -125,21 +123,16 @@ class DetectionExamples:
         """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
         Raises:
-            UnreadablePicture: its file, or that of another in its mosaic, is missing or damaged.
+            UnreadablePicture: its file, or that of another that it is drawn with, is missing or damaged.
         """
         if self.augment is None:
             picture = self.pictures.picture(index)
             image, where = whole(picture.image, self.size, self.fit)
             return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
-        if self._has_mosaics(epoch):
-            chance = generator(self.seed, "mosaic", epoch, index)
-            if chance.random() < self.augment.mosaic:
-                made = mosaic(self._picture, index, len(self), self.size, self.augment, chance)
-                # The mosaic is its own source: no one picture's place on it says where a box came from.
-                return DetectionItem(*made, index, Letterbox(1.0, 0.0, 0.0, *self.size))
-        chance = generator(self.seed, "augment", epoch, index)
-        picture = self._picture(index)
-        image, boxes, labels, where = augment(picture, self.size, self.augment, chance)
+        last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
+        key = self.seed, epoch
+        made = varied(self._picture, index, len(self), self.size, self.augment, key, last)
+        image, boxes, labels, where = made
         return DetectionItem(image, boxes, labels, index, where)
 
     def _picture(self, index: int) -> Picture:
@@ -149,12 +142,6 @@ class DetectionExamples:
             return picture
         image, where = stretched(picture.image, self.size)
         return Picture(image, to_input(picture.boxes, where), picture.labels)
-
-    def _has_mosaics(self, epoch: int) -> bool:
-        """Whether pictures of this epoch may become mosaics; those of the last epochs do not."""
-        if self.augment is None or not self.augment.mosaic:
-            return False
-        return self.epochs is None or epoch < self.epochs - self.augment.close_mosaic
 
     def ground_truth(self, index: int) -> GroundTruth:
         """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""

@@ -22,8 +22,13 @@ def target_of(label: int, classes: int) -> Tensor:
 def mixup(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:
     """λ of one and 1 - λ of the other, pixel by pixel; λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
     share = float(chance.beta(alpha, alpha))
-    blended = one[0].numpy() * np.float32(share) + other[0].numpy() * np.float32(1 - share)
-    return torch.from_numpy(np.rint(blended).astype(np.uint8)), _blend(one[1], other[1], share)
+    return blended(one[0], other[0], share), _blend(one[1], other[1], share)
+
+
+def blended(one: Tensor, other: Tensor, share: float) -> Tensor:
+    """``share`` of one picture and the rest of another, uint8 of one shape, pixel by pixel."""
+    sum_ = one.numpy() * np.float32(share) + other.numpy() * np.float32(1 - share)
+    return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
 
 def cutmix(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:

@@ -7,14 +7,18 @@ of it than is seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.data.augment import clip, drawn_colour, mirror, recoloured_patch
+from rankless.data.augment import clip, drawn_colour, mirror, recoloured_patch, warped_picture
 from rankless.data.letterbox import GREY, fit, lay, scaled, to_input
+from rankless.data.warp import Matrix, Points, drawn_warp, origins, warped_boxes
 from rankless.recipe import Augment
 from rankless.types import Letterbox, Picture
 
@@ -33,8 +37,9 @@ def mosaic(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Picture ``index`` and three others on one input.
 
-    Zoom, shift and mirror are of the mosaic, colour is of each picture. What the border or the neighbour
-    leaves too little of is dropped, as in :func:`rankless.data.augment.augment`.
+    Zoom, shift, warp and mirror are of the mosaic, colour is of each picture. What the border or the
+    neighbour leaves too little of is dropped, as in :func:`rankless.data.augment.augment`; with a warp the
+    neighbour cuts first, and of what it leaves the border.
 
     Args:
         read: gives a picture by its number; not asked for those of which nothing is seen.
@@ -57,30 +62,103 @@ def mosaic(
         round(side * (0.5 + SPREAD * factor * off + options.translate * shift))
         for side, off, shift in zip((size[1], size[0]), draws[:2], draws[2:], strict=True)
     )
-    canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
-    boxes, labels = [torch.zeros(0, 4)], [torch.zeros(0, dtype=torch.int64)]
-    regions: list[tuple[int, int, int, int]] = []  # of each box
+    tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, chance))
     for place, number in enumerate([*others[:own], index, *others[own:]]):
-        x0, x1 = _half(meeting_x, size[1], place % 2)
-        y0, y1 = _half(meeting_y, size[0], place // 2)
-        if x0 == x1 or y0 == y1:
-            continue
-        picture = read(number)
+        if tiles.seen(place):
+            tiles.lay(place, read(number), factor, drawn_colour(options, *colours[place]))
+    clipped, labels = tiles.boxes()
+    image, mirrored = mirror(tiles.canvas, clipped, sideways, upside_down)
+    return image, mirrored, labels
+
+
+class _Tiles:
+    """The four places of a mosaic, and the input that they are laid on.
+
+    Without a warp, a place is the quarter of the input that the meeting point leaves it. With one, the places
+    have no outer border, and what the input shows of them the warp decides.
+    """
+
+    def __init__(self, size: tuple[int, int], meeting: tuple[int, int], warp: Matrix | None) -> None:
+        self.size, self.meeting, self.warp = size, meeting, warp
+        self.canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
+        self._points = None if warp is None else origins(warp, size)
+        self._found: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
+
+    def seen(self, place: int) -> bool:
+        """Whether the input shows anything of a place."""
+        if self._points is not None:
+            return bool(self._mask(place, self._points).any())
+        x0, y0, x1, y1 = self._quarter(place)
+        return x0 < x1 and y0 < y1
+
+    def lay(self, place: int, picture: Picture, factor: float, matrix: NDArray[np.float32] | None) -> None:
+        """A picture, ``factor`` times as large as letterboxed, with its inner corner on the meeting point."""
         height, width = picture.image.shape[-2:]
-        scale = fit(height, width, size) * factor
-        # The inner corner on the meeting point, in pixels of the place.
-        left = meeting_x - x0 - (0 if place % 2 else scaled(width, scale))
-        top = meeting_y - y0 - (0 if place // 2 else scaled(height, scale))
-        matrix = drawn_colour(options, *colours[place])
-        patch, corner, where = recoloured_patch(picture.image, matrix, (y1 - y0, x1 - x0), scale, left, top)
-        lay(canvas[:, y0:y1, x0:x1], patch, corner)
-        where = Letterbox(scale, where.left + x0, where.top + y0, height, width)
-        boxes.append(to_input(picture.boxes, where))
-        labels.append(picture.labels)
-        regions += [(x0, y0, x1, y1)] * len(picture.labels)
-    clipped, stays = clip(torch.cat(boxes), torch.tensor(regions, dtype=torch.float32).reshape(-1, 4))
-    image, mirrored = mirror(canvas, clipped[stays], sideways, upside_down)
-    return image, mirrored, torch.cat(labels)[stays]
+        scale = fit(height, width, self.size) * factor
+        left = self.meeting[0] - (0 if place % 2 else scaled(width, scale))
+        top = self.meeting[1] - (0 if place // 2 else scaled(height, scale))
+        if self._points is None:
+            where = self._lay_flat(place, picture.image, matrix, (scale, left, top))
+            region = torch.tensor(self._quarter(place), dtype=torch.float32)
+        else:
+            where = Letterbox(scale, left, top, height, width)
+            self._lay_warped(place, picture.image, matrix, where, self._points)
+            across, down = self.meeting
+            region = torch.tensor(
+                [
+                    across if place % 2 else -math.inf,
+                    down if place // 2 else -math.inf,
+                    math.inf if place % 2 else across,
+                    math.inf if place // 2 else down,
+                ]
+            )
+        clipped, stays = clip(to_input(picture.boxes, where), region)
+        self._found.append((clipped[stays], picture.labels[stays]))
+
+    def boxes(self) -> tuple[Tensor, Tensor]:
+        """Boxes (N, 4) as the input shows them, and their labels (N,)."""
+        boxes, labels = (torch.cat(part) for part in zip(*self._found, strict=True))
+        if self.warp is None:
+            return boxes, labels
+        clipped, stays = clip(
+            warped_boxes(boxes, self.warp), torch.tensor([0.0, 0, self.size[1], self.size[0]])
+        )
+        return clipped[stays], labels[stays]
+
+    def _lay_flat(
+        self,
+        place: int,
+        image: Tensor,
+        matrix: NDArray[np.float32] | None,
+        at: tuple[float, int, int],
+    ) -> Letterbox:
+        x0, y0, x1, y1 = self._quarter(place)
+        scale, left, top = at
+        patch, corner, where = recoloured_patch(image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0)
+        lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
+        return replace(where, left=where.left + x0, top=where.top + y0)
+
+    def _lay_warped(
+        self, place: int, image: Tensor, matrix: NDArray[np.float32] | None, where: Letterbox, points: Points
+    ) -> None:
+        mask = self._mask(place, points)
+        rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+        part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+        patch = warped_picture(image, matrix, (points[0][part], points[1][part]), where)
+        under = self.canvas[:, part[0], part[1]]
+        under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
+
+    def _mask(self, place: int, points: Points) -> NDArray[np.bool_]:
+        """Which pixels of the input come from a place, (H, W)."""
+        right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
+        mask: NDArray[np.bool_] = (right if place % 2 else ~right) & (below if place // 2 else ~below)
+        return mask
+
+    def _quarter(self, place: int) -> tuple[int, int, int, int]:
+        """A place without a warp, xyxy in pixels of the input."""
+        x0, x1 = _half(self.meeting[0], self.size[1], place % 2)
+        y0, y1 = _half(self.meeting[1], self.size[0], place // 2)
+        return x0, y0, x1, y1
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:

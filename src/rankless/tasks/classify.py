@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
+from rankless.data.augment_keys import refuse_unknown
 from rankless.data.classification import ClassificationExamples, collate, open_pictures
 from rankless.data.classification_input import place
-from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
 from rankless.models.classifiers import build_classifier, variant
@@ -37,7 +37,7 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
-        _refuse_mosaic(recipe)
+        refuse_unknown(recipe.data.augment, detection=False)
         if class_names is None:
             self.class_names = tuple(self._training.pictures.class_names)
             _ = self._loss  # its faults are told now, not when the first step is taken
@@ -103,19 +103,10 @@ class Classify:
         data = self.recipe.data
         # Labels mean what the model's outputs mean; the training data says what that is.
         pictures = open_pictures(data.root, split, getattr(self, "class_names", None))
-        return ClassificationExamples(pictures, self.size, self.recipe.seed, data.augment, varied=varied)
-
-
-def _refuse_mosaic(recipe: Recipe) -> None:
-    """Raise if the pictures are to be varied in ways that only detection knows."""
-    options = recipe.data.augment
-    faults = [
-        f"data.augment.{name} is {value}, which only detection knows: leave it out."
-        for name, value in (("mosaic", options.mosaic), ("close_mosaic", options.close_mosaic))
-        if value
-    ]
-    if faults:
-        raise UserError(faults)
+        recipe = self.recipe
+        return ClassificationExamples(
+            pictures, self.size, recipe.seed, data.augment, varied=varied, epochs=recipe.epochs
+        )
 
 
 @lru_cache(maxsize=8)

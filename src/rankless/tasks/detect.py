@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankless import free_grid, yolo_grid
 from rankless.data.anchors import box_sizes, kmeans_anchors
+from rankless.data.augment_keys import refuse_unknown
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import to_source
 from rankless.errors import UserError
@@ -41,13 +42,15 @@ class Detect:
         class_names: of a trained model; the training data then is not opened to learn them.
 
     Raises:
-        UserError: no such model, a loss setting that the loss does not have, or data that cannot be opened.
+        UserError: no such model, a setting that only classifiers have, a loss setting that the loss does not
+            have, or data that cannot be opened.
     """
 
     score_name = "AP"
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
+        refuse_unknown(recipe.data.augment, detection=True)
         # Size, heads and loss are the same for any number of classes, which only the data may know.
         published = network(recipe.model, classes=1)
         side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
