@@ -1,14 +1,15 @@
 """Scoring a model on a whole data set: each picture exactly once, the same numbers at any number of ranks.
 
 The pictures are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
-predictions are gathered in the order of the pictures, and rank 0 scores them.
+predictions are gathered in the order of the pictures, and rank 0 scores them. Pictures that cannot be read
+are counted beside the scores, and too many of them are a fault.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +17,34 @@ import torch
 from torch import nn
 
 from rankless.data.loader import micro_batches
+from rankless.data.order import Line
 from rankless.errors import TaskError, UserError
 from rankless.precision import autocast
 from rankless.recipe import Recipe
-from rankless.tasks.checks import check_batch, check_predictions, check_scores, check_sendable
-from rankless.tasks.protocol import Task
-from rankless.types import Scores
+from rankless.tasks.checks import (
+    check_batch,
+    check_order,
+    check_predictions,
+    check_scores,
+    check_sendable,
+)
+from rankless.tasks.protocol import Examples, Task
+from rankless.types import Scores, Unreadable
 from rankless.user_code import blamed
 from rankless.world.join import World
 
+SHOWN = 20
+"""So many unreadable pictures are named when there are too many."""
+
 
 def evaluate(
-    task: Task, model: nn.Module, recipe: Recipe, world: World, *, limit: int | None = None
+    task: Task,
+    model: nn.Module,
+    recipe: Recipe,
+    world: World,
+    *,
+    limit: int | None = None,
+    unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
 ) -> Scores:
     """The scores of ``model``, the same dict on every rank.
 
@@ -38,18 +55,18 @@ def evaluate(
         world: the ranks that share the work.
         limit: predict only so many of the first pictures and give a digest of the predictions instead of
             scores: a check that takes the same path.
+        unreadable: called on every rank with the pictures that could not be read, if there are any. They are
+            the scores' ``unreadable`` and enter no other.
 
     Raises:
-        UserError: the task's predictions or scores are not what a task's must be.
+        UserError: the task's predictions or scores are not what a task's must be, or more of the pictures
+            than ``data.max_bad`` allows cannot be read.
     """
     data = task.evaluation_data()
-    count = len(data) if limit is None else min(limit, len(data))
-    size = recipe.batch.micro
-    starts = range(0, count, size)
-    own = starts[world.rank :: world.size]
-    plan = [[(0, index) for index in range(start, min(start + size, count))] for start in own]
+    plan = _plan(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
     model.eval()
-    predicted: list[tuple[int, list[Any]]] = []
+    predicted: list[tuple[int, Any]] = []
+    missing: list[Unreadable] = []
     failures = Failures(world)
     with (
         failures.noted(),
@@ -57,27 +74,74 @@ def evaluate(
         torch.no_grad(),
         autocast(recipe.precision, world.device),
     ):
-        for start, line, batch in zip(own, plan, batches, strict=True):
+        for line, batch in zip(plan, batches, strict=True):
             check_batch(task, batch)
+            missing += getattr(batch, "unreadable", ())
             found = task.predict(model, batch.to(world.device))
-            check_predictions(task, found, len(line))
+            check_predictions(task, found, len(line.pictures))
             if not predicted:
                 check_sendable(task, found)
-            predicted.append((start, found))
+            predicted += zip([index for _, index in line.pictures], found, strict=True)
     failures.tell()
+    missing = _missing(missing, len(data), recipe.data.max_bad, world)
+    if missing and unreadable:
+        unreadable(missing)
     gathered = world.gather(predicted)
     scores: Scores | None = None
     with failures.noted():
         if gathered is not None:
             in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
-            predictions = [prediction for _, part in in_order for prediction in part]
+            predictions = [prediction for _, prediction in in_order]
             if limit is None:
                 scores = check_scores(task, task.score(predictions))
             else:
                 scores = {"predictions": fingerprint(predictions)}
+            if missing:
+                scores["unreadable"] = len(missing)
     failures.tell()
     scores = world.broadcast(scores)
     return scores if scores is not None else {}
+
+
+def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
+    """All batches of ``size`` pictures, of the first ``limit`` alone if there is one."""
+    count = len(data) if limit is None else min(limit, len(data))
+    ordered = getattr(data, "evaluation_order", lambda: None)()
+    if ordered is None:
+        order: Sequence[int] = range(count)
+    else:
+        check_order(task, ordered, len(data))
+        order = [index for index in ordered.tolist() if index < count]
+    return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
+
+
+def _missing(own: Iterable[Unreadable], pictures: int, share: float, world: World) -> list[Unreadable]:
+    """All ranks' unreadable pictures, by number, the same list on every rank.
+
+    Raises:
+        UserError: there are too many, or no picture is left.
+    """
+    gathered = world.gather(list(own))
+    found: list[Unreadable] = world.broadcast(
+        sorted({one for rank in gathered for one in rank}) if gathered is not None else None
+    )
+    if len(found) == pictures:
+        last = f"none of the {pictures} pictures to be scored can be read: replace them"
+    elif len(found) > share * pictures:
+        last = (
+            f"{len(found)} of the {pictures} pictures to be scored cannot be read, which is more than "
+            f"data.max_bad ({share:g}) allows: replace them, or take them out of the data"
+        )
+    else:
+        return found
+    raise UserError([*listed(found), last])
+
+
+def listed(pictures: Iterable[Unreadable]) -> list[str]:
+    """A sentence for each of the first pictures, and how many more there are."""
+    every = sorted(pictures)
+    more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
+    return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
 class Failures:

@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Unreadable(NamedTuple):
+    """A picture that could not be read when it was needed.
+
+    Attributes:
+        index: its number in its data set.
+        path: its file.
+        reason: what the decoder said.
+    """
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of it
+    path: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class DetectionItem:
         index: the picture's number in its data set.
         letterbox: how the source picture lies on the input; of no meaning for a training picture that is
             mirrored or made of several.
+        unreadable: what could not be read for it: of a training picture others stand in its place, one that
+            is to be scored is grey.
     """
 
     image: Tensor
@@ -66,6 +82,7 @@ class DetectionItem:
     labels: Tensor
     index: int
     letterbox: Letterbox
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass
@@ -79,6 +96,7 @@ class DetectionBatch:
         valid: bool, (B, T).
         indices: the pictures' numbers, length B.
         letterboxes: how each source lies on its input, length B.
+        unreadable: what could not be read for its items, in their order.
     """
 
     images: Tensor
@@ -87,6 +105,7 @@ class DetectionBatch:
     valid: Tensor
     indices: list[int]
     letterboxes: list[Letterbox]
+    unreadable: list[Unreadable] = field(default_factory=list)
 
     def to(self, device: torch.device) -> DetectionBatch:
         """A copy with its tensors on ``device``, without waiting for the transfer."""
@@ -115,11 +134,13 @@ class ClassificationItem:
         image: uint8 RGB of the network's size, (3, H, W).
         target: float32 share of each class, (C,); the sum is 1, and one of them unless pictures were mixed.
         index: the picture's number in its data set.
+        unreadable: as of a :class:`DetectionItem`.
     """
 
     image: Tensor
     target: Tensor
     index: int
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass
@@ -130,11 +151,13 @@ class ClassificationBatch:
         images: uint8, (B, 3, H, W).
         targets: float32 share of each class, (B, C).
         indices: the pictures' numbers, length B.
+        unreadable: what could not be read for its items, in their order.
     """
 
     images: Tensor
     targets: Tensor
     indices: list[int]
+    unreadable: list[Unreadable] = field(default_factory=list)
 
     def to(self, device: torch.device) -> ClassificationBatch:
         """A copy with its tensors on ``device``, without waiting for the transfer."""
@@ -176,12 +199,14 @@ class Detections:
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64, (K,).
+        unreadable: the picture could not be read, so that this is no answer to be scored.
     """
 
     index: int
     boxes: Tensor
     scores: Tensor
     labels: Tensor
+    unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,10 +216,12 @@ class Classification:
     Attributes:
         index: the picture's number in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
+        unreadable: the picture could not be read, so that this is no answer to be scored.
     """
 
     index: int
     log_probabilities: Tensor
+    unreadable: bool = False
 
 
 Scores = dict[str, Any]

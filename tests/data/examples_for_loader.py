@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -29,6 +30,30 @@ class Noise:
         return Picture(
             image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long()
         )
+
+
+class Strict:
+    """Items that are pictures of noise, or a fault."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def item(self, index: int, epoch: int) -> int:
+        Noise().picture(index)
+        return index
+
+
+class WholeLines:
+    """Items that know their step and their neighbours; step 7 is one short."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def item(self, index: int, epoch: int) -> str:
+        raise NotImplementedError("only whole lines are drawn")
+
+    def items(self, line: Sequence[tuple[int, int]], step: int) -> list[str]:
+        return [f"{step}: {index} of {len(line)} in {epoch}" for epoch, index in line[step == 7 :]]
 
 
 class Facts:

@@ -16,23 +16,27 @@ import torch
 
 from rankless.data.detection import DetectionExamples, collate
 from rankless.data.loader import micro_batches
-from rankless.data.order import micro_batch
+from rankless.data.order import Line, micro_batch
 from rankless.data.pictures import UnreadablePicture
 from rankless.errors import TaskError, UserError
 from rankless.recipe import Augment, Batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
-from examples_for_loader import Facts, Noise
+from examples_for_loader import Facts, Noise, Strict, WholeLines
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def endless(drawn: list[int], seed: int = 5) -> Iterator[Sequence[tuple[int, int]]]:
+def lines(*pictures: Sequence[tuple[int, int]]) -> list[Line]:
+    return [Line(step, each) for step, each in enumerate(pictures)]
+
+
+def endless(drawn: list[int], seed: int = 5) -> Iterator[Line]:
     batch = Batch(images=6, micro=3)
     for step in itertools.count():
         for number in range(batch.micro_batches):
             drawn.append(step)
-            yield micro_batch(12, seed, step, number, batch)
+            yield Line(step, micro_batch(12, seed, step, number, batch))
 
 
 EXAMPLES = DetectionExamples(Noise(), (32, 64), 1, Augment())
@@ -64,9 +68,9 @@ def test_the_number_of_processes_changes_no_batch() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
-    plan = [[(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)]]
-    batches = micro_batches(EXAMPLES, collate, plan, workers=workers)
-    assert next(batches).indices == [1, 2]
+    plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)])
+    batches = micro_batches(Strict(), list, plan, workers=workers)
+    assert next(batches) == [1, 2]
     with pytest.raises(UserError) as caught:
         next(batches)
     assert type(caught.value) is UnreadablePicture
@@ -76,7 +80,7 @@ def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
 
 
 def test_processes_have_one_thread_ignore_signals_and_end() -> None:
-    batches = micro_batches(Facts(), list, [[(0, 0)]] * 100, workers=2)
+    batches = micro_batches(Facts(), list, lines([(0, 0)]) * 100, workers=2)
     facts = [next(batches)[0] for _ in range(6)]
     processes = {pid for pid, *_ in facts}
     assert len(processes) == 2 and os.getpid() not in processes
@@ -93,7 +97,7 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
 
 
 def test_a_stuck_process_does_not_hold_up_the_end() -> None:
-    batches = micro_batches(Facts(), list, [[(0, 0)]] * 4 + [[(0, 1)]] * 4, workers=2)
+    batches = micro_batches(Facts(), list, lines([(0, 0)]) * 4 + lines([(0, 1)]) * 4, workers=2)
     processes = [process.pid for process in multiprocessing.active_children()]
     assert len(processes) == 2
     for _ in range(4):
@@ -108,7 +112,7 @@ def test_a_stuck_process_does_not_hold_up_the_end() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> None:
     with (
-        micro_batches(Facts(), list, [[(0, 2)]], workers=workers) as batches,
+        micro_batches(Facts(), list, lines([(0, 2)]), workers=workers) as batches,
         pytest.raises(TaskError) as caught,
     ):
         next(batches)
@@ -121,14 +125,24 @@ def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> N
 def test_a_fault_of_the_program_keeps_its_trace() -> None:
     examples = DetectionExamples([None], (32, 32), 0, None)  # type: ignore[arg-type]
     with (
-        micro_batches(examples, list, [[(0, 0)]], workers=1) as batches,
+        micro_batches(examples, list, lines([(0, 0)]), workers=1) as batches,
         pytest.raises(AttributeError, match="in item"),
     ):
         next(batches)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: int) -> None:
+    plan = [Line(3, [(0, 4), (1, 5)]), Line(4, [(1, 6)]), Line(7, [(2, 1), (2, 2)])]
+    batches = micro_batches(WholeLines(), list, plan, workers=workers)
+    assert next(batches) == ["3: 4 of 2 in 0", "3: 5 of 2 in 1"]
+    assert next(batches) == ["4: 6 of 1 in 1"]
+    with pytest.raises(UserError, match=r"items\(\) of WholeLines gave 1 items for 2 pictures"):
+        next(batches)
+
+
 def test_a_plan_ends() -> None:
-    with micro_batches(Facts(), list, [[(0, 0)], [(0, 0), (3, 0)]], workers=0) as batches:
+    with micro_batches(Facts(), list, lines([(0, 0)], [(0, 0), (3, 0)]), workers=0) as batches:
         assert [len(batch) for batch in batches] == [1, 2]
 
 
@@ -144,6 +158,7 @@ RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
 from rankless.data.loader import micro_batches
+from rankless.data.order import Line
 from examples_for_loader import Facts
 
 def save_and_wait(number, frame):
@@ -152,7 +167,7 @@ def save_and_wait(number, frame):
     time.sleep(60)
 
 if __name__ == "__main__":
-    batches = micro_batches(Facts(), list, [[(0, 0)]] * 10**6, workers=2)
+    batches = micro_batches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
     signal.signal(signal.SIGTERM, save_and_wait)
     print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
     if {waits}:

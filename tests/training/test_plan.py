@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankless.data.order import Line
 from rankless.recipe import Batch, Evaluate, Recipe
 from rankless.training.plan import Plan
 from rankless.world.share import own_micro_batches
@@ -51,13 +52,15 @@ def test_ranks_share_every_step_and_every_epoch_is_whole(plan: Plan, size: int) 
     leaves = plan.recipe.batch.micro_batches
     size = min(size, leaves)
     shares = [list(plan.pictures_of(0, own_micro_batches(leaves, rank, size))) for rank in range(size)]
-    together = []
+    together: list[Line] = []
     for step in range(plan.steps):
         for rank, share in enumerate(shares):
             own = len(own_micro_batches(leaves, rank, size))
             together += share[step * own : (step + 1) * own]
     assert together == list(plan.pictures_of(0, range(leaves)))
-    seen = list(itertools.chain.from_iterable(together))
+    leaf_steps = [step for step in range(plan.steps) for _ in range(leaves)]
+    assert [line.step for line in together] == leaf_steps
+    seen = list(itertools.chain.from_iterable(line.pictures for line in together))
     for epoch in range(plan.recipe.epochs):
         found = Counter(index for e, index in seen if e == epoch)
         assert found == Counter(range(plan.pictures))

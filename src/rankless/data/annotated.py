@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data import pictures
@@ -31,6 +33,11 @@ class BoxedPictures:
     def notes(self) -> tuple[str, ...]:
         """How the data was read and what was wrong."""
         return self.annotations.notes
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        """Height and width of each picture in pixels; 0, 0 where it cannot be read; (N, 2)."""
+        return self.annotations.sizes
 
     def __len__(self) -> int:
         return len(self.annotations)

@@ -11,11 +11,14 @@ from torch import Tensor
 from rankless.data.builtin_digits import DigitPictures
 from rankless.data.classification_input import place, vary
 from rankless.data.formats.image_folder import ImageFolder, read_image_folder
+from rankless.data.letterbox import GREY
 from rankless.data.mixing import cutmix, mixup, target_of
+from rankless.data.pictures import UnreadablePicture
+from rankless.data.replacing import readable
 from rankless.errors import UserError
 from rankless.randomness import generator
 from rankless.recipe import Augment
-from rankless.types import ClassificationBatch, ClassificationItem
+from rankless.types import ClassificationBatch, ClassificationItem, Unreadable
 
 DIGITS = "digits"
 """The root that names the built-in data."""
@@ -82,20 +85,24 @@ class ClassificationExamples:
         """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
         A picture is mixed with one drawn from the whole data by its own key, never with its neighbours in
-        the batch: how a batch is cut into micro-batches must not matter.
+        the batch: how a batch is cut into micro-batches must not matter. In training a keyed other one stands
+        in for a picture that cannot be read; to be scored it is grey.
 
         Raises:
-            UnreadablePicture: its file is missing or damaged.
+            UnreadablePicture: in training, when those that stand in for it cannot be read either.
         """
-        image, target = self._view(index, epoch)
-        ways = [way for way in ("mixup", "cutmix") if self.varied and getattr(self.augment, way)]
+        if not self.varied:
+            return self._plain(index)
+        unreadable: list[Unreadable] = []
+        image, target = self._view(index, epoch, unreadable)
+        ways = [way for way in ("mixup", "cutmix") if getattr(self.augment, way)]
         if ways and self._is_mixed(index, epoch):
             chance = generator(self.seed, "mix", epoch, index)
-            partner = self._view(int(chance.integers(len(self))), epoch)
+            partner = self._view(int(chance.integers(len(self))), epoch, unreadable)
             way = ways[int(chance.integers(len(ways)))]
             mix = mixup if way == "mixup" else cutmix
             image, target = mix((image, target), partner, getattr(self.augment, way), chance)
-        return ClassificationItem(image, target, index)
+        return ClassificationItem(image, target, index, tuple(unreadable))
 
     def _is_mixed(self, index: int, epoch: int) -> bool:
         """Whether chance takes the picture; in the last epochs it takes none."""
@@ -107,21 +114,33 @@ class ClassificationExamples:
         """The class of every picture, int64 (N,)."""
         return torch.tensor([self.pictures.label(index) for index in range(len(self))], dtype=torch.int64)
 
-    def _view(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """The picture before it is mixed, and its target."""
-        image = self.pictures.image(index)
-        if self.varied:
-            image = vary(image, self.size, self.augment, (self.seed, "augment", epoch, index))
-        else:
-            image = place(image, self.size, cropped=self.augment.crop < 1)
-        return image, target_of(self.pictures.label(index), len(self.pictures.class_names))
+    def _view(self, index: int, epoch: int, unreadable: list[Unreadable]) -> tuple[Tensor, Tensor]:
+        """The picture, or one that stands in for it, before it is mixed, and its target."""
+
+        def read(number: int) -> tuple[Tensor, int]:
+            return self.pictures.image(number), self.pictures.label(number)
+
+        source, label = readable(read, index, len(self), self.seed, unreadable)
+        image = vary(source, self.size, self.augment, (self.seed, "augment", epoch, index))
+        return image, target_of(label, len(self.pictures.class_names))
+
+    def _plain(self, index: int) -> ClassificationItem:
+        """Picture ``index`` as it is scored; grey if it cannot be read."""
+        target = target_of(self.pictures.label(index), len(self.pictures.class_names))
+        try:
+            image = self.pictures.image(index)
+        except UnreadablePicture as error:
+            grey = torch.full((3, *self.size), GREY, dtype=torch.uint8)
+            return ClassificationItem(grey, target, index, (Unreadable(index, error.path, error.reason),))
+        return ClassificationItem(place(image, self.size, cropped=self.augment.crop < 1), target, index)
 
 
 def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
     """Items as one batch."""
     images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
     targets = torch.stack([item.target for item in items])  # (B, C)
-    return ClassificationBatch(images, targets, [item.index for item in items])
+    unreadable = [one for item in items for one in item.unreadable]
+    return ClassificationBatch(images, targets, [item.index for item in items], unreadable)
 
 
 def open_pictures(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.annotations import CROWD, DIFFICULT
@@ -14,10 +16,14 @@ from rankless.data.builtin import DigitScenes
 from rankless.data.formats.darknet import DarknetData, read_darknet
 from rankless.data.formats.voc import VocData, read_voc
 from rankless.data.formats.voc_layout import is_voc
-from rankless.data.letterbox import Fit, stretched, to_input, whole
+from rankless.data.letterbox import GREY, Fit, stretched, to_input, whole
+from rankless.data.pictures import UnreadablePicture
+from rankless.data.rectangles import by_aspect, tight
+from rankless.data.replacing import readable
+from rankless.data.step_sizes import StepSizes
 from rankless.data.varied import varied
 from rankless.recipe import Augment
-from rankless.types import DetectionBatch, DetectionItem, Picture
+from rankless.types import DetectionBatch, DetectionItem, Letterbox, Picture, Unreadable
 
 DIGITS = "digits"
 """The root that names the built-in data."""
@@ -94,6 +100,9 @@ class DetectionExamples:
         augment: how pictures are varied; None only letterboxes them, as evaluation and prediction do.
         epochs: of the whole run, by which the last ones are known; None knows no end.
         fit: keeps a picture's aspect or stretches it to the input, before all that varies it.
+        sizes: of the input step by step, in place of ``size``.
+        rectangular: whether pictures of like aspect come one after another, on inputs no larger than they
+            need.
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
@@ -107,6 +116,9 @@ class DetectionExamples:
         augment: Augment | None,
         epochs: int | None = None,
         fit: Fit = "letterbox",
+        *,
+        sizes: StepSizes | None = None,
+        rectangular: bool = False,
     ) -> None:
         self.pictures = pictures
         self.size = size
@@ -114,34 +126,79 @@ class DetectionExamples:
         self.augment = augment
         self.epochs = epochs
         self.fit = fit
+        self.sizes = sizes
+        self.rectangular = rectangular
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def item(self, index: int, epoch: int) -> DetectionItem:
-        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
+    def item(self, index: int, epoch: int, size: tuple[int, int] | None = None) -> DetectionItem:
+        """Picture ``index`` as it looks in ``epoch`` at ``size``: a function of these and of the seed alone.
+
+        In training a keyed other picture stands in for one that cannot be read; to be scored it is grey.
 
         Raises:
-            UnreadablePicture: its file, or that of another that it is drawn with, is missing or damaged.
+            UnreadablePicture: in training, when the others cannot be read either.
         """
+        shape = size or self.size
         if self.augment is None:
-            picture = self.pictures.picture(index)
-            image, where = whole(picture.image, self.size, self.fit)
-            return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
-        last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
-        key = self.seed, epoch
-        made = varied(self._picture, index, len(self), self.size, self.augment, key, last)
-        image, boxes, labels, where = made
-        return DetectionItem(image, boxes, labels, index, where)
+            return self._plain(index, shape)
+        unreadable: list[Unreadable] = []
 
-    def _picture(self, index: int) -> Picture:
+        def read(number: int) -> Picture:
+            return readable(lambda n: self._picture(n, shape), number, len(self), self.seed, unreadable)
+
+        last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
+        made = varied(read, index, len(self), shape, self.augment, (self.seed, epoch), last)
+        image, boxes, labels, where = made
+        return DetectionItem(image, boxes, labels, index, where, tuple(unreadable))
+
+    def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
+        """The pictures (epoch, index) of one micro-batch of ``step``, all on an input of one size."""
+        size = self.size
+        if self.sizes:
+            size = self.sizes.of(step)
+        elif self.rectangular:
+            size = tight(self._picture_sizes([index for _, index in line]), self.size)
+        return [self.item(index, epoch, size) for epoch, index in line]
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """What the journal says of a step: the input's ``size`` where it changes."""
+        return {"size": list(self.sizes.of(step))} if self.sizes else {}
+
+    def evaluation_order(self) -> NDArray[np.int64] | None:
+        """The order in which pictures are predicted, (N,); None is their own."""
+        return by_aspect(self._picture_sizes(range(len(self)))) if self.rectangular else None
+
+    def _plain(self, index: int, size: tuple[int, int]) -> DetectionItem:
+        """Picture ``index`` as it is scored; grey and without boxes if it cannot be read."""
+        try:
+            picture = self.pictures.picture(index)
+        except UnreadablePicture as error:
+            grey = torch.full((3, *size), GREY, dtype=torch.uint8)
+            nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+            missing = Unreadable(index, error.path, error.reason)
+            return DetectionItem(grey, *nothing, index, Letterbox(1.0, 0.0, 0.0, *size), (missing,))
+        image, where = whole(picture.image, size, self.fit, self.size)
+        return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
+
+    def _picture(self, index: int, size: tuple[int, int]) -> Picture:
         """Picture ``index`` before it is varied; stretched already, if it is to be."""
         picture = self.pictures.picture(index)
         if self.fit == "letterbox":
             return picture
-        image, where = stretched(picture.image, self.size)
+        image, where = stretched(picture.image, size)
         return Picture(image, to_input(picture.boxes, where), picture.labels)
+
+    def _picture_sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Height and width of these pictures, (B, 2); 0, 0 where one cannot be read."""
+        known = getattr(self.pictures, "sizes", None)
+        if known is not None:
+            found: NDArray[np.int64] = np.asarray(known)[np.asarray(indices)].astype(np.int64)
+            return found
+        truths = [self.ground_truth(index) for index in indices]
+        return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
 
     def ground_truth(self, index: int) -> GroundTruth:
         """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""
@@ -167,7 +224,8 @@ def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
         boxes[number, :count], labels[number, :count], valid[number, :count] = item.boxes, item.labels, True
     images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
     places = [item.letterbox for item in items]
-    return DetectionBatch(images, boxes, labels, valid, [item.index for item in items], places)
+    unreadable = [one for item in items for one in item.unreadable]
+    return DetectionBatch(images, boxes, labels, valid, [item.index for item in items], places, unreadable)
 
 
 def open_pictures(

@@ -21,25 +21,31 @@ Fit = Literal["letterbox", "stretch"]
 _NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed picture is then one row short
 
 
-def letterbox(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
+def letterbox(
+    image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None
+) -> tuple[Tensor, Letterbox]:
     """The whole picture as large as it fits, in the middle of the input.
 
     Args:
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
+        within: the (H, W) that the picture is made to fit, of which ``size`` leaves out grey; None is
+            ``size``.
 
     Returns:
         The input, uint8 (3, H, W), and where the picture lies on it. A picture of the right size is
         returned as it is.
     """
     height, width = image.shape[-2:]
-    scale = fit(height, width, size)
+    scale = fit(height, width, within or size)
     return place(image, size, scale, *centred(height, width, size, scale))
 
 
-def whole(image: Tensor, size: tuple[int, int], how: Fit) -> tuple[Tensor, Letterbox]:
+def whole(
+    image: Tensor, size: tuple[int, int], how: Fit, within: tuple[int, int] | None = None
+) -> tuple[Tensor, Letterbox]:
     """The whole picture on the input, as ``data.fit`` says: :func:`letterbox` or :func:`stretched`."""
-    return letterbox(image, size) if how == "letterbox" else stretched(image, size)
+    return letterbox(image, size, within) if how == "letterbox" else stretched(image, size)
 
 
 def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:

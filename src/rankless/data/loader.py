@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from rankless.data.order import Line
 from rankless.errors import UserError
 from rankless.user_code import blamed
 
@@ -36,7 +37,7 @@ _GRACE = 1.0  # seconds for the batch that a process is at when the loader is cl
 def micro_batches(
     examples: Any,
     collate: Callable[[Sequence[Any]], B],
-    plan: Iterable[Sequence[tuple[int, int]]],
+    plan: Iterable[Line],
     *,
     workers: int,
     pin_memory: bool = False,
@@ -46,7 +47,7 @@ def micro_batches(
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
         collate: makes a batch of a list of items; a function that pickles by name.
-        plan: one list of (epoch, index) per micro-batch; drawn as it is needed, so it may be endless.
+        plan: one line per micro-batch; drawn as it is needed, so it may be endless.
         workers: loader processes; 0 loads in this one.
         pin_memory: whether batches are put into page-locked memory for a GPU.
 
@@ -67,7 +68,7 @@ class MicroBatches(Generic[B]):
         self,
         examples: Any,
         collate: Callable[[Sequence[Any]], B],
-        plan: Iterable[Sequence[tuple[int, int]]],
+        plan: Iterable[Line],
         workers: int,
         pin_memory: bool,
     ) -> None:
@@ -132,11 +133,16 @@ class _Fetch(Dataset[Any]):
     def __init__(self, examples: Any) -> None:
         self.examples = examples
 
-    def __getitems__(self, line: Sequence[tuple[int, int]]) -> list[Any] | _Fault:
+    def __getitems__(self, line: Line) -> list[Any] | _Fault:
         try:
-            return [self.examples.item(index, epoch) for epoch, index in line]
+            draw = getattr(self.examples, "items", None)
+            if draw is None:
+                return [self.examples.item(index, epoch) for epoch, index in line.pictures]
+            items: list[Any] = draw(line.pictures, line.step)
+            _check_count(self.examples, items, len(line.pictures))
         except Exception as error:
             return _fault(error)
+        return items
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         raise NotImplementedError("items are drawn a micro-batch at a time")
@@ -155,6 +161,15 @@ class _Guarded:
             return self.collate(items)
         except Exception as error:
             return _fault(error)
+
+
+def _check_count(examples: Any, items: Any, pictures: int) -> None:
+    if not isinstance(items, list) or len(items) != pictures:
+        found = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
+        raise UserError(
+            f"items() of {type(examples).__name__} gave {found} for {pictures} pictures; expected a list "
+            "with one item for each (epoch, index), in their order"
+        )
 
 
 def _fault(error: Exception) -> _Fault:

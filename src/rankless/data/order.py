@@ -9,6 +9,8 @@ nothing is dropped, and every epoch holds every picture exactly once.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,18 @@ from rankless.recipe import Batch
 
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 8 rounds, 5 are visibly uneven
 _LARGEST = 2**62  # the sums below must stay inside 64 bits
+
+
+class Line(NamedTuple):
+    """One line of a plan: what forms one micro-batch.
+
+    Attributes:
+        step: the step it belongs to, from 0; 0 in an evaluation.
+        pictures: the (epoch, index) of each picture.
+    """
+
+    step: int
+    pictures: Sequence[tuple[int, int]]
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:

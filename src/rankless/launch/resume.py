@@ -10,7 +10,15 @@ from rankless.recipe_file import differences, load
 from rankless.run_directory import RunDirectory
 
 # Nothing here changes a number that was computed already.
-FREE = ("epochs", "workers", "evaluate.every", "checkpoint.every", "checkpoint.keep")
+FREE = (
+    "epochs",
+    "workers",
+    "data.cache",
+    "data.max_bad",
+    "evaluate.every",
+    "checkpoint.every",
+    "checkpoint.keep",
+)
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:

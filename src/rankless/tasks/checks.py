@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +82,21 @@ def check_data(task: Any, method: str, data: Any) -> None:
         )
     if len(data) < 1:
         raise UserError(f"{method}() of {_named(task)} has no pictures; expected at least one")
+
+
+def check_order(task: Any, order: Any, pictures: int) -> None:
+    """``evaluation_order()`` names every picture once.
+
+    Raises:
+        UserError: it does not.
+    """
+    fits = isinstance(order, np.ndarray) and order.shape == (pictures,) and order.dtype == np.int64
+    if not fits or not np.array_equal(np.sort(order), np.arange(pictures)):
+        found = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
+        raise UserError(
+            f"evaluation_order() of the evaluation data of {_named(task)} gave {found}; expected None, or an "
+            f"int64 array with each of the numbers 0 to {pictures - 1} once"
+        )
 
 
 def check_model(task: Any, model: Any) -> None:

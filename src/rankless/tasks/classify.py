@@ -15,6 +15,8 @@ from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
 from rankless.models.classifiers import build_classifier, variant
 from rankless.recipe import Recipe
+from rankless.tasks.views import VIEWS, mean_of_logs, seen
+from rankless.tasks.without_effect import refuse_without_effect
 from rankless.types import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 
 
@@ -38,6 +40,8 @@ class Classify:
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
         refuse_unknown(recipe.data.augment, detection=False)
+        if not class_names:
+            refuse_without_effect(recipe, "classify")
         if class_names is None:
             self.class_names = tuple(self._training.pictures.class_names)
             _ = self._loss  # its faults are told now, not when the first step is taken
@@ -67,14 +71,25 @@ class Classify:
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: ClassificationBatch) -> list[Classification]:
         """What the model takes each picture of the batch for."""
-        logs = model(self.network_input(batch.images)).float().log_softmax(1).cpu()  # (B, C)
+        images = self.network_input(batch.images)
+        views = [model(seen(images, view)).float().log_softmax(1) for view in VIEWS[self.recipe.evaluate.tta]]
+        # The mean of the probabilities; of one view they are its own, bit for bit.
+        logs = (views[0] if len(views) == 1 else mean_of_logs(views)).cpu()  # (B, C)
+        missing = {one.index for one in batch.unreadable}
         # Copies: a view would take the whole batch along to another rank.
-        return [Classification(index, row.clone()) for index, row in zip(batch.indices, logs, strict=True)]
+        return [
+            Classification(index, row.clone(), index in missing)
+            for index, row in zip(batch.indices, logs, strict=True)
+        ]
 
     def score(self, predictions: Sequence[Classification]) -> Scores:
-        """Top-1 and more of the predictions of the whole evaluation data, in the order of its pictures."""
+        """Top-1 and more of the predictions of the whole evaluation data, in the order of its pictures.
+
+        Pictures that could not be read are left out.
+        """
         logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
-        return topk_scores(logs, self.evaluation_data().labels(), self.class_names)
+        readable = torch.tensor([not prediction.unreadable for prediction in predictions])
+        return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
         """A picture to predict, uint8 (3, h, w), placed as in evaluation; its target is empty."""

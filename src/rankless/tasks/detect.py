@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment_keys import refuse_unknown
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import to_source
+from rankless.data.step_sizes import StepSizes
 from rankless.errors import UserError
 from rankless.free_grid import FreeHead
 from rankless.losses import free, yolo
@@ -25,6 +26,8 @@ from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import network
 from rankless.nms import nms
 from rankless.recipe import Recipe
+from rankless.tasks.views import VIEWS, seen, unseen
+from rankless.tasks.without_effect import refuse_without_effect
 from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.yolo_grid import YoloHead
 
@@ -56,6 +59,8 @@ class Detect:
         side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.heads = published.heads()
+        if not class_names:
+            refuse_without_effect(recipe, "detect", [*_without_effect(recipe, self.size)])
         if published.loss == "anchor-free":
             self._loss: Any = free.from_recipe(recipe.loss, recipe.model.dfl)
         else:
@@ -91,21 +96,36 @@ class Detect:
 
         A score is objectness times class probability, or what an anchor-free head says at once. Unless the
         recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works class by
-        class. Equal scores stay in the order of the model's outputs.
+        class. Equal scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes of all
+        views are candidates of one NMS.
         """
-        raw = model(network_input(batch.images))
-        boxes, scores = zip(*map(_found, raw, self.heads), strict=True)
+        images = network_input(batch.images)
+        boxes, scores = [], []
+        for view in VIEWS[self.recipe.evaluate.tta]:
+            raw = model(seen(images, view))
+            placed, said = zip(*map(_found, raw, self.heads), strict=True)
+            boxes.append(unseen(torch.cat(placed, 1), view, images.shape[-2:]))
+            scores.append(torch.cat(said, 1))
         pictures = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
         places = zip(batch.indices, batch.letterboxes, strict=True)
-        return [
+        found = [
             self._best(index, letterbox, place, score)
             for (index, letterbox), (place, score) in zip(places, pictures, strict=True)
         ]
+        missing = {one.index for one in batch.unreadable}
+        return [replace(one, unreadable=True) if one.index in missing else one for one in found]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures."""
+        """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures.
+
+        Pictures that could not be read are left out.
+        """
         data = self.evaluation_data()
-        truths = [data.ground_truth(index) for index in range(len(data))]
+        if len(predictions) != len(data):
+            raise ValueError(f"{len(predictions)} predictions for {len(data)} pictures")
+        readable = [index for index, found in enumerate(predictions) if not found.unreadable]
+        predictions = [predictions[index] for index in readable]
+        truths = [data.ground_truth(index) for index in readable]
         known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
         return coco_scores(predictions, known, self.class_names)
 
@@ -115,8 +135,15 @@ class Detect:
         pictures = open_pictures(
             data.root, data.train, images=data.train_images, seed=self.recipe.seed, size=SCENE_SIZE
         )
+        sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
-            pictures, self.size, self.recipe.seed, data.augment, self.recipe.epochs, data.fit
+            pictures,
+            self.size,
+            self.recipe.seed,
+            data.augment,
+            self.recipe.epochs,
+            data.fit,
+            sizes=sizes if data.multi_scale else None,
         )
 
     @cached_property
@@ -124,7 +151,10 @@ class Detect:
         data = self.recipe.data
         # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
         pictures = open_pictures(data.root, data.val, images=data.val_images, seed=0, size=SCENE_SIZE)
-        return DetectionExamples(pictures, self.size, self.recipe.seed, None, fit=data.fit)
+        rectangular = self.recipe.evaluate.rectangular
+        return DetectionExamples(
+            pictures, self.size, self.recipe.seed, None, fit=data.fit, rectangular=rectangular
+        )
 
     def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:
         """The examples, once it is sure that their labels mean what the model's outputs mean."""
@@ -161,6 +191,22 @@ class Detect:
             class_agnostic=settings.class_agnostic,
         )[: settings.detections]
         return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
+
+
+def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
+    """What is asked for and cannot be, given the input's size and the other settings."""
+    spread = recipe.data.multi_scale
+    if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
+        height, width = size
+        yield (
+            f"data.multi_scale is {spread:g}, but around {height} × {width} pixels there is no other size in "
+            f"multiples of 32 within a factor of {1 + spread:g}: give a larger one, or leave it out."
+        )
+    if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
+        yield (
+            "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to take away: "
+            "leave one of them out."
+        )
 
 
 def settled_detection(recipe: Recipe) -> Recipe:

@@ -19,7 +19,16 @@ from rankless.types import LossSum, Scores
 class Examples(Protocol):
     """A data set as the engine sees it. Must pickle: loader processes receive a copy.
 
-    It may have ``notes``, sentences about what was clipped or left out: they are told when a run begins.
+    It may also have:
+
+    - ``notes``: sentences about what was clipped or left out; they are told when a run begins.
+    - ``items(line, step)``: the items of a whole micro-batch of a step, a list as long as ``line`` of (epoch,
+      index), for data whose items depend on the step or on each other; it is then called in place of
+      ``item``. In an evaluation the step is 0.
+    - ``evaluation_order()``: the order in which pictures are cut into batches to be predicted, int64 (N,), or
+      None; they are scored in their own.
+    - ``facts(step)``: what the journal's line of a step says besides, a dict that JSON can hold; a function
+      of the step.
     """
 
     def __len__(self) -> int:
@@ -32,7 +41,11 @@ class Examples(Protocol):
 
 
 class Batch(Protocol):
-    """What ``collate`` makes of a list of items."""
+    """What ``collate`` makes of a list of items.
+
+    It may have ``unreadable``, a list of :class:`rankless.types.Unreadable`: pictures in whose place others
+    are trained on, or that cannot be scored. The engine counts them and ends a run with too many.
+    """
 
     def to(self, device: torch.device) -> Batch:
         """The batch with its tensors on ``device``."""

@@ -14,7 +14,7 @@ from rankless.run_directory import RunDirectory
 from rankless.training import checkpoint
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
-from rankless.types import Scores
+from rankless.types import Scores, Unreadable
 from rankless.world.join import World
 
 
@@ -67,6 +67,30 @@ class Due:
         self._write({"event": name, "at": step, "text": text})
         if self.teller:
             self.teller.say(f"step {step}: {text}")
+
+    def replaced(self, step: int, own: Sequence[Unreadable], *, scored: bool) -> None:
+        """Pictures that could not be read in ``step``; every rank must call it with those it met.
+
+        Args:
+            step: done.
+            own: this rank's.
+            scored: whether an evaluation is due after the step.
+
+        Raises:
+            UserError: on every rank, the state saved, when there are more than ``data.max_bad`` allows.
+        """
+        for one in self.state.unreadable.meet(self.world, own):
+            text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
+            self.event("unreadable", step, text)
+        if faults := self.state.unreadable.too_many():
+            self.state.unscored = scored
+            self.save(step, now=True)
+            raise UserError(faults)
+
+    def left_out(self, step: int, found: Sequence[Unreadable]) -> None:
+        """Pictures that could not be read in the evaluation after ``step``, the same on every rank."""
+        for one in self.state.unreadable.score(found):
+            self.event("unreadable", step, f"{one.path} cannot be read ({one.reason}) and is not scored")
 
     def save(self, step: int, *, now: bool) -> None:
         """A checkpoint, if the recipe, the best score or ``now`` asks for one.

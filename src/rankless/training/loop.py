@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rankless.data.loader import micro_batches
@@ -26,6 +27,7 @@ from rankless.training.passes import Totals
 from rankless.training.plan import Plan
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
+from rankless.training.waiting import Waiting
 from rankless.types import Scores
 from rankless.world.join import World
 
@@ -112,6 +114,7 @@ def train(
     told = [] if start else state.start_from_pretrained()
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
     due = Due(recipe, run, state, task.class_names, world, start)
+    facts: Callable[[int], dict[str, Any]] = getattr(data, "facts", lambda _: {})
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
     with (
         Teller(last, start, recipe.batch.images, speaks=world.is_first and not rehearsal) as teller,
@@ -121,9 +124,15 @@ def train(
         _journal(run, world, start, notes, warnings, told, teller) as journal,
     ):
         due.journal, due.teller = journal, teller
+        waiting = Waiting()
         limit = rehearsal.pictures if rehearsal else None
+
+        def scores_after(done: int) -> Scores:
+            told = partial(due.left_out, done)
+            return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told)
+
         if state.unscored:  # the evaluation after this step failed
-            due.scored(start, evaluate(task, state.scored, recipe, world, limit=limit), task.score_name)
+            due.scored(start, scores_after(start), task.score_name)
             state.unscored = False
             due.save(start, now=True)
         state.training_mode()
@@ -137,7 +146,7 @@ def train(
             norm, skipped = state.update(step, totals)
 
             done, stopping = step + 1, bool(totals.stop)
-            entry = _entry(done, plan, lr, totals, skipped)
+            entry = _entry(done, plan, lr, totals, skipped) | facts(step)
             if norm is not None:
                 entry["gradient_norm"] = float(norm)
             seconds = time.perf_counter() - began
@@ -146,17 +155,24 @@ def train(
                 "waited": round((batches.waited - waited) / seconds, 3),
             }
             due.log(entry, seconds)
+            if advice := waiting.step(seconds, batches.waited - waited):
+                due.event("waiting", done, advice)
+            scored = plan.is_evaluated(done) or bool(rehearsal and done in (last // 2, last))
+            if "replaced" in entry:
+                due.replaced(done, totals.unreadable, scored=scored)
             scores = None
-            if plan.is_evaluated(done) or (rehearsal and done in (last // 2, last)):
+            if scored:
                 with due.kept_if_it_fails(done):
-                    scores = evaluate(task, state.scored, recipe, world, limit=limit)
+                    scores = scores_after(done)
                 state.training_mode()
                 due.scored(done, scores, task.score_name)
             due.save(done, now=done == last or stopping)
             if observe:
                 observe(done, state, scores)
             if stopping and done < last:
+                due.event("stop", done, waiting.summary())
                 return False
+        due.event("end", last, waiting.summary())
     return True
 
 
@@ -220,6 +236,8 @@ def _entry(done: int, plan: Plan, lr: float, totals: Totals, skipped: bool) -> d
     entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr, "loss": loss}
     entry["parts"] = {name: float(value) / divisor for name, value in totals.parts.items()}
     entry["count"] = count
+    if replaced := int(totals.replaced):
+        entry["replaced"] = replaced
     if skipped:
         entry["skipped"] = True
     return entry

@@ -16,7 +16,7 @@ from rankless.recipe import Recipe
 from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
 from rankless.training.statistics import RunningStatistics, batch_norms
-from rankless.types import LossSum
+from rankless.types import LossSum, Unreadable
 from rankless.world.exchange import Exchange, add_in_place
 from rankless.world.join import World
 from rankless.world.reduce import GradientSum, add_gradients, check_gradients
@@ -34,6 +34,8 @@ class Totals:
         loss, count: the loss to divide and what to divide it by, scalars.
         parts: named sums.
         stop: how many ranks were asked to stop.
+        replaced: how many pictures could not be read, each as often as it was to be.
+        unreadable: those that this rank met; only this is not a sum.
         statistics: (S,) sum of the micro-batches' batch-norm statistics.
     """
 
@@ -41,6 +43,8 @@ class Totals:
     count: Tensor
     parts: dict[str, Tensor]
     stop: Tensor
+    replaced: Tensor
+    unreadable: list[Unreadable]
     statistics: Tensor
 
 
@@ -94,13 +98,16 @@ class Passes:
         """
         side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
         pending = None
+        unreadable: list[Unreadable] = []
         for leaf in self.own:
-            batch = self._drawn(batches)
+            batch, met = self._drawn(batches)
+            unreadable += met
             self._seed(step, leaf)
             with self.gradients.micro_batch(leaf):
                 with autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
-                side.push(Node(0, leaf), self._leaf(loss, asked_to_stop and leaf == self.own.start))
+                stop = asked_to_stop and leaf == self.own.start
+                side.push(Node(0, leaf), self._leaf(loss, stop, len(met)))
                 if leaf == self.own[-1]:
                     sums = [value for _, value in side.stack]
                     pending = self.plan.start(sums, torch.empty_like(sums[0]))
@@ -109,12 +116,13 @@ class Passes:
             raise RuntimeError("a rank without micro-batches")
         pending.combine()
         pending.finish()
-        return self._totals(pending.result)
+        return self._totals(pending.result, unreadable)
 
-    def _drawn(self, batches: Iterator[Any]) -> Any:
+    def _drawn(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
+        """The next batch on the device, and what could not be read for it."""
         batch = next(batches)
         check_batch(self.task, batch)
-        return batch.to(self.device)
+        return batch.to(self.device), getattr(batch, "unreadable", ())
 
     def _seed(self, step: int, leaf: int) -> None:
         """Key what a forward pass may draw from: the generators of the CPU and of this device.
@@ -126,8 +134,11 @@ class Passes:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _leaf(self, loss: LossSum, stop: bool) -> Tensor:
-        """What one micro-batch adds to the totals: loss, count, stop, parts, statistics; float64, flat."""
+    def _leaf(self, loss: LossSum, stop: bool, replaced: int) -> Tensor:
+        """What one micro-batch adds to the totals, float64 and flat.
+
+        In this order: loss, count, stop, replaced, parts, statistics.
+        """
         names = sorted(loss.parts)
         if self.names not in (None, names):
             raise UserError(
@@ -138,16 +149,17 @@ class Passes:
         scalars = [
             loss.sum.detach(),
             loss.count,
-            torch.tensor(float(stop)),
+            *torch.tensor([float(stop), float(replaced)]),
             *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
         return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
 
-    def _totals(self, vector: Tensor) -> Totals:
+    def _totals(self, vector: Tensor, unreadable: list[Unreadable]) -> Totals:
         names = self.names or []
-        parts = {name: vector[3 + place] for place, name in enumerate(names)}
-        return Totals(vector[0], vector[1], parts, vector[2], vector[3 + len(names) :])
+        parts = {name: vector[4 + place] for place, name in enumerate(names)}
+        statistics = vector[4 + len(names) :]
+        return Totals(vector[0], vector[1], parts, vector[2], vector[3], unreadable, statistics)
 
 
 class SyncPasses(Passes):
@@ -165,17 +177,20 @@ class SyncPasses(Passes):
 
         def forward(number: int) -> LossSum:
             with autocast(self.recipe.precision, self.device):
-                return LossSum(*self.side.replicas[number](drawn[number]))
+                return LossSum(*self.side.replicas[number](drawn[number][0]))
 
         def seed(number: int) -> None:
             self._seed(step, self.own[number])
 
         losses, token = self.side.run(forward, seed)
         torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
-        stops = [asked_to_stop and number == 0 for number in range(len(losses))]
-        totals = self.side.total([self._leaf(loss, stop) for loss, stop in zip(losses, stops, strict=True)])
+        leaves = [
+            self._leaf(loss, asked_to_stop and number == 0, len(drawn[number][1]))
+            for number, loss in enumerate(losses)
+        ]
+        totals = self.side.total(leaves)
         self._sum_gradients()
-        return self._totals(totals)
+        return self._totals(totals, [one for _, met in drawn for one in met])
 
     def _sum_gradients(self) -> None:
         fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)

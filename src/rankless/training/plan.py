@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankless.data.order import micro_batch
+from rankless.data.order import Line, micro_batch
 from rankless.recipe import Recipe
 
 
@@ -50,9 +50,9 @@ class Plan:
         before = (step - 1) * self.recipe.batch.images // self.pictures
         return ended // every > before // every
 
-    def pictures_of(self, start: int, own: range) -> Iterator[list[tuple[int, int]]]:
-        """The (epoch, picture) pairs of each own micro-batch of every step from ``start`` on."""
+    def pictures_of(self, start: int, own: range) -> Iterator[Line]:
+        """The pictures of each own micro-batch of every step from ``start`` on."""
         recipe = self.recipe
         for step in range(start, self.steps):
             for micro in own:
-                yield micro_batch(self.pictures, recipe.seed, step, micro, recipe.batch)
+                yield Line(step, micro_batch(self.pictures, recipe.seed, step, micro, recipe.batch))

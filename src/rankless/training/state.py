@@ -24,6 +24,7 @@ from rankless.training.optimisation import divide_and_clip, optimiser, restore_s
 from rankless.training.passes import Passes, Totals, make_passes
 from rankless.training.plan import Plan
 from rankless.training.statistics import RunningStatistics, batch_norms
+from rankless.training.unreadable import UnreadablePictures
 from rankless.world.join import World
 
 
@@ -44,6 +45,7 @@ class TrainingState:
         average: the averaged model, or None.
         best: the step and score of the best evaluation so far.
         unscored: the evaluation that was due after the last step has failed.
+        unreadable: the pictures that could not be read so far.
         released_at: the step (from 0) before which the backbone is released: the first that begins when
             ``model.freeze`` epochs have been seen whole.
     """
@@ -69,6 +71,7 @@ class TrainingState:
         self._wrap()
         self.best: dict[str, Any] | None = None
         self.unscored = False
+        self.unreadable = UnreadablePictures(pictures, recipe.data.max_bad)
 
     def _wrap(self) -> None:
         """Make what knows for good which parameters and norms are trained."""
@@ -171,6 +174,7 @@ class TrainingState:
                 "scaler": self.scaler.state_dict(),
                 "pictures": self.pictures,
                 "unscored": self.unscored,
+                "unreadable": self.unreadable.as_json(),
             },
         )
 
@@ -196,6 +200,7 @@ class TrainingState:
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
         self.best = snapshot.state["best"]
         self.unscored = bool(snapshot.state.get("unscored"))
+        self.unreadable.restore(snapshot.state.get("unreadable", {}))
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that decides the next step, by name."""

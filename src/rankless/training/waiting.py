@@ -1,0 +1,44 @@
+"""How much of a run's time goes by waiting for pictures, and what to do when it is much."""
+
+from __future__ import annotations
+
+from collections import deque
+
+STEPS = 100
+"""Advice is of so many steps at least: the first ones wait for the loader processes to start."""
+MUCH = 0.2
+"""… in which a larger share of the time than this was spent waiting."""
+
+
+class Waiting:
+    """The seconds of this rank, step by step.
+
+    Attributes:
+        seconds, waited: of all steps so far, and how many of them went by waiting.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self.waited = 0.0
+        self.recent: deque[tuple[float, float]] = deque(maxlen=STEPS)
+        self.advised = False
+
+    def step(self, seconds: float, waited: float) -> str:
+        """Count one step; what to say now, which is nothing but once in a run."""
+        self.seconds += seconds
+        self.waited += waited
+        self.recent.append((seconds, waited))
+        if self.advised or len(self.recent) < STEPS:
+            return ""
+        share = sum(w for _, w in self.recent) / max(sum(s for s, _ in self.recent), 1e-9)
+        if share <= MUCH:
+            return ""
+        self.advised = True
+        return (
+            f"{share:.0%} of the last {STEPS} steps' time went by waiting for pictures: more `workers`, or "
+            "data.cache (ram or disk), may help; neither changes the weights, so --resume takes them too"
+        )
+
+    def summary(self) -> str:
+        """A sentence for the end."""
+        share = self.waited / self.seconds if self.seconds else 0.0
+        return f"{share:.0%} of {self.seconds:.1f} s went by waiting for pictures"
