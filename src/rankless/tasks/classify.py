@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
-from rankless.data.augment_keys import refuse_unknown
 from rankless.data.classification import ClassificationExamples, collate, open_pictures
 from rankless.data.classification_input import place
 from rankless.losses.classify import ClassificationLoss, from_recipe
@@ -39,7 +38,6 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
-        refuse_unknown(recipe.data.augment, detection=False)
         if not class_names:
             refuse_without_effect(recipe, "classify")
         if class_names is None:

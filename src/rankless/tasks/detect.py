@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from rankless import free_grid, yolo_grid
 from rankless.data.anchors import box_sizes, kmeans_anchors
-from rankless.data.augment_keys import refuse_unknown
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import to_source
 from rankless.data.step_sizes import StepSizes
@@ -53,7 +52,6 @@ class Detect:
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
-        refuse_unknown(recipe.data.augment, detection=True)
         # Size, heads and loss are the same for any number of classes, which only the data may know.
         published = network(recipe.model, classes=1)
         side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
