@@ -1,0 +1,69 @@
+"""The command line: verbs only. Every heavy import waits until its verb runs.
+
+A recipe decides the numbers, and ``key=value`` changes it; options decide where and how it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, UnusedCliTokensError
+
+from rankless import __version__
+from rankless.cli import library, runs
+from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
+from rankless.errors import UserError
+
+app = App(
+    name="rankless",
+    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
+    help_epilogue="Start with:\n  rankless train digits",
+    help_format="plaintext",
+    version=__version__,
+    usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
+    group_commands=COMMANDS,
+    group_arguments=ARGUMENTS,
+    group_parameters=OPTIONS,
+    suppress_keyboard_interrupt=False,
+)
+app["--help"].group = app["--version"].group = OPTIONS
+for part in (runs.app, library.app):
+    app.update(part)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after ``rankless``; the process's own if not given.
+
+    Returns:
+        The exit code: 0; 1 where the work failed; 2 for a mistake of the user's; 130 when interrupted.
+    """
+    try:
+        result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        for fault in error.faults:
+            print(f"error: {fault}", file=sys.stderr)
+        return error.exit_code
+    except UnusedCliTokensError as error:
+        print(f"error: one word too many: '{(error.unused_tokens or ['?'])[0]}'", file=sys.stderr)
+        return 2
+    except CycloptsError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; a training run goes on with: rankless train --resume --run RUN", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
+        return 1

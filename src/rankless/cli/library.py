@@ -1,0 +1,149 @@
+"""The commands about what there is to train with: recipes, models, and weights of other software."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import Json, Target, flag, part, whole_number
+from rankless.errors import UserError
+from rankless.printing import print_json, print_models
+
+app = part()
+
+
+@app.command(
+    sort_key=6,
+    usage="Usage: rankless recipes [NAME] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless recipes
+  rankless recipes digits > my.yaml
+""",
+)
+def recipes(
+    name: Annotated[str | None, Parameter(name="NAME", help="Print this recipe.")] = None,
+    /,
+    *,
+    schema: Annotated[bool, Parameter(help="Print the JSON Schema of recipes, for editors."), flag] = False,
+    as_json: Json = False,
+) -> int:
+    """List the shipped recipes, or print one."""
+    from rankless import recipe_file
+
+    text = None if name is None else recipe_file.shipped_text(name)
+    if schema:
+        print_json(recipe_file.schema())
+    elif name is not None and as_json:
+        print_json(json.loads(recipe_file.to_json(recipe_file.load(name))))
+    elif text is not None:
+        print(text, end="")
+    elif as_json:
+        print_json(recipe_file.shipped())
+    else:
+        width = max(map(len, recipe_file.shipped()))
+        for known, what in recipe_file.shipped().items():
+            print(f"{known:{width}}  {what}")
+    return 0
+
+
+@app.command(
+    sort_key=7,
+    usage="Usage: rankless models [OPTIONS]",
+    help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
+)
+def models(*, as_json: Json = False) -> int:
+    """List the models with their size, their work and their origin."""
+    from dataclasses import asdict
+
+    from rankless.models.listing import listed
+
+    rows = list(listed())
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return 0
+    print_models(rows)
+    return 0
+
+
+@app.command(
+    name="import",
+    sort_key=8,
+    usage="Usage: rankless import FILE --out FILE [--model NAME] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="Example:\n  rankless import their.pth --out ours.safetensors --model yolov4-tiny\n",
+)
+def import_(
+    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint of another project.")],
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the recipe written with it.")],
+    out: Annotated[Path, Parameter(help="The weights file to write.", metavar="FILE")],
+    model: Annotated[str | None, Parameter(help="The model.", metavar="NAME")] = None,
+    cfg: Annotated[Path | None, Parameter(help="Darknet's cfg, in place of --model.", metavar="FILE")] = None,
+    names: Annotated[
+        Path | None, Parameter(help="Class names, one per line or JSON.", metavar="FILE")
+    ] = None,
+    classes: Annotated[str | None, Parameter(help="How many, without --names.", metavar="N")] = None,
+    key: Annotated[str | None, Parameter(help="The entry that holds the weights.", metavar="NAME")] = None,
+    partial: Annotated[bool, Parameter(help="Take what fits."), flag] = False,
+    by_order: Annotated[bool, Parameter(help="Take tensors by order, not by name."), flag] = False,
+    force: Annotated[bool, Parameter(help="Replace an existing --out."), flag] = False,
+    as_json: Json = False,
+) -> int:
+    """Make a weights file of another project's checkpoint."""
+    count = None if classes is None else whole_number("--classes", classes)
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in model.width=0.5" for word in stray)
+    from rankless.importing import import_weights
+
+    report = import_weights(
+        source,
+        out,
+        model=model,
+        cfg=cfg,
+        names=names,
+        classes=count,
+        key=key,
+        partial=partial,
+        by_order=by_order,
+        overrides=overrides,
+        force=force,
+    )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print(*report.notes, sep="\n")
+        print(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
+    return 0
+
+
+@app.command(
+    sort_key=9,
+    usage="Usage: rankless export TARGET --format FORMAT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless export runs/mine --format darknet
+  rankless export weights.safetensors --format darknet --out shared/net
+""",
+)
+def export(
+    target: Target,
+    /,
+    *,
+    format: Annotated[str, Parameter(help="darknet: a .cfg, .weights and .names.")],
+    out: Annotated[
+        Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write trained weights in the format of other software."""
+    from rankless.exporting import export as write
+
+    done = write(target, format=format, out=out)
+    if as_json:
+        print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
+    else:
+        print("\n".join(str(file) for file in done.files))
+    return 0
