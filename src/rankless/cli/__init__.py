@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from rankless import __version__
-from rankless.cli import library, runs
+from rankless.cli import data, library, runs
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
 from rankless.errors import UserError
 
@@ -30,7 +30,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app["--help"].group = app["--version"].group = OPTIONS
-for part in (runs.app, library.app):
+for part in (runs.app, library.app, data.app):
     app.update(part)
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Target, flag, part, whole_number
+from rankless.cli.words import Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
 from rankless.errors import STOPPED, UserError
 from rankless.printing import print_json, print_scores
 
-if TYPE_CHECKING:
-    from rankless.recipe import Recipe
-
 app = part()
 
-_OTHER_THAN_DIGITS = ("task", "data.root", "data", "model", "model.name", "model.cfg")
 Devices = Annotated[
     str, Parameter(help="GPUs to use, or processes where there is no GPU: a number, or auto.", metavar="N")
 ]
@@ -57,16 +53,16 @@ def train(
     from rankless import recipe_file
 
     count = _device_count(devices)
-    name, overrides = _recipe_and_overrides(recipe)
+    name, overrides = recipe_and_overrides(recipe)
     if resume and run is None:
         raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
     if resume and run is not None and name is None:
         kept = run / "recipe.yaml"
         if not kept.is_file():
             raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
-        loaded = recipe_file.load(kept, overrides)
+        chosen = recipe_file.load(kept, overrides)
     else:
-        loaded, name = _loaded(name, overrides)
+        chosen, name = loaded(name, overrides)
     if run is None:
         from rankless.run_directory import new_run_directory
 
@@ -74,7 +70,7 @@ def train(
     with _may_be_requeued():
         from rankless.launch import local
 
-        return local.train(loaded, run, devices=count, resume=resume)
+        return local.train(chosen, run, devices=count, resume=resume)
 
 
 @app.command(
@@ -204,13 +200,13 @@ def verify(
     """Prove on this machine that the number of processes changes no bit of the weights."""
     sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = whole_number("--steps", steps)
-    name, overrides = _recipe_and_overrides(recipe)
-    loaded, _ = _loaded(name, overrides)
+    name, overrides = recipe_and_overrides(recipe)
+    chosen, _ = loaded(name, overrides)
     from rankless.verify import verify as compare
 
     # With --json the standard output is the report's alone.
     log = sys.stderr if as_json else sys.stdout
-    report = compare(loaded, sizes, step_count, lambda line: print(line, file=log, flush=True))
+    report = compare(chosen, sizes, step_count, lambda line: print(line, file=log, flush=True))
     if as_json:
         print_json(report.as_json())
     return 0 if report.ok else 1
@@ -229,28 +225,6 @@ def _may_be_requeued() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The first word that is no ``key=value`` is the recipe; the rest is for the recipe's reader to judge."""
-    name = next((word for word in words if "=" not in word), None)
-    overrides = list(words)
-    if name is not None:
-        overrides.remove(name)
-    return name, overrides
-
-
-def _loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
-    """The recipe of that name, and what to call its run.
-
-    Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
-    and other models, so for those it is the defaults.
-    """
-    from rankless import recipe_file
-
-    if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
-        return recipe_file.default(overrides), "run"
-    return recipe_file.load(name or "digits", overrides), name or "digits"
 
 
 def _device_count(devices: str) -> int | None:

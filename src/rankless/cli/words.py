@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Group, Parameter
 
 from rankless.errors import UserError
 
+if TYPE_CHECKING:
+    from rankless.recipe import Recipe
+
 COMMANDS = Group("Commands", sort_key=0)
 ARGUMENTS = Group("Arguments", sort_key=1)
 OPTIONS = Group("Options", sort_key=2)
 
+_OTHER_THAN_DIGITS = ("task", "data.root", "data", "model", "model.name", "model.cfg")
+
 flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), flag]
+
+Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as a data.yaml.")]
+Format = Annotated[str, Parameter(help="Of the data; auto recognises it.", metavar="NAME")]
+Splits = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="Only this split; repeatable. All if not given.", negative="", metavar="NAME", show_default=False
+    ),
+]
 
 
 def whole_number(option: str, text: str, more: str = "") -> int:
@@ -28,3 +43,25 @@ def whole_number(option: str, text: str, more: str = "") -> int:
 def part() -> App:
     """An application for some of the commands, which look alike whichever page they stand on."""
     return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS)
+
+
+def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The first word that is no ``key=value`` is the recipe; the rest is for the recipe's reader to judge."""
+    name = next((word for word in words if "=" not in word), None)
+    overrides = list(words)
+    if name is not None:
+        overrides.remove(name)
+    return name, overrides
+
+
+def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
+    """The recipe of that name, and what to call its run.
+
+    Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
+    and other models, so for those it is the defaults.
+    """
+    from rankless import recipe_file
+
+    if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
+        return recipe_file.default(overrides), "run"
+    return recipe_file.load(name or "digits", overrides), name or "digits"

@@ -65,6 +65,8 @@ KINDS: dict[str, Kind] = {
     "unknown picture": Kind("dropped", "annotations are of a picture that is not listed"),
     "repeated id": Kind("told", "annotation ids are given more than once"),
     "left out": Kind("told", "files were left out"),
+    "same picture twice": Kind("told", "pictures have the bytes of another of the split"),
+    "same in two splits": Kind("told", "pictures are in two splits, byte for byte: scores are too good"),
 }
 
 

@@ -1,0 +1,240 @@
+"""The commands that look at a data set: check, stats, show, anchors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import (
+    Format,
+    Json,
+    Root,
+    Splits,
+    flag,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
+from rankless.errors import UserError
+from rankless.printing import print_json
+
+if TYPE_CHECKING:
+    from rankless.recipe import Recipe
+
+app = part()
+
+
+@app.command(
+    sort_key=1,
+    usage="Usage: rankless data check ROOT [OPTIONS]",
+    help_epilogue="""\
+Exit code 0 if nothing is wrong, 1 if something is, 2 for a mistake in the command.
+
+Examples:
+  rankless data check mydata
+  rankless data check mydata --fix --out mydata-clean
+""",
+)
+def check(
+    root: Root,
+    /,
+    *,
+    split: Splits = (),
+    format: Format = "auto",
+    quick: Annotated[bool, Parameter(help="Read only headers of pictures; compare none."), flag] = False,
+    fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
+    out: Annotated[
+        Path | None, Parameter(help="The copy's folder; if not given, ROOT-fixed.", metavar="FOLDER")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Find everything that is wrong with a data set."""
+    if out is not None and not fix:
+        raise UserError("--out says where --fix writes: add --fix, or leave --out out")
+    from rankless.cli.data_text import print_check, print_fix
+    from rankless.curation.checking import check as look
+    from rankless.curation.data_set import beside
+    from rankless.curation.fixing import fix as mend
+
+    if fix and (out or beside(root, "fixed")).exists():
+        raise UserError(f"--out {out or beside(root, 'fixed')}: it is there already, and nothing is replaced")
+    found = look(root, format, split, quick=quick)
+    fixed = mend(found, out or beside(root, "fixed")) if fix else None
+    if as_json:
+        report = found.as_json()
+        if fixed is not None:
+            report["fixed"] = {"out": str(fixed.out), "changes": fixed.changes}
+        print_json(report)
+    else:
+        print_check(found)
+        if fixed is not None:
+            print_fix(fixed)
+    return 0 if found.ok else 1
+
+
+@app.command(
+    sort_key=2,
+    usage="Usage: rankless data stats ROOT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data stats mydata
+  rankless data stats mydata --out stats.png
+""",
+)
+def stats(
+    root: Root,
+    /,
+    *,
+    split: Splits = (),
+    format: Format = "auto",
+    out: Annotated[
+        Path | None, Parameter(help="Draw it as well: a .png, .svg or .pdf.", metavar="FILE")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Count pictures, classes and boxes, and say how large they are."""
+    from rankless.cli.data_text import print_statistics
+    from rankless.curation.data_set import open_data_set
+    from rankless.curation.statistics import statistics
+
+    data = open_data_set(root, format, split, examined=True)
+    found = statistics(data)
+    if out is not None:
+        from rankless.curation.statistics_plot import plot
+
+        replaced = out.exists()
+        plot(data, out)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_statistics(found)
+        if out is not None:
+            print(f"\ndrawn: {out}" + (" (replaced)" if replaced else ""))
+    return 0
+
+
+@app.command(
+    sort_key=3,
+    usage="Usage: rankless data show ROOT [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data show mydata --class cat --out cats.html
+  rankless data show mydata --augmented yolov4-tiny data.augment.mosaic=1
+  rankless data show digits
+""",
+)
+def show(
+    root: Root,
+    /,
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE", help="With --augmented: the recipe to train by, and changes to it."
+        ),
+    ],
+    split: Annotated[
+        str | None, Parameter(help="The split; if not given, the first.", metavar="NAME")
+    ] = None,
+    format: Format = "auto",
+    count: Annotated[str, Parameter(help="How many pictures.", metavar="N")] = "16",
+    seed: Annotated[int, Parameter(help="Another number draws other pictures.", metavar="N")] = 0,
+    class_name: Annotated[
+        str | None, Parameter(name="--class", help="Only pictures with this class.", metavar="NAME")
+    ] = None,
+    augmented: Annotated[bool, Parameter(help="As a training sees them, augmented."), flag] = False,
+    out: Annotated[Path, Parameter(help="A .png, .jpg or .html.", metavar="FILE")] = Path(
+        "contact-sheet.png"
+    ),
+) -> int:
+    """Draw pictures with what is annotated on them."""
+    name, overrides = recipe_and_overrides(recipe)
+    number = whole_number("--count", count)
+    if recipe and not augmented:
+        raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --augmented")
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in data.augment.mosaic=1" for word in stray)
+    from rankless.curation import contact_sheet
+    from rankless.curation.looking import select
+
+    def chosen(task: str) -> Recipe:
+        from rankless import recipe_file
+
+        if name is None and task == "detect" and root != "digits":
+            return recipe_file.default(overrides)
+        return recipe_file.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
+
+    found = select(
+        root,
+        format,
+        split=split,
+        count=number,
+        seed=seed,
+        class_name=class_name,
+        augmented=chosen if augmented else None,
+    )
+    replaced = out.exists()
+    contact_sheet.write(found, out)
+    unreadable = sum(one.image is None for one in found.shown)
+    failed = f", {unreadable} not readable" if unreadable else ""
+    print(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
+    return 0
+
+
+@app.command(
+    sort_key=4,
+    usage="Usage: rankless data anchors ROOT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data anchors mydata
+  rankless data anchors mydata --model yolov4-tiny --image-size 320,512
+""",
+)
+def anchors(
+    root: Root,
+    /,
+    *,
+    split: Annotated[str, Parameter(help="The split.", metavar="NAME")] = "train",
+    format: Format = "auto",
+    model: Annotated[str, Parameter(help="A detector with anchors.", metavar="NAME")] = "yolov4",
+    count: Annotated[
+        str | None, Parameter(help="How many; if not given, as the model has.", metavar="N")
+    ] = None,
+    image_size: Annotated[
+        str | None,
+        Parameter(
+            help="The input's side, or height,width; if not given, the model's.",
+            metavar="N",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    seed: Annotated[int, Parameter(help="Of k-means.", metavar="N")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Find the anchors that fit the boxes best."""
+    number = None if count is None else whole_number("--count", count)
+    size = None if image_size is None else _size(image_size)
+    from rankless.curation.fitting_anchors import fitted_anchors
+
+    found = fitted_anchors(root, format, split=split, model=model, count=number, size=size, seed=seed)
+    if as_json:
+        print_json(found.as_json())
+        return 0
+    height, width = found.size
+    print(f"{len(found.anchors)} anchors for {found.boxes:,} boxes on an input of {width} × {height} pixels")
+    print(f"average IoU {found.fit:.4f}; with the {len(found.default)} of {model} {found.default_fit:.4f}\n")
+    print(found.recipe_line)
+    if len(found.anchors) != len(found.default):
+        print(f"\n{model} takes {len(found.default)} anchors: leave --count out to find as many")
+    return 0
+
+
+def _size(text: str) -> tuple[int, int]:
+    numbers = [int(word) for word in re.findall(r"\d+", text)]
+    if not re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text) or min(numbers) < 8:
+        raise UserError(
+            f"--image-size has '{text}': expected a side in pixels, or height,width, as in 320,512"
+        )
+    return numbers[0], numbers[-1]

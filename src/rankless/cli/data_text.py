@@ -1,0 +1,206 @@
+"""What the commands about data print for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rankless.curation.checking import Checked, fails
+from rankless.curation.converting import Converted
+from rankless.curation.fixing import Fixed
+from rankless.curation.splitting import Divided, shares_of
+from rankless.curation.statistics import SplitStatistics, Spread, Statistics
+from rankless.data.annotations import Annotations
+from rankless.data.findings import KINDS, Findings
+
+FIRST = 3
+"""So many of a kind are named; ``--json`` has more."""
+MOST_CLASSES = 60
+_THEN = {
+    "stops": "a training stops",
+    "dropped": "a training leaves them out",
+    "clipped": "a training clips them",
+    "replaced": "a training takes others instead",
+    "told": "",
+}
+
+
+def print_check(found: Checked) -> None:
+    """Each split with what was found, then the verdict."""
+    print(f"{found.data.root}: {found.data.title}")
+    for name, each in found.data.splits.items():
+        print(f"\n{name}: {_counted(each)}")
+        _print_findings(found.findings[name])
+    if found.between.counts:
+        print("\nbetween the splits")
+        _print_findings(found.between)
+    if found.quick:
+        print("\nheaders only: no picture was decoded, none compared with another")
+    every = [*found.findings.values(), found.between]
+    wrong = sum(count for each in every for kind, count, _ in each if fails(kind))
+    if found.ok:
+        print("\nnothing is wrong")
+    else:
+        print(f"\n{wrong:,} findings are wrong (✗); --fix writes a copy without them")
+
+
+def _print_findings(findings: Findings) -> None:
+    if not findings.counts:
+        print("  nothing found")
+    for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
+        outcome, what = KINDS[kind]
+        then = f" ({_THEN[outcome]})" if _THEN[outcome] else ""
+        print(f"  {'✗' if fails(kind) else '·'} {count:,} {what}{then}")
+        for finding in first[:FIRST]:
+            print(f"      {finding}")
+        if count > FIRST:
+            print(f"      … and {count - FIRST:,} more")
+
+
+def print_fix(fixed: Fixed) -> None:
+    """Where the copy is and what differs."""
+    print(f"\nwritten: {fixed.out}")
+    for change in fixed.changes or ["nothing was to be changed"]:
+        print(f"  {change}")
+
+
+def print_conversion(done: Converted) -> None:
+    """What was written, what was lost, and whether it reads back the same."""
+    for name, each in done.data.splits.items():
+        print(f"{name}: {_counted(each)}")
+    print(f"written: {done.out} ({done.data.format} → {done.to})")
+    for sentence in done.lost:
+        print(f"  {sentence}")
+    if done.differences:
+        print("read back and compared: not equal")
+        for sentence in done.differences:
+            print(f"  {sentence}")
+    else:
+        print("read back and compared: pictures' sizes, classes and boxes are equal, bit for bit")
+
+
+def print_division(done: Divided) -> None:
+    """The shares of the pictures and of every class."""
+    print(f"written: {done.out}")
+    for note in done.notes:
+        print(f"  {note}")
+    total = sum(map(len, done.splits.values()))
+    print()
+    table = _table("", *(column for name in done.splits for column in (name, "share")))
+    pairs = [(f"{len(each):,}", f"{len(each) / max(total, 1):.1%}") for each in done.splits.values()]
+    table.add_row("pictures", *(cell for pair in pairs for cell in pair))
+    table.add_row("wanted", *(cell for share in done.wanted.values() for cell in ("", f"{share:.1%}")))
+    counts = done.counts()
+    names = next(iter(done.splits.values())).class_names
+    shares = shares_of(counts)
+    for label in range(min(len(names), MOST_CLASSES)):
+        cells = [
+            cell for name in counts for cell in (f"{counts[name][label]:,}", f"{shares[name][label]:.1%}")
+        ]
+        table.add_row(names[label], *cells)
+    _print(table)
+    _print_more(len(names))
+
+
+def print_statistics(found: Statistics) -> None:
+    """A table of everything in numbers, one of the classes, and remarks."""
+    splits = found.splits
+    print(f"{found.root}: {found.format}\n")
+    table = _table("", *splits)
+    for title, cells in _rows(list(splits.values())):
+        if any(cells):
+            table.add_row(title, *cells)
+    _print(table)
+    print()
+    _print_classes(splits)
+    if found.remarks:
+        print()
+        for remark in found.remarks:
+            print(remark)
+
+
+def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
+    """Titles and a cell of each split; rows of empty cells are not of this data."""
+    boxed = [each.boxes is not None for each in splits]
+
+    def share(part: int, whole: int | None) -> str:
+        return f"{part:,} ({part / whole:.1%})" if part and whole else ("0" if whole else "")
+
+    def where_boxed(cells: list[str]) -> list[str]:
+        return [cell if has else "" for cell, has in zip(cells, boxed, strict=True)]
+
+    return [
+        ("pictures", [f"{each.pictures:,}" for each in splits]),
+        ("  not readable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
+        ("  without boxes", where_boxed([share(each.empty, each.pictures) for each in splits])),
+        ("  width", [_spread(each.width, 0) for each in splits]),
+        ("  height", [_spread(each.height, 0) for each in splits]),
+        ("  width / height", [_spread(each.aspect, 2) for each in splits]),
+        ("  most common size", [_most_common(each) for each in splits]),
+        ("boxes", where_boxed([f"{each.boxes:,}" for each in splits])),
+        ("  difficult", [f"{each.difficult:,}" if each.difficult else "" for each in splits]),
+        ("  crowd", [f"{each.crowd:,}" if each.crowd else "" for each in splits]),
+        ("  in a picture", [_spread(each.boxes_per_picture, 0) for each in splits]),
+        ("  small (below 32²)", where_boxed([share(each.small, each.boxes) for each in splits])),
+        ("  medium (below 96²)", where_boxed([share(each.medium, each.boxes) for each in splits])),
+        ("  large", where_boxed([share(each.large, each.boxes) for each in splits])),
+        ("  side / picture's", [_spread(each.box_side, 3) for each in splits]),
+        ("  width / height", [_spread(each.box_aspect, 2) for each in splits]),
+    ]
+
+
+def _most_common(each: SplitStatistics) -> str:
+    size = next(iter(each.common_sizes), None)
+    if size is None:
+        return ""
+    return f"{size} ({each.common_sizes[size] / max(each.pictures, 1):.0%})"
+
+
+def _spread(values: Spread | None, digits: int) -> str:
+    """The least, the median and the most; one number where they are the same."""
+    if values is None or values.median is None:
+        return ""
+    three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]
+    return three[0] if three[0] == three[2] else " – ".join(three)
+
+
+def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:
+    names = list(dict.fromkeys(name for each in splits.values() for name in each.classes))
+    table = _table("class", *(column for name in splits for column in (name, "share")))
+    for label in names[:MOST_CLASSES]:
+        table.add_row(
+            label,
+            *(
+                cell
+                for each in splits.values()
+                for cell in (
+                    f"{each.classes.get(label, 0):,}",
+                    f"{each.classes.get(label, 0) / max(sum(each.classes.values()), 1):.1%}",
+                )
+            ),
+        )
+    _print(table)
+    _print_more(len(names))
+
+
+def _print_more(classes: int) -> None:
+    if classes > MOST_CLASSES:
+        print(f"… and {classes - MOST_CLASSES:,} more classes; --json has all")
+
+
+def _counted(each: Annotations) -> str:
+    return f"{len(each):,} pictures" + (f", {len(each.boxes):,} boxes" if each.has_boxes else "")
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console(soft_wrap=True, highlight=False, markup=False).print(table)

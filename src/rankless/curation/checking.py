@@ -1,0 +1,175 @@
+"""Whatever is wrong with a data set: the findings of its format, pictures that do not decode, and leaks.
+
+A leak is a picture that two splits share, byte for byte: a model that has trained on what it is scored on
+scores too well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankless.curation.data_set import DataSet, open_data_set
+from rankless.curation.pixels import content, decoded
+from rankless.curation.progress import each
+from rankless.data.annotations import Annotations
+from rankless.data.findings import KINDS, Findings
+from rankless.data.pictures import UnreadablePicture
+
+LEAK, TWIN = "same in two splits", "same picture twice"
+
+
+@dataclass
+class Checked:
+    """What a check found.
+
+    Attributes:
+        data: what was checked.
+        findings: of each split.
+        between: of the splits among each other.
+        unreadable: of each split, the numbers of the pictures that do not decode, or whose header is broken.
+        leaked: of each split, the numbers of the pictures that a later split has as well.
+        quick: nothing was decoded or compared.
+    """
+
+    data: DataSet
+    findings: dict[str, Findings]
+    between: Findings
+    unreadable: dict[str, set[int]]
+    leaked: dict[str, set[int]] = field(default_factory=dict)
+    quick: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; what is merely told is not wrong, except a leak."""
+        return not any(
+            fails(kind) for found in (*self.findings.values(), self.between) for kind in found.counts
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        splits = {
+            name: {
+                "pictures": len(each),
+                "boxes": len(each.boxes),
+                "findings": self.findings[name].as_json(),
+            }
+            for name, each in self.data.splits.items()
+        }
+        return {
+            "root": self.data.root,
+            "format": self.data.format,
+            "ok": self.ok,
+            "decoded": not self.quick,
+            "splits": splits,
+            "between": self.between.as_json(),
+        }
+
+
+def fails(kind: str) -> bool:
+    """Whether a finding of this kind makes a check fail."""
+    return KINDS[kind].outcome != "told" or kind == LEAK
+
+
+def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick: bool = False) -> Checked:
+    """Everything that is wrong with a data set.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        splits: these alone; all if empty.
+        quick: read only the headers of pictures, and compare none.
+
+    Raises:
+        UserError: nothing there, nothing known, or no such split.
+    """
+    data = open_data_set(root, format, splits, examined=True)
+    findings: dict[str, Findings] = {}
+    unreadable: dict[str, set[int]] = {}
+    for name, whole in data.splits.items():
+        findings[name] = Findings()
+        findings[name].update(whole.findings)
+        unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
+    made = Checked(data, findings, Findings(), unreadable, quick=quick)
+    if not quick:
+        _decode_and_compare(made)
+    return made
+
+
+class _Look(NamedTuple):
+    """What is to be done with one picture: decode it, and hash it where another has as many bytes."""
+
+    split: str
+    annotations: Annotations
+    number: int
+    size: int
+    hashed: bool
+    broken: bool
+
+
+class _Seen(NamedTuple):
+    fault: UnreadablePicture | None
+    digest: bytes | None
+
+
+def _decode_and_compare(made: Checked) -> None:
+    parts = made.data.parts
+    sizes = {name: _byte_counts(annotations) for name, annotations in made.data.splits.items()}
+    common = Counter(size for name in parts for size in sizes[name])
+    looks = [
+        _Look(name, whole, number, size, name in parts and common[size] > 1, number in made.unreadable[name])
+        for name, whole in made.data.splits.items()
+        for number, size in enumerate(sizes[name])
+    ]
+    alike: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
+    for look, seen in zip(looks, each(_look_at, looks, "decoding pictures"), strict=True):
+        if seen.fault is not None:
+            made.findings[look.split].add("unreadable picture", seen.fault.path, seen.fault.reason)
+            made.unreadable[look.split].add(look.number)
+        elif seen.digest is not None:
+            alike[look.size, seen.digest].append(look)
+    for group in alike.values():
+        if len(group) > 1:
+            _tell(made, group)
+
+
+def _look_at(look: _Look) -> _Seen:
+    if look.broken:  # its header has told so already
+        return _Seen(None, None)
+    try:
+        decoded(look.annotations, look.number)
+    except UnreadablePicture as fault:
+        return _Seen(fault, None)
+    if not look.hashed:
+        return _Seen(None, None)
+    return _Seen(None, hashlib.blake2b(content(look.annotations, look.number), digest_size=16).digest())
+
+
+def _byte_counts(annotations: Annotations) -> list[int]:
+    """The bytes of each picture; -1 where there is no file."""
+    if len(annotations.spans):
+        return [int(length) for length in annotations.spans[:, 1]]
+    return [Path(path).stat().st_size if Path(path).is_file() else -1 for path in annotations.paths()]
+
+
+def _tell(made: Checked, group: Sequence[_Look]) -> None:
+    """Pictures of equal bytes: in two splits they are a leak, in one they count twice."""
+    order = list(made.data.parts)
+    last = max(order.index(look.split) for look in group)
+    firsts: dict[str, _Look] = {}
+    for look in group:
+        path = look.annotations.path(look.number)
+        if look.split in firsts:
+            other = firsts[look.split]
+            made.findings[look.split].add(TWIN, path, f"as {other.annotations.path(other.number)}")
+        else:
+            firsts[look.split] = look
+        if order.index(look.split) < last:
+            made.leaked.setdefault(look.split, set()).add(look.number)
+    if len(firsts) > 1:
+        named = " = ".join(f"'{name}' {one.annotations.path(one.number)}" for name, one in firsts.items())
+        made.between.add(LEAK, named)

@@ -1,0 +1,178 @@
+"""The same data in another format, read back and compared bit by bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rankless.curation.data_set import DataSet, known_format, new_folder, open_data_set
+from rankless.data.annotations import Annotations
+from rankless.data.formats.registry import format_named
+from rankless.data.formats.writing import PictureFiles
+from rankless.data.opening import examine
+from rankless.errors import UserError
+
+FIRST = 20
+"""So many differences of a kind are named."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written.
+
+    Attributes:
+        data: what was read.
+        to: the new format.
+        out: the new folder.
+        lost: what the new format has no place for, and what was left out on the way, as sentences.
+        differences: what reads back otherwise than it was written, as sentences; none if all is equal.
+    """
+
+    data: DataSet
+    to: str
+    out: Path
+    lost: list[str]
+    differences: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "out": str(self.out),
+            "from": self.data.format,
+            "to": self.to,
+            "splits": {
+                name: {"pictures": len(each), "boxes": len(each.boxes)}
+                for name, each in self.data.splits.items()
+            },
+            "lost": self.lost,
+            "equal": not self.differences,
+            "differences": self.differences,
+        }
+
+
+@dataclass(frozen=True)
+class _Noted(PictureFiles):
+    """Keeps where each picture went."""
+
+    went: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def put(self, annotations: Annotations, index: int, target: Path) -> None:
+        super().put(annotations, index, target)
+        self.went[id(annotations), index] = os.path.abspath(target)  # noqa: PTH100 - not through the link
+
+
+def convert(
+    root: str,
+    to: str,
+    out: Path,
+    format: str = "auto",
+    *,
+    how: Literal["copy", "link"] = "link",
+    options: Mapping[str, Any] | None = None,
+) -> Converted:
+    """Write all splits in the format ``to``, read them back, and compare.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        to: one of :data:`rankless.data.formats.registry.NAMES`.
+        out: the new folder; must not be there or be empty.
+        format: of ``root``.
+        how: whether pictures are copied, or linked.
+        options: further arguments of the format's ``write``.
+
+    Raises:
+        UserError: faulty data, a format that cannot hold it, or ``out`` cannot be written.
+    """
+    known_format(to, "--to", also=())
+    data = open_data_set(root, format)
+    if data.has_boxes and to == "image-folder":
+        raise UserError(f"--to image-folder: {root} has boxes, which class folders have no place for.")
+    files = _Noted(how)
+    with new_folder(out):
+        lost = format_named(to).write(out, data.splits, files, **(options or {}))
+        differences = compare(data.splits, out, to, files.went)
+    skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
+    return Converted(data, to, out, [*lost, *skipped], differences)
+
+
+def compare(
+    splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
+) -> list[str]:
+    """What differs between the splits and what reads back from ``out``, as sentences.
+
+    A box is known by its class's name, since formats that store names number them anew. Boxes of a picture
+    may come in any order.
+
+    Args:
+        splits: as written.
+        out: the new data set.
+        format: its format.
+        went: the file of each picture by the identity of its split and its number, as far as it is known; a
+            split with others is taken to be in the order as written.
+    """
+    told: list[str] = []
+    for name, old in splits.items():
+        try:
+            new = examine(str(out), name, format)
+        except UserError as error:
+            told += [f"{name}: {fault}" for fault in error.faults]
+            continue
+        if len(new) != len(old):
+            told.append(f"{name}: {len(new)} pictures, expected {len(old)}")
+            continue
+        unseen = sorted(set(old.class_names) - set(new.class_names))
+        used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
+        if missing := [each for each in unseen if each in used]:
+            told.append(f"{name}: the classes {', '.join(missing[:FIRST])} are gone")
+        told += _compared(name, old, new, [went.get((id(old), index)) for index in range(len(old))])
+    return told
+
+
+def _compared(name: str, old: Annotations, new: Annotations, files: list[str | None]) -> list[str]:
+    numbers: list[int | None] = list(range(len(old)))
+    if all(files):
+        place = {os.path.abspath(path): number for number, path in enumerate(new.paths())}  # noqa: PTH100
+        numbers = [place.get(file or "") for file in files]
+    told, count = [], 0
+    for index, number in enumerate(numbers):
+        fault = "not there" if number is None else _difference(old, index, new, number)
+        if fault:
+            count += 1
+            if count <= FIRST:
+                told.append(f"{name}: {old.path(index)}: {fault}")
+    if count > FIRST:
+        told.append(f"{name}: … and {count - FIRST} more pictures that differ")
+    return told
+
+
+def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
+    """How a picture's annotation differs; empty if it does not."""
+    if old.sizes[index].tolist() != new.sizes[number].tolist():
+        return f"its size is {new.sizes[number].tolist()}, expected {old.sizes[index].tolist()}"
+    before, after = _sorted(old, index), _sorted(new, number)
+    if len(before) != len(after):
+        return f"it has {len(after)} boxes, expected {len(before)}"
+    for one, other in zip(before, after, strict=True):
+        if one != other:
+            return f"it has {_shown(other)}, expected {_shown(one)}"
+    return ""
+
+
+def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
+    """Class name and the box's four float32, byte for byte, of each box of a picture."""
+    rows = annotations.rows(index)
+    names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
+    if not annotations.has_boxes:
+        return [(name, b"") for name in names]
+    # A zero may lose its sign on the way, which makes no difference: + 0 turns -0 into 0.
+    boxes = np.asarray(annotations.boxes[rows]) + np.float32(0)
+    return sorted(zip(names, (box.tobytes() for box in boxes), strict=True))
+
+
+def _shown(box: tuple[str, bytes]) -> str:
+    return f"'{box[0]}'" + (f" at {np.frombuffer(box[1], np.float32).tolist()}" if box[1] else "")

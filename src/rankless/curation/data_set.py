@@ -1,0 +1,212 @@
+"""A data set as a whole: all of its splits, and its pictures as they lie on the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.data.annotations import Annotations, flat_paths
+from rankless.data.detection import DIGITS
+from rankless.data.formats.registry import NAMES, format_named, recognise
+from rankless.data.opening import examine, open_annotations
+from rankless.errors import UserError
+
+UNION = "trainval"
+"""Pascal VOC's list of two splits together: that its pictures are in another as well is no fault."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Splits by name, in the format's order.
+
+    Attributes:
+        root: as the user named it.
+        format: one of :data:`rankless.data.formats.registry.NAMES`.
+        splits: name to what is annotated.
+    """
+
+    root: str
+    format: str
+    splits: dict[str, Annotations]
+
+    @property
+    def title(self) -> str:
+        """What the format is called."""
+        return format_named(self.format).TITLE
+
+    @property
+    def parts(self) -> dict[str, Annotations]:
+        """The splits with pictures of their own: without VOC's ``trainval`` where its parts are there."""
+        union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
+        return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether these are boxes, or else one class for each picture."""
+        return all(each.has_boxes for each in self.splits.values())
+
+
+def open_data_set(
+    root: str, format: str = "auto", splits: Sequence[str] = (), *, examined: bool = False
+) -> DataSet:
+    """A data set of files.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        splits: these alone; all if empty.
+        examined: take it whatever is wrong with it.
+
+    Raises:
+        UserError: nothing there, nothing known, no such split; unless examined, faults that stop a training.
+    """
+    if root == DIGITS and not Path(root).exists():
+        raise UserError(
+            "'digits' is built in: its scenes are made when they are asked for, and there are no files to "
+            "work on. Give a folder; `rankless data show digits` and `rankless data anchors digits` do work."
+        )
+    known_format(format)
+    name, _ = recognise(root, format)
+    page = format_named(name)
+    wanted = list(splits) or page.splits(Path(root).expanduser())
+    if not wanted:
+        raise UserError(f"{root}: no split found; expected {page.LAYOUT}.")
+    read: Callable[[str, str, str], Annotations] = examine if examined else open_annotations
+    return DataSet(root, name, {split: read(root, split, format) for split in wanted})
+
+
+def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:
+    """Raise unless ``name`` is a format's.
+
+    Raises:
+        UserError: it is none.
+    """
+    if name not in (*also, *NAMES):
+        raise UserError(f"{option} is '{name}': expected one of {', '.join((*also, *NAMES))}")
+
+
+def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
+    """The pictures ``chosen``, in that order, with their boxes; in memory, without findings."""
+    numbers = np.asarray(chosen, np.int64).reshape(-1)
+    counts = annotations.offsets[numbers + 1] - annotations.offsets[numbers]
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    rows = np.repeat(annotations.offsets[numbers] - offsets[:-1], counts) + np.arange(offsets[-1])
+    paths = annotations.paths()
+    path_bytes, path_ends = flat_paths([paths[number] for number in numbers.tolist()])
+    return Annotations(
+        class_names=annotations.class_names,
+        format=annotations.format,
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        spans=annotations.spans[numbers] if len(annotations.spans) else annotations.spans,
+        sizes=annotations.sizes[numbers],
+        offsets=offsets,
+        boxes=annotations.boxes[rows] if annotations.has_boxes else annotations.boxes,
+        labels=annotations.labels[rows],
+        flags=annotations.flags[rows],
+        areas=annotations.areas[rows],
+        about=annotations.about,
+    )
+
+
+def together(splits: Sequence[Annotations]) -> Annotations:
+    """All pictures of several splits; one that several of them list is taken once.
+
+    Raises:
+        UserError: their classes differ.
+    """
+    first = splits[0]
+    if any(each.class_names != first.class_names for each in splits):
+        listed = "; ".join(", ".join(each.class_names[:8]) for each in splits)
+        raise UserError(
+            f"The splits have different class names ({listed}): expected the same in all of them."
+        )
+    counts = np.cumsum([0, *(len(each.labels) for each in splits)])
+    path_bytes, path_ends = flat_paths([path for each in splits for path in each.paths()])
+    offsets = [each.offsets[:-1] + start for each, start in zip(splits, counts[:-1], strict=True)]
+    whole = replace(
+        first,
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        spans=np.concatenate([each.spans for each in splits]),
+        sizes=np.concatenate([each.sizes for each in splits]),
+        offsets=np.concatenate([*offsets, counts[-1:]]).astype(np.int64),
+        boxes=np.concatenate([each.boxes for each in splits]),
+        labels=np.concatenate([each.labels for each in splits]),
+        flags=np.concatenate([each.flags for each in splits]),
+        areas=np.concatenate([each.areas for each in splits]),
+        folder=None,
+    )
+    seen: dict[tuple[str, int], int] = {}
+    for number, place in enumerate(places(whole)):
+        seen.setdefault(place, number)
+    return whole if len(seen) == len(whole) else subset(whole, list(seen.values()))
+
+
+def places(annotations: Annotations) -> list[tuple[str, int]]:
+    """What tells each picture from every other: its file, and where it begins in it."""
+    starts = annotations.spans[:, 0].tolist() if len(annotations.spans) else [0] * len(annotations)
+    return list(zip(annotations.paths(), starts, strict=True))
+
+
+def names_below(root: str, annotations: Annotations) -> list[str]:
+    """Each picture's file as seen from the data set's folder, with ``/``; of a shard, with its place in it.
+
+    Such a name stays the same when the data set is moved, and when pictures are added to it.
+    """
+    place = Path(root).expanduser()
+    top = (place if place.is_dir() else place.parent).resolve()
+    found = []
+    for path, start in places(annotations):
+        real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+        name = os.path.relpath(real, top)
+        name = os.path.basename(path) if name.startswith("..") else name  # noqa: PTH119
+        found.append(name.replace(os.sep, "/") + (f"@{start}" if len(annotations.spans) else ""))
+    return found
+
+
+@contextmanager
+def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
+    """A new, empty folder to write a data set into; taken away again if that fails.
+
+    Raises:
+        UserError: something is there already, or it cannot be made or written.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{option} {out}: it is there already, and nothing is replaced; give a new folder.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise UserError(f"{option} {out}: it cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def beside(root: str, ending: str) -> Path:
+    """A folder's name next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
+    place = Path(root).expanduser()
+    folder = place.resolve() if place.is_dir() else place.resolve().parent
+    return folder.with_name(f"{folder.name}-{ending}")
+
+
+def pattern(text: str, option: str) -> re.Pattern[str]:
+    """A regular expression of the user's.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UserError(f"{option} is '{text}': expected a regular expression, but {error}") from error

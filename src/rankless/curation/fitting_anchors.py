@@ -1,0 +1,112 @@
+"""Anchors for a data set, and how much better they fit its boxes than the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankless.curation.data_set import known_format
+from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
+from rankless.data.annotated import BoxedPictures
+from rankless.data.builtin import DigitScenes
+from rankless.data.detection import DIGITS, Pictures
+from rankless.data.opening import open_annotations
+from rankless.errors import UserError
+from rankless.models.zoo import network
+from rankless.recipe import Model
+
+Anchors = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class FittedAnchors:
+    """Anchors by k-means, in pixels of the input.
+
+    Attributes:
+        anchors: (width, height), from the smallest area to the largest.
+        fit: the mean IoU of each box with its best anchor.
+        boxes: how many there are.
+        size: the input's (H, W) in pixels.
+        model: whose own anchors they are compared with.
+        default: that model's anchors, published for ``default_size``.
+        default_fit: how well these fit.
+    """
+
+    anchors: Anchors
+    fit: float
+    boxes: int
+    size: tuple[int, int]
+    model: str
+    default: Anchors
+    default_fit: float
+
+    @property
+    def recipe_line(self) -> str:
+        """What sets them in a recipe or on the command line."""
+        pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
+        return f"model.anchors=[{pairs}]"
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "anchors": [list(pair) for pair in self.anchors],
+            "average_iou": self.fit,
+            "boxes": self.boxes,
+            "image_size": list(self.size),
+            "model": self.model,
+            "default": {"anchors": [list(pair) for pair in self.default], "average_iou": self.default_fit},
+            "recipe": self.recipe_line,
+        }
+
+
+def fitted_anchors(
+    root: str,
+    format: str = "auto",
+    *,
+    split: str = "train",
+    model: str = "yolov4",
+    count: int | None = None,
+    size: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> FittedAnchors:
+    """The anchors that fit the boxes of a split best.
+
+    Args:
+        root: ``digits``, a folder, or a file such as a ``data.yaml``.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        split: its name.
+        model: a detector with anchors.
+        count: how many anchors; as many as the model has if not given.
+        size: the input's (H, W) in pixels; the model's if not given.
+        seed: of k-means.
+
+    Raises:
+        UserError: no such data or model, a model without anchors, too few boxes.
+    """
+    known_format(format)
+    published = network(Model(name=model), classes=1)
+    if not published.anchors:
+        raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
+    chosen = size or published.size
+    pictures: Pictures
+    if root == DIGITS and not Path(root).exists():
+        pictures = DigitScenes(split, SCENES)
+    else:
+        found = open_annotations(root, split, format)
+        if not found.has_boxes:
+            raise UserError(f"{root}: its pictures have classes and no boxes, which anchors are made from.")
+        pictures = BoxedPictures(found)
+    sizes = box_sizes(pictures, chosen)
+    if not len(sizes):
+        raise UserError(f"{root}: the split '{split}' has no boxes, which anchors are made from.")
+    anchors = kmeans_anchors(sizes, count or len(published.anchors), seed)
+    return FittedAnchors(
+        anchors,
+        average_iou(sizes, anchors),
+        len(sizes),
+        chosen,
+        model,
+        published.anchors,
+        average_iou(sizes, published.anchors),
+    )

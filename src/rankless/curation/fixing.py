@@ -1,0 +1,70 @@
+"""A copy of a data set without what is wrong with it; the data set itself is not touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankless.curation.checking import Checked, fails
+from rankless.curation.data_set import new_folder, subset
+from rankless.data.annotations import Annotations
+from rankless.data.findings import KINDS
+from rankless.data.formats.registry import format_named
+from rankless.data.formats.writing import PictureFiles
+from rankless.errors import UserError
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What was written.
+
+    Attributes:
+        out: the new data set's folder.
+        changes: what differs from the old one, as sentences with counts.
+    """
+
+    out: Path
+    changes: list[str]
+
+
+def fix(checked: Checked, out: Path) -> Fixed:
+    """Write the data set anew, in its own format, without whatever a check fails for.
+
+    Faulty boxes are left out or clipped as training would, pictures that cannot be read are left out, and of
+    a picture that two splits share only the last split's stays (so validation and test stay whole).
+
+    Args:
+        checked: what :func:`rankless.curation.checking.check` found.
+        out: the new folder; must not be there or be empty.
+
+    Raises:
+        UserError: nothing would be left of a split, or ``out`` cannot be written.
+    """
+    data, changes = checked.data, []
+    kept: dict[str, Annotations] = {}
+    for name, whole in data.parts.items():
+        left_out = checked.unreadable[name] | checked.leaked.get(name, set())
+        chosen = [number for number in range(len(whole)) if number not in left_out]
+        if not chosen:
+            raise UserError(
+                f"{data.root}: no picture of the split '{name}' would be left; nothing is written."
+            )
+        kept[name] = subset(whole, chosen)
+        changes += _changes(checked, name)
+    with new_folder(out):
+        lost = format_named(data.format).write(out, kept, PictureFiles("link"))
+    if gone := sorted(set(data.splits) - set(data.parts)):
+        changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
+    return Fixed(out, changes + lost)
+
+
+def _changes(checked: Checked, name: str) -> list[str]:
+    done = {"stops": "left out", "dropped": "left out", "clipped": "clipped", "replaced": "left out"}
+    sentences = [
+        f"{name}: {count} {KINDS[kind].what}: {done[KINDS[kind].outcome]}"
+        for kind, count, _ in checked.findings[name]
+        if fails(kind)
+    ]
+    if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
+        sentences.append(f"{name}: {len(leaked)} pictures that another split has as well: left out")
+    return sentences

@@ -1,0 +1,239 @@
+"""Dividing pictures into splits, the same way on every machine and every day.
+
+A picture's split follows from the seed and its name alone, so that pictures which come later move none of
+those that are there. With ``stratify`` the classes get equal shares in every split; then a picture's split
+depends on the others, too. Pictures of one group always stay together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.curation.data_set import (
+    DataSet,
+    names_below,
+    new_folder,
+    open_data_set,
+    pattern,
+    subset,
+    together,
+)
+from rankless.data.annotations import Annotations
+from rankless.data.formats.registry import format_named
+from rankless.data.formats.writing import PictureFiles
+from rankless.errors import UserError
+from rankless.randomness import key
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What was written.
+
+    Attributes:
+        data: what was divided.
+        out: the new folder.
+        splits: the new splits.
+        wanted: the share of the pictures that each should have.
+        notes: sentences on how it went.
+    """
+
+    data: DataSet
+    out: Path
+    splits: dict[str, Annotations]
+    wanted: dict[str, float]
+    notes: list[str]
+
+    def counts(self) -> dict[str, list[int]]:
+        """Of each split, how many boxes (or pictures) each class has."""
+        classes = len(next(iter(self.splits.values())).class_names)
+        return {
+            name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
+            for name, each in self.splits.items()
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        names = next(iter(self.splits.values())).class_names
+        counts = self.counts()
+        return {
+            "out": str(self.out),
+            "splits": {
+                name: {
+                    "pictures": len(each),
+                    "wanted": self.wanted[name],
+                    "classes": dict(zip(names, counts[name], strict=True)),
+                }
+                for name, each in self.splits.items()
+            },
+            "notes": self.notes,
+        }
+
+
+def split(
+    root: str,
+    out: Path,
+    format: str = "auto",
+    *,
+    splits: Sequence[str] = (),
+    val: float = 0.2,
+    test: float = 0.0,
+    stratify: bool = False,
+    group: str | None = None,
+    seed: int = 0,
+) -> Divided:
+    """Divide all pictures of a data set anew, into ``train``, ``val`` and, if it has a share, ``test``.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        out: the new folder, in the same format; must not be there or be empty.
+        format: of ``root``.
+        splits: divide only these; all if empty.
+        val, test: shares of the pictures.
+        stratify: give every class about the same share in every split.
+        group: a regular expression; pictures stay together whose names have the same text in its first
+            group, or in the whole match if it has none. Names are paths below the data set's folder.
+        seed: another one divides otherwise.
+
+    Raises:
+        UserError: shares that are none, a pattern that fits nothing, a split without pictures, faulty data.
+    """
+    wanted = _shares(val, test)
+    expression = None if group is None else pattern(group, "--group")
+    data = open_data_set(root, format, splits)
+    whole = together(list(data.parts.values()))
+    names = names_below(root, whole)
+    units, notes = _units(names, expression.search if expression else None, group)
+    hashed = [key(seed, "split", unit) / 2**128 for unit in units]
+    members = list(units.values())
+    if stratify:
+        counts = _label_counts(whole, members)
+        sizes = np.array([len(each) for each in members])
+        order = np.argsort(np.array(hashed), kind="stable")
+        chosen = stratified(counts[order], sizes[order], list(wanted.values()))
+        where = np.empty(len(members), np.int64)
+        where[order] = chosen
+    else:
+        where = by_hash(hashed, list(wanted.values()))
+    made: dict[str, Annotations] = {}
+    for number, name in enumerate(wanted):
+        pictures = sorted(index for unit in np.flatnonzero(where == number) for index in members[unit])
+        if not pictures:
+            raise UserError(
+                f"the split '{name}' would have none of the {len(whole)} pictures ({len(members)} that can "
+                f"be divided): give it a larger share than {wanted[name]:g}, or more pictures."
+            )
+        made[name] = subset(whole, pictures)
+    with new_folder(out):
+        notes += format_named(data.format).write(out, made, PictureFiles("link"))
+    return Divided(data, out, made, wanted, notes)
+
+
+def by_hash(hashed: Sequence[float], shares: Sequence[float]) -> Counts:
+    """A split for each number in [0, 1): the second split has the lowest, then the third; the first the rest.
+
+    So a test split that is asked for later takes from ``train`` alone, and a larger ``val`` keeps its own.
+    """
+    bounds = np.cumsum(np.array(shares[1:], np.float64))
+    return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(shares))
+
+
+def stratified(counts: Counts, sizes: Counts, shares: Sequence[float]) -> Counts:
+    """Iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
+
+    The rarest label that is left is dealt out first, each example to the split that still wants the most of
+    that label; of several, to the one that wants the most examples. An example here may be a group of
+    pictures and then counts as many times as it has pictures.
+
+    Args:
+        counts: how many pictures of each example have each label, (N, C); the order decides between equals.
+        sizes: how many pictures each example has, (N,).
+        shares: of each split; they add up to 1, (S,).
+
+    Returns:
+        The split of each example, (N,).
+    """
+    shares_ = np.asarray(shares, np.float64)
+    wanted = shares_ * sizes.sum()  # (S,)
+    wanted_of = shares_[:, None] * counts.sum(0)  # (S, C)
+    where = np.full(len(counts), -1, np.int64)
+    left = (counts > 0).sum(0)  # examples of each label, (C,)
+
+    def deal(example: int, wish: NDArray[np.float64]) -> None:
+        best = np.flatnonzero(wish >= wish.max() - 1e-9)
+        chosen = int(best[np.argmax(wanted[best])])
+        where[example] = chosen
+        wanted[chosen] -= sizes[example]
+        wanted_of[chosen] -= counts[example]
+        left[:] -= counts[example] > 0
+
+    while (left > 0).any():
+        label = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
+        for example in np.flatnonzero((counts[:, label] > 0) & (where < 0)).tolist():
+            deal(example, wanted_of[:, label])
+    for example in np.flatnonzero(where < 0).tolist():  # without any label
+        deal(example, wanted)
+    return where
+
+
+def _shares(val: float, test: float) -> dict[str, float]:
+    faults = [
+        f"--{name} is {value:g}: expected a share from 0 to 1, as in 0.2"
+        for name, value in (("val", val), ("test", test))
+        if not 0 <= value < 1
+    ]
+    if not faults and val + test == 0:
+        faults.append("--val and --test are 0: expected a share for one of them, as in --val 0.2")
+    if not faults and val + test >= 1:
+        faults.append(
+            f"--val {val:g} and --test {test:g} leave nothing to train on: expected less than 1 together"
+        )
+    if faults:
+        raise UserError(faults)
+    shares = {"train": 1 - val - test, "val": val, "test": test}
+    return {name: share for name, share in shares.items() if share}
+
+
+def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
+    """What is divided: the pictures of each group, or each picture by its name."""
+    units: defaultdict[str, list[int]] = defaultdict(list)
+    alone = 0
+    for number, name in enumerate(names):
+        match = search(name) if search else None
+        if search and match is None:
+            alone += 1
+        text = name if match is None else (match[1] if match.re.groups else match[0]) or ""
+        # A picture that stands alone never meets a group that is called like it.
+        units[f"group {text}" if match else text].append(number)
+    if search is None:
+        return dict(units), []
+    if alone == len(names):
+        raise UserError(f"--group '{group}' fits none of the {len(names)} names, such as '{names[0]}'.")
+    notes = [f"{len(units) - alone} groups of {len(names) - alone} pictures"]
+    return dict(units), notes + ([f"{alone} names do not fit --group; they stand alone"] if alone else [])
+
+
+def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
+    """How many pictures of each unit have each class, (N, C)."""
+    unit_of = np.empty(len(whole), np.int64)
+    for unit, pictures in enumerate(members):
+        unit_of[list(pictures)] = unit
+    classes = len(whole.class_names)
+    picture = np.repeat(np.arange(len(whole)), np.diff(whole.offsets))
+    pairs = np.unique(picture * classes + np.asarray(whole.labels))
+    flat = unit_of[pairs // classes] * classes + pairs % classes
+    return np.bincount(flat, minlength=len(members) * classes).reshape(len(members), classes)
+
+
+def shares_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
+    """Of each class, the share that each split has."""
+    totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
+    return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

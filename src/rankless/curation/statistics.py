@@ -1,0 +1,189 @@
+"""What a data set consists of, in numbers: pictures, classes, and the sizes of both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.curation.data_set import DataSet
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+
+SMALL, MEDIUM = 32**2, 96**2
+"""COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
+UNEVEN = 10
+"""So many times as many boxes in one class as in another are worth a remark."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How numbers are spread; each is None without numbers.
+
+    Attributes:
+        least, low, median, high, most: the quantiles 0, 0.05, 0.5, 0.95 and 1.
+        mean: their mean.
+    """
+
+    least: float | None
+    low: float | None
+    median: float | None
+    high: float | None
+    most: float | None
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class SplitStatistics:
+    """One split in numbers.
+
+    Attributes:
+        pictures, boxes: how many; of classification there are no boxes.
+        unreadable: pictures whose header cannot be read; they are in no number of sizes.
+        empty: pictures without boxes.
+        difficult, crowd: boxes with such a flag.
+        classes: name to number of boxes, or of pictures in classification.
+        width, height: of pictures, in pixels.
+        aspect: width over height of pictures.
+        common_sizes: the most common "width × height" of pictures, and how many have it.
+        boxes_per_picture: how many boxes a picture has.
+        small, medium, large: boxes by COCO's bounds (32² and 96² pixels of area).
+        box_side: square root of a box's share of its picture's area.
+        box_aspect: width over height of boxes.
+    """
+
+    pictures: int
+    boxes: int | None
+    unreadable: int
+    empty: int
+    difficult: int
+    crowd: int
+    classes: dict[str, int]
+    width: Spread
+    height: Spread
+    aspect: Spread
+    common_sizes: dict[str, int]
+    boxes_per_picture: Spread | None
+    small: int
+    medium: int
+    large: int
+    box_side: Spread | None
+    box_aspect: Spread | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A data set in numbers.
+
+    Attributes:
+        root, format: of the data set.
+        splits: name to numbers.
+        remarks: what may matter for a training, as sentences.
+    """
+
+    root: str
+    format: str
+    splits: dict[str, SplitStatistics]
+    remarks: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        return asdict(self)
+
+
+def statistics(data: DataSet) -> Statistics:
+    """All splits of a data set in numbers."""
+    splits = {name: _of_split(each) for name, each in data.splits.items()}
+    return Statistics(data.root, data.format, splits, _remarks(data, splits))
+
+
+def _of_split(whole: Annotations) -> SplitStatistics:
+    sizes = np.asarray(whole.sizes, np.float64)
+    sizes = sizes[(sizes > 0).all(1)]
+    height, width = sizes.T if len(sizes) else (np.zeros(0), np.zeros(0))
+    common = Counter(f"{int(w)} × {int(h)}" for h, w in sizes.tolist()).most_common(5)
+    labels = np.bincount(np.asarray(whole.labels), minlength=len(whole.class_names)).tolist()
+    per_picture = np.diff(whole.offsets)
+    boxed = whole.has_boxes
+    sides = box_sides(whole)
+    areas = object_areas(whole)
+    return SplitStatistics(
+        pictures=len(whole),
+        boxes=len(whole.boxes) if boxed else None,
+        unreadable=len(whole) - len(sizes),
+        empty=int((per_picture == 0).sum()) if boxed else 0,
+        difficult=int(((whole.flags & DIFFICULT) > 0).sum()),
+        crowd=int(((whole.flags & CROWD) > 0).sum()),
+        classes=dict(zip(whole.class_names, labels, strict=True)),
+        width=_spread(width),
+        height=_spread(height),
+        aspect=_spread(width / height),
+        common_sizes=dict(common),
+        boxes_per_picture=_spread(per_picture.astype(np.float64)) if boxed else None,
+        small=int((areas < SMALL).sum()),
+        medium=int(((areas >= SMALL) & (areas < MEDIUM)).sum()),
+        large=int((areas >= MEDIUM).sum()),
+        box_side=_spread(np.sqrt(sides[:, 0] * sides[:, 1])) if boxed else None,
+        box_aspect=_spread(box_aspects(whole)) if boxed else None,
+    )
+
+
+def box_sides(whole: Annotations) -> NDArray[np.float64]:
+    """Width and height of every box as shares of its picture, (T, 2)."""
+    return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
+
+
+def box_centres(whole: Annotations) -> NDArray[np.float64]:
+    """The middle (x, y) of every box as shares of its picture, (T, 2)."""
+    return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
+
+
+def box_aspects(whole: Annotations) -> NDArray[np.float64]:
+    """Width over height of every box in pixels, (T,)."""
+    boxes = np.asarray(whole.boxes, np.float64)
+    return np.asarray((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]).clip(1e-9))
+
+
+def object_areas(whole: Annotations) -> NDArray[np.float64]:
+    """The area of every object in pixels: the format's, or else its box's; (T,), none in classification."""
+    boxes = np.asarray(whole.boxes, np.float64)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    stated = np.asarray(whole.areas, np.float64)[: len(areas)]
+    return np.where(np.isnan(stated), areas, stated)
+
+
+def _corners(whole: Annotations) -> NDArray[np.float64]:
+    if not len(whole.boxes):
+        return np.zeros((0, 4))
+    sizes = np.repeat(np.asarray(whole.sizes, np.float64), np.diff(whole.offsets), 0)
+    return np.asarray(np.asarray(whole.boxes, np.float64) / sizes[:, [1, 0, 1, 0]])
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
+    if not len(values):
+        return Spread(None, None, None, None, None, None)
+    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()
+    least, low, median, high, most = quantiles
+    return Spread(least, low, median, high, most, float(values.mean()))
+
+
+def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
+    told = []
+    for name, found in splits.items():
+        if without := [each for each, count in found.classes.items() if not count]:
+            named = ", ".join(without[:8]) + (", …" if len(without) > 8 else "")
+            told.append(f"{name}: nothing of {len(without)} of the {len(found.classes)} classes: {named}")
+        counts = {each: count for each, count in found.classes.items() if count}
+        if counts:
+            most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+            if counts[most] >= UNEVEN * counts[least]:
+                times = counts[most] / counts[least]
+                told.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
+        if found.unreadable:
+            told.append(f"{name}: {found.unreadable} pictures cannot be read; rankless data check names them")
+    names = {each.class_names for each in data.splits.values()}
+    if len(names) > 1:
+        told.append("the splits have different class names")
+    return told
