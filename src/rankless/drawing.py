@@ -21,7 +21,7 @@ class Mark(NamedTuple):
 
     Attributes:
         box: xyxy in pixels of the picture.
-        text: what stands on its label.
+        text: what stands on its label; without one it has none.
         label: class id; it gives the colour.
     """
 
@@ -44,10 +44,11 @@ def annotate(picture: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     line = max(1, round(root / 9))
     font = ImageFont.load_default(max(10, round(0.7 * root)))
     frames = [_around(mark.box, line, picture.size) for mark in marks]
-    labels = _place(marks, frames, draw, font, picture.size)
+    named = [(mark, frame) for mark, frame in zip(marks, frames, strict=True) if mark.text]
+    labels = _place([mark for mark, _ in named], [frame for _, frame in named], draw, font, picture.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
         _outline(draw, frame, color(mark.label), line)
-    for mark, (frame, text) in reversed(list(zip(marks, labels, strict=True))):
+    for (mark, _), (frame, text) in reversed(list(zip(named, labels, strict=True))):
         fill = color(mark.label)
         draw.rectangle(_pixels(frame), fill=fill)
         pad = _pad(font)

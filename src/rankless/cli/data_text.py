@@ -18,6 +18,7 @@ from rankless.data.findings import KINDS, Findings
 FIRST = 3
 """So many of a kind are named; ``--json`` has more."""
 MOST_CLASSES = 60
+_WIDEST = 1000
 _THEN = {
     "stops": "a training stops",
     "dropped": "a training leaves them out",
@@ -52,7 +53,7 @@ def _print_findings(findings: Findings) -> None:
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         outcome, what = KINDS[kind]
         then = f" ({_THEN[outcome]})" if _THEN[outcome] else ""
-        print(f"  {'✗' if fails(kind) else '·'} {count:,} {what}{then}")
+        print(f"  {'✗' if fails(kind) else '·'} {what}: {count:,}{then}")
         for finding in first[:FIRST]:
             print(f"      {finding}")
         if count > FIRST:
@@ -113,7 +114,7 @@ def print_statistics(found: Statistics) -> None:
         if any(cells):
             table.add_row(title, *cells)
     _print(table)
-    print()
+    print("(a · b · c: least, median and most)\n")
     _print_classes(splits)
     if found.remarks:
         print()
@@ -139,7 +140,7 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
         ("  height", [_spread(each.height, 0) for each in splits]),
         ("  width / height", [_spread(each.aspect, 2) for each in splits]),
         ("  most common size", [_most_common(each) for each in splits]),
-        ("boxes", where_boxed([f"{each.boxes:,}" for each in splits])),
+        ("boxes", where_boxed([f"{each.boxes or 0:,}" for each in splits])),
         ("  difficult", [f"{each.difficult:,}" if each.difficult else "" for each in splits]),
         ("  crowd", [f"{each.crowd:,}" if each.crowd else "" for each in splits]),
         ("  in a picture", [_spread(each.boxes_per_picture, 0) for each in splits]),
@@ -163,7 +164,7 @@ def _spread(values: Spread | None, digits: int) -> str:
     if values is None or values.median is None:
         return ""
     three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]
-    return three[0] if three[0] == three[2] else " – ".join(three)
+    return three[0] if three[0] == three[2] else " · ".join(three)
 
 
 def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:
@@ -196,11 +197,12 @@ def _counted(each: Annotations) -> str:
 
 def _table(first: str, *columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def _print(table: Table) -> None:
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+    # A table that is wider than the terminal runs over its edge: cells that were cut would hide numbers.
+    Console(width=_WIDEST, highlight=False, markup=False).print(table)

@@ -199,10 +199,8 @@ class _AsTrained:
             shares = sorted(
                 ((share, label) for label, share in enumerate(item.target.tolist()) if share), reverse=True
             )
-            classes = ", ".join(
-                f"{self.names[label]} {share:.0%}" if share < 1 else self.names[label]
-                for share, label in shares[:3]
-            )
+            parts = [f"{self.names[label]}: {share:.0%}" for share, label in shares[:3]]
+            classes = ", ".join(parts) if len(parts) > 1 else self.names[shares[0][1]]
             labels = frozenset(label for _, label in shares)
             return Shown(_picture(item.image), [], f"{classes} · {source}", labels)
         raise UserError("--augmented shows the tasks detect and classify; this recipe has a task of its own.")

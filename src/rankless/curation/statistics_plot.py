@@ -83,12 +83,12 @@ def _class_bars(axes: Any, splits: dict[str, Annotations], what: str) -> None:
         axes.text(left[row], row, f" {total[label]:,}  {share:.1%}", va="center", fontsize=8, color="#444444")
     names = [name if len(name) <= 24 else f"{name[:23]}…" for name in first.class_names]
     axes.set_yticks(rows, [_plain(names[label]) for label in shown], fontsize=9)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(shown), 8) - 0.5, -0.6)  # from the top; few classes get no thicker bars
     axes.set_xlim(0, max(left.max(initial=1) * 1.28, 1))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     more = f" (the {MOST_CLASSES} most frequent of {len(total)})" if len(total) > MOST_CLASSES else ""
-    axes.set_title(f"{what.capitalize()} of each class{more}", **_STYLE)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.set_title(f"{what.capitalize()} by class{more}", **_STYLE)
+    axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderpad=0)
     _bare(axes)
 
 
@@ -153,7 +153,8 @@ def _picture_sizes(axes: Any, splits: dict[str, Annotations]) -> None:
 def _histogram(axes: Any, splits: dict[str, Annotations], title: str, label: str, values: Any) -> None:
     found = [values(each) for each in splits.values()]
     colors = [_COLORS[number % 6] for number in range(len(found))]
-    axes.hist(found, bins=30, stacked=True, color=colors, label=list(splits))
+    most = max((float(each.max(initial=0)) for each in found), default=0)
+    axes.hist(found, bins=30, range=(0, 1.05 * most or 1), stacked=True, color=colors, label=list(splits))
     axes.set_title(title, **_STYLE)
     axes.set_xlabel(label)
     axes.set_ylabel("pictures")
