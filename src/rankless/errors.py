@@ -6,7 +6,7 @@ found together are told together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -40,3 +40,9 @@ def printable(text: str, longest: int = 100) -> str:
     """Text out of a file, fit for a message: no control characters, no more than ``longest`` characters."""
     shown = text if text.isprintable() else ascii(text)[1:-1]
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of the names for a message, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

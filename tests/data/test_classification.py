@@ -132,5 +132,5 @@ def test_opening(tmp_path):
         open_pictures("digits", "test")
     with pytest.raises(UserError, match="the model has 2 others"):
         open_pictures("digits", "val", ("cat", "dog"))
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="no such file or folder"):
         open_pictures(str(tmp_path / "none"), "train")

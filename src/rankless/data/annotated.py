@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from rankless.data import pictures
 from rankless.data.annotations import Annotations
+from rankless.data.spans import open_source
+from rankless.errors import UserError, listed
 from rankless.types import Picture
 
 
@@ -52,7 +55,7 @@ class BoxedPictures:
         Raises:
             UnreadablePicture: the file is missing or damaged.
         """
-        image = pictures.read(self.annotations.path(index))
+        image = pictures.read(open_source(self.annotations, index), name=self.annotations.path(index))
         rows = self.annotations.rows(index)
         plain = self.annotations.flags[rows] == 0
         boxes = torch.from_numpy(self.annotations.boxes[rows][plain])
@@ -68,3 +71,61 @@ class BoxedPictures:
         flags = torch.tensor(self.annotations.flags[rows])
         areas = torch.tensor(self.annotations.areas[rows])
         return boxes, labels, height, width, flags, areas
+
+
+class ClassifiedPictures:
+    """Pictures of one class each; a :class:`rankless.data.classification.Pictures`.
+
+    Args:
+        annotations: of one split.
+        class_names: of the model; None takes the data's own.
+        where: the data, for messages.
+
+    Attributes:
+        class_names: a label is a position in this list.
+        notes: how the data was read, what was wrong, and which classes have no pictures.
+
+    Raises:
+        UserError: a class that ``class_names`` does not have, or none given and only one in the data.
+    """
+
+    def __init__(self, annotations: Annotations, class_names: Sequence[str] | None, where: str) -> None:
+        own = annotations.class_names
+        if class_names is None and len(own) < 2:
+            raise UserError(
+                f"{where}: only one class has pictures ({listed(own)}), expected two or more; "
+                "make a folder per class (pictures with boxes are for task: detect)."
+            )
+        self.annotations = annotations
+        self.class_names = own if class_names is None else tuple(class_names)
+        places = {name: number for number, name in enumerate(self.class_names)}
+        seen = [own[label] for label in np.unique(annotations.labels)]
+        if strangers := [name for name in seen if name not in places]:
+            raise UserError(
+                f"{where} has classes that the model does not have: {listed(strangers)}; expected "
+                f"{listed(self.class_names)}. Give the splits the same classes, or train anew."
+            )
+        # By name, and not a new array: the labels stay where all processes share them.
+        self._numbers = tuple(places.get(name, -1) for name in own)
+        missing = [name for name in self.class_names if name not in set(seen)]
+        count = f"{len(missing)} of {len(self.class_names)} classes have no pictures: {listed(missing)}"
+        self.notes = (*annotations.notes, *([count] if missing else []))
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def source(self, index: int) -> str:
+        """The file of picture ``index``."""
+        return self.annotations.path(index)
+
+    def image(self, index: int) -> Tensor:
+        """Picture ``index``, uint8 RGB (3, H, W).
+
+        Raises:
+            UnreadablePicture: the file is missing or damaged.
+        """
+        return pictures.read(open_source(self.annotations, index), name=self.source(index))
+
+    def label(self, index: int) -> int:
+        """The class of picture ``index``."""
+        return self._numbers[int(self.annotations.labels[index])]

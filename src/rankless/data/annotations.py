@@ -44,7 +44,7 @@ class Annotations:
         path_bytes, path_ends: the picture files' names, one after another as the file system has them, and
             where each ends; (bytes,), (N,). See :meth:`path`.
         spans: offset and length in bytes of each picture in its file, where that is a tar shard; (N, 2), or
-            (0, 2) where every picture is a file.
+            (0, 2) where every picture is a file. See :mod:`rankless.data.spans`.
         sizes: height and width of each upright picture in pixels; 0, 0 where it cannot be read; (N, 2).
         offsets: the boxes of picture i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
         boxes: xyxy in pixels of the upright picture and inside it, (T, 4). Of classification (0, 4).
@@ -86,7 +86,7 @@ class Annotations:
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """The file of picture ``index``."""
+        """The file of picture ``index``; in a shard ``train-000000.tar//0001.jpg``."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 

@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rankless.data.annotated import ClassifiedPictures
 from rankless.data.builtin_digits import DigitPictures
 from rankless.data.classification_input import place, vary
-from rankless.data.formats.image_folder import ImageFolder, read_image_folder
 from rankless.data.letterbox import GREY
 from rankless.data.mixing import cutmix, mixup, target_of
+from rankless.data.opening import open_annotations
 from rankless.data.pictures import UnreadablePicture
 from rankless.data.replacing import readable
 from rankless.errors import UserError
@@ -144,20 +145,32 @@ def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
 
 
 def open_pictures(
-    root: str, split: str, class_names: Sequence[str] | None = None
-) -> DigitPictures | ImageFolder:
+    root: str,
+    split: str,
+    class_names: Sequence[str] | None = None,
+    *,
+    format: str = "auto",
+    max_bad: float = 1.0,
+) -> DigitPictures | ClassifiedPictures:
     """The pictures of one split.
 
     Args:
         root: ``digits`` or a folder.
         split: the split's name.
         class_names: of the model; None takes the data's own.
+        format, max_bad: see :func:`rankless.data.opening.open_annotations`.
 
     Raises:
-        UserError: nothing at ``root``, faulty data, or other classes than the model's.
+        UserError: nothing at ``root``, faulty data, data with boxes, or other classes than the model's.
     """
     if root != DIGITS:
-        return read_image_folder(root, split, class_names)
+        found = open_annotations(root, split, format, max_bad=max_bad)
+        if found.has_boxes:
+            raise UserError(
+                f"{found.about[0]}: its pictures have boxes, expected one class for each. Set task: detect, "
+                "or give data with a folder per class."
+            )
+        return ClassifiedPictures(found, class_names, f"{root}, split '{split}'")
     digits = DigitPictures(split)
     if class_names is not None and tuple(class_names) != digits.class_names:
         raise UserError(

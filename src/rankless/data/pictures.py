@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -57,10 +57,14 @@ def is_picture(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() in EXTENSIONS
 
 
-def read(path: str | os.PathLike[str]) -> Tensor:
+def read(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> Tensor:
     """A picture as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
     Grey becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read.
+
+    Args:
+        path: a file, or an opened one.
+        name: of an opened file, for reports.
 
     Raises:
         UnreadablePicture: missing, damaged, cut short, or no picture.
@@ -71,14 +75,18 @@ def read(path: str | os.PathLike[str]) -> Tensor:
             image.load()
             pixels = _rgb(image)
     except Exception as error:  # on a damaged file a decoder raises anything, from struct.error to KeyError
-        raise UnreadablePicture(path, _reason(error)) from error
+        raise UnreadablePicture(name or str(path), _reason(error)) from error
     if turn in _TRANSPOSE:
         pixels = pixels.transpose(_TRANSPOSE[turn])
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
-def size(path: str | os.PathLike[str]) -> tuple[int, int]:
+def size(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> tuple[int, int]:
     """(H, W) of what :func:`read` would return, from the file's header alone (a TIFF is decoded).
+
+    Args:
+        path: a file, or an opened one.
+        name: of an opened file, for reports.
 
     Raises:
         UnreadablePicture: missing, or the header is no picture's.
@@ -90,7 +98,7 @@ def size(path: str | os.PathLike[str]) -> tuple[int, int]:
             width, height = image.size
             sideways = _orientation(image) >= 5
     except Exception as error:
-        raise UnreadablePicture(path, _reason(error)) from error
+        raise UnreadablePicture(name or str(path), _reason(error)) from error
     return (width, height) if sideways else (height, width)
 
 

@@ -115,7 +115,13 @@ class Classify:
     def _examples(self, split: str, *, varied: bool) -> ClassificationExamples:
         data = self.recipe.data
         # Labels mean what the model's outputs mean; the training data says what that is.
-        pictures = open_pictures(data.root, split, getattr(self, "class_names", None))
+        pictures = open_pictures(
+            data.root,
+            split,
+            getattr(self, "class_names", None),
+            format=data.format,
+            max_bad=data.max_bad,
+        )
         recipe = self.recipe
         return ClassificationExamples(
             pictures, self.size, recipe.seed, data.augment, varied=varied, epochs=recipe.epochs

@@ -13,7 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.formats.image_folder import read_image_folder
+from rankless.data.annotated import ClassifiedPictures
+from rankless.data.classification import open_pictures
+from rankless.data.formats import image_folder
+from rankless.data.formats.raw import Raw, settle
+from rankless.data.formats.writing import PictureFiles
 from rankless.errors import UserError
 
 
@@ -24,10 +28,17 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def listed(root: Path, split: str, names: tuple[str, ...] | None = None) -> list[tuple[str, str]]:
-    data = read_image_folder(str(root), split, names)
+def opened(root: Path, split: str, names: tuple[str, ...] | None = None) -> ClassifiedPictures:
+    found = open_pictures(str(root), split, names, format="image-folder")
+    assert isinstance(found, ClassifiedPictures)
+    return found
+
+
+def listed(root: Path, split: str) -> list[tuple[str, str]]:
+    data = image_folder.read(root, split)
+    assert data.boxes is None
     files = (Path(path).relative_to(root).as_posix() for path in data.paths)
-    return [(file, data.class_names[label]) for file, label in zip(files, data.labels, strict=True)]
+    return [(file, data.names[label]) for file, label in zip(files, data.labels, strict=True)]
 
 
 def test_splits_of_class_folders(tmp_path):
@@ -39,14 +50,17 @@ def test_splits_of_class_folders(tmp_path):
         ("train/owl/a.jpeg", "owl"),
         ("train/owl/b.PNG", "owl"),
     ]
-    names = read_image_folder(str(tmp_path), "train").class_names
+    names = opened(tmp_path, "train").class_names
     assert names == ("big cat", "owl")
-    assert listed(tmp_path, "val", names) == [("val/owl/z.png", "owl")]  # the label is the model's, not 0
-    told = read_image_folder(str(tmp_path), "val", names).notes
-    assert told == ("1 of 2 classes have no pictures: 'big cat'",)
-    assert [name for _, name in listed(tmp_path, "test", names)] == ["big cat", "owl"]
-    data = read_image_folder(str(tmp_path), "train")
+    assert listed(tmp_path, "val") == [("val/owl/z.png", "owl")]
+    val = opened(tmp_path, "val", names)
+    assert val.label(0) == 1  # the model's, not 0
+    assert val.notes[1:] == ("1 of 2 classes have no pictures: 'big cat'",)
+    assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
+    data = opened(tmp_path, "train")
     assert data.image(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
+    assert data.annotations.sizes.tolist() == [[3, 4]] * 4
+    assert image_folder.splits(tmp_path) == ["train", "val", "test"]
 
 
 @settings(deadline=None, max_examples=25)
@@ -55,7 +69,7 @@ def test_without_splits_a_fifth_of_each_class_is_for_validation(tmp_path_factory
     root = tmp_path_factory.mktemp("classes")
     for label, size in enumerate(sizes):
         make(root, *(f"{label}/{number}.png" for number in range(size)))
-    parts = {split: listed(root, split, tuple(map(str, range(len(sizes))))) for split in ("train", "val")}
+    parts = {split: listed(root, split) for split in image_folder.splits(root)}
     assert not set(parts["train"]) & set(parts["val"])
     assert len(parts["train"]) + len(parts["val"]) == sum(sizes)
     held = Counter(name for _, name in parts["val"])
@@ -73,7 +87,7 @@ def test_the_division_knows_only_names_inside_the_class_folder(tmp_path):
     ]
     assert {file for file, name in parts[0]} == {file for file, _ in parts[1]}
     assert len(parts[0]) == len(parts[1]) == 8
-    (note,) = read_image_folder(str(tmp_path / "a"), "val").notes
+    (note,) = image_folder.read(tmp_path / "a", "val").about
     assert "8 of its 40 pictures are 'val'" in note
     chosen = sorted(int(file.removesuffix(".png")) for file, name in parts[0] if name == "x")
     assert chosen not in ([0, 1, 2, 3], [16, 17, 18, 19], [0, 5, 10, 15])
@@ -90,7 +104,7 @@ def test_a_name_composed_otherwise_is_the_same_data(tmp_path):
         return [(unicodedata.normalize("NFC", file), name) for file, name in listed(root, "val")]
 
     assert plain(composed) == plain(apart)
-    assert read_image_folder(str(apart), "val").class_names == ("zoo", "ä")  # by code point
+    assert image_folder.read(apart, "val").names == ["zoo", "ä"]  # by code point
 
 
 def test_what_is_left_out_is_told(tmp_path):
@@ -100,9 +114,9 @@ def test_what_is_left_out_is_told(tmp_path):
     (tmp_path / "train/b/gone.png").symlink_to(tmp_path / "nowhere.png")
     os.mkfifo(tmp_path / "train/b/pipe.png")
     (tmp_path / "train/hollow/deep").mkdir(parents=True)
-    data = read_image_folder(str(tmp_path), "train")
+    data = image_folder.read(tmp_path, "train")
     assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
-    assert data.class_names == ("a", "b")
+    assert data.names == ["a", "b"]
     for words in (
         "1 folders hold no pictures and are no classes: 'hollow'",
         "1 empty files were left out; the first: ",
@@ -113,8 +127,8 @@ def test_what_is_left_out_is_told(tmp_path):
         "1 pictures outside the class folders were left out",
         "1 pictures that are no files were left out",
     ):
-        assert any(note.startswith(words) for note in data.notes), words
-    assert len(data.notes) == 8
+        assert any(note.startswith(words) for note in data.about), words
+    assert len(data.about) == 8
 
 
 def test_links_are_followed_once(tmp_path):
@@ -132,7 +146,7 @@ def test_links_are_followed_once(tmp_path):
         (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; it has 'test', 'train'"),
         (["a/1.png", "b/1.png"], "test", None, "no split 'test': its own folders are taken as classes"),
         (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "the model does not have: 'Owl'"),
-        (["a/1.png", "a/2.png"], "train", None, r"only one class folder has pictures \('a'\)"),
+        (["a/1.png", "a/2.png"], "train", None, r"only one class has pictures \('a'\)"),
         (["train/a/1.txt", "train/b/1.txt"], "train", None, "no pictures; looked in 2 class folders"),
         (["1.png"], "train", None, "no pictures; looked in 0 class folders"),
     ],
@@ -140,34 +154,87 @@ def test_links_are_followed_once(tmp_path):
 def test_faults(tmp_path, files, split, names, words):
     make(tmp_path, *files)
     with pytest.raises(UserError, match=words):
-        read_image_folder(str(tmp_path), split, names)
+        opened(tmp_path, split, names)
 
 
 def test_faults_of_the_place(tmp_path):
-    with pytest.raises(UserError, match="no such folder at"):
-        read_image_folder(str(tmp_path / "none"), "train")
+    with pytest.raises(UserError, match="no such file or folder at"):
+        opened(tmp_path / "none", "train")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="a file at"):
-        read_image_folder(str(tmp_path / "file"), "train")
+    with pytest.raises(UserError, match="is a file, expected a folder per class"):
+        opened(tmp_path / "file", "train")
     make(tmp_path / "odd", "a/1.png")
     make(Path(os.fsdecode(os.fsencode(tmp_path / "odd") + b"/\xff")), "1.png")
     with pytest.raises(UserError, match=r"b'\\xff' is not UTF-8"):
-        read_image_folder(str(tmp_path / "odd"), "train")
+        opened(tmp_path / "odd", "train")
 
 
 def test_a_class_may_be_called_train(tmp_path):
     make(tmp_path, "train/1.png", "train/2.png", "bus/1.png", "bus/2.png")
-    assert read_image_folder(str(tmp_path), "train").class_names == ("bus", "train")
+    assert image_folder.read(tmp_path, "train").names == ["bus", "train"]
+
+
+@pytest.mark.parametrize(
+    ("files", "known"),
+    [
+        (["cat/1.png", "dog/deep/2.jpg"], True),
+        (["train/cat/1.png", "val/cat/2.png"], True),
+        (["test/cat/1.png"], True),
+        (["images/train/1.png", "labels/train/1.txt"], False),  # Darknet's
+        (["train/images/1.png", "train/labels/1.txt"], False),
+        (["JPEGImages/1.png", "Annotations/1.xml"], False),  # Pascal VOC's
+        (["1.png", "2.png"], False),
+        (["cat/1.txt", "dog/2.txt"], False),
+    ],
+)
+def test_class_folders_are_told_from_detections(tmp_path, files, known):
+    assert bool(image_folder.recognise(make(tmp_path, *files))) == known
+
+
+def test_the_reading_is_out_of_date_when_a_folder_changes(tmp_path):
+    make(tmp_path, "train/a/1.png", "train/a/in/2.png", "train/b/3.png", "val/a/4.png")
+    (tmp_path / "train/b/empty.png").touch()
+    depends = {Path(path).relative_to(tmp_path).as_posix() for path in read(tmp_path).depends}
+    assert depends == {".", "train", "val", "train/a", "train/a/in", "train/b", "train/b/empty.png"}
+
+
+def read(root: Path) -> Raw:
+    return image_folder.read(root, "train")
+
+
+def test_an_unreadable_picture_is_found_and_stays(tmp_path):
+    make(tmp_path, "train/a/1.png", "train/b/2.png")
+    (tmp_path / "train/a/0.png").write_text("no picture")
+    data = read(tmp_path)
+    assert len(data.paths) == 3 and data.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
+    assert data.findings.counts == {"unreadable picture": 1}
+    with pytest.raises(UserError, match="1 of the 3 pictures of the split 'train' cannot be read"):
+        open_pictures(str(tmp_path), "train", format="image-folder", max_bad=0.3)
+
+
+def test_written_folders_are_read_back(tmp_path):
+    root = make(tmp_path / "from", "train/a/1.png", "train/a/in/1.png", "train/ü b/3.png", "val/a/4.png")
+    made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
+    assert image_folder.write(tmp_path / "to", made, PictureFiles("copy")) == []
+    for split, before in made.items():
+        after = settle(image_folder.read(tmp_path / "to", split), "image-folder")
+        assert after.class_names == before.class_names and np.array_equal(after.labels, before.labels)
+        pairs = zip(before.paths(), after.paths(), strict=True)
+        assert all(Path(a).read_bytes() == Path(b).read_bytes() for a, b in pairs)
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
 def test_real_pictures():
     """The Sign Language Digits sample: 760 JPEG in folders 0 to 9, 74 to 77 each, endings in upper case."""
     root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
-    parts = [read_image_folder(str(root), split) for split in ("train", "val")]
+    assert image_folder.recognise(root)
+    parts = [opened(root, split) for split in ("train", "val")]
     assert all(part.class_names == tuple("0123456789") for part in parts)
-    assert sum(map(len, parts)) == 760 and not set(parts[0].paths) & set(parts[1].paths)
-    assert all(np.bincount(part.labels).min() >= least for part, least in zip(parts, (59, 15), strict=True))
+    paths = [set(part.annotations.paths()) for part in parts]
+    assert sum(map(len, parts)) == 760 and not paths[0] & paths[1]
+    counts = [np.bincount(part.annotations.labels) for part in parts]
+    assert all(count.min() >= least for count, least in zip(counts, (59, 15), strict=True))
+    assert all((part.annotations.sizes == 100).all() for part in parts)
     for index in range(0, len(parts[1]), 10):
         assert parts[1].image(index).shape == (3, 100, 100)
-        assert Path(parts[1].paths[index]).parent.name == parts[1].class_names[parts[1].label(index)]
+        assert Path(parts[1].source(index)).parent.name == parts[1].class_names[parts[1].label(index)]

@@ -3,128 +3,134 @@
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders themselves (``ROOT/CAT/1.jpg``) and a fifth of each class is set aside for
 validation. Which pictures these are is a function of the files' names alone.
+
+Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
+same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import stat
-import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
 from rankless.data import pictures
-from rankless.errors import UserError
+from rankless.data.annotations import Annotations
+from rankless.data.formats.class_folders import Found, class_folders
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.scan import file_sizes
+from rankless.errors import UserError, listed
 from rankless.randomness import key
+
+TITLE = "class folders"
+LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
 
 VAL_SHARE = 0.2
 """Share of each class that is for validation where the folders make no splits."""
 _USUAL = ("train", "val")
+_SPLITS = (*_USUAL, "valid", "validation", "test")
+_OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
+_ENOUGH = 1000  # folders in which a picture is looked for
 
 
-@dataclass(frozen=True)
-class ImageFolder:
-    """One split.
+def recognise(root: Path) -> str:
+    """Why ``root`` holds class folders; empty if not.
 
-    Attributes:
-        class_names: a label is a position in this list.
-        paths: picture files, (N,), class by class, each class in the order of its files' names.
-        labels: int64, (N,).
-        notes: what was divided or left out, as sentences with counts.
+    Pictures beside files of boxes, in folders named as detection's formats name them, are no classes.
     """
-
-    class_names: tuple[str, ...]
-    paths: list[str]
-    labels: NDArray[np.int64]
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def source(self, index: int) -> str:
-        """The file of picture ``index``."""
-        return self.paths[index]
-
-    def image(self, index: int) -> Tensor:
-        """Picture ``index``, uint8 RGB (3, H, W).
-
-        Raises:
-            UnreadablePicture: the file is missing or damaged.
-        """
-        return pictures.read(self.paths[index])
-
-    def label(self, index: int) -> int:
-        """The class of picture ``index``."""
-        return int(self.labels[index])
+    if not root.is_dir():
+        return ""
+    splits = [name for name in _SPLITS if _holds_folders(root / name)]
+    for place in (root, *(root / name for name in splits)):
+        if any(name.casefold() in _OF_DETECTION for name in _folders(place)):
+            return ""
+    below = itertools.chain.from_iterable(os.walk(root / name) for name in _folders(root))
+    if not any(
+        pictures.is_picture(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
+    ):
+        return ""
+    if splits:
+        return f"its folders {listed(splits)} hold folders with pictures"
+    return f"its folders hold pictures: {listed(_folders(root))}"
 
 
-@dataclass
-class _Found:
-    """What lies in one folder of class folders."""
-
-    classes: dict[str, dict[str, str]] = field(default_factory=dict)  # class -> name in its folder -> path
-    odd: dict[str, list[str]] = field(default_factory=dict)  # why it was left out -> paths
-
-    def leave_out(self, reason: str, path: str) -> None:
-        self.odd.setdefault(reason, []).append(path)
+def splits(root: Path) -> list[str]:
+    """The folders of class folders; ``train`` and ``val`` where the root holds the class folders."""
+    if not any(_holds_folders(root / name) for name in _SPLITS):
+        return list(_USUAL)
+    known = {name: place for place, name in enumerate(_SPLITS)}
+    found = [name for name in _folders(root) if _holds_folders(root / name)]
+    return sorted(found, key=lambda name: (known.get(name, len(known)), name))
 
 
-def read_image_folder(root: str, split: str, class_names: Sequence[str] | None = None) -> ImageFolder:
-    """One split of pictures in class folders.
+def read(root: Path, split: str) -> Raw:
+    """One split, class by class, each class in the order of its files' names.
 
-    Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is
-    the same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
+    Its class names are those of the folders that hold pictures, sorted; another split may have others.
 
     Args:
         root: a folder that holds ``split``, or the class folders.
         split: a folder in ``root``; ``train`` or ``val`` where the root holds the class folders.
-        class_names: of the model; None takes those found, sorted.
 
     Raises:
-        UserError: nothing there, no such split, no picture, fewer than two classes, or a class that
-            ``class_names`` does not have.
+        UserError: not a folder, no such split, or no picture.
     """
-    place = Path(root).expanduser()
-    if not place.is_dir():
-        what = "a file" if place.exists() else "no such folder"
-        raise UserError(
-            f"The data '{root}': {what} at {place.absolute()}, expected a folder of class folders, or "
-            "'digits' for the built-in data."
-        )
-    divided = not any(_holds_folders(place / name) for name in (*_USUAL, split))
+    if not root.is_dir():
+        raise UserError(f"The data '{root}' is a file, expected {LAYOUT}.")
+    divided = not any(_holds_folders(root / name) for name in (*_USUAL, split))
     if divided and split not in _USUAL:
         raise UserError(
-            f"{place} has no split '{split}': its own folders are taken as classes and divided into 'train' "
+            f"{root} has no split '{split}': its own folders are taken as classes and divided into 'train' "
             "and 'val'; name one of these (data.train, data.val), or make a folder "
             f"'{split}' that holds a folder per class."
         )
-    if not divided and not _holds_folders(place / split):
-        there = ", ".join(f"'{name}'" for name in _folders(place) if _holds_folders(place / name))
+    if not divided and not _holds_folders(root / split):
+        there = ", ".join(f"'{name}'" for name in _folders(root) if _holds_folders(root / name))
         raise UserError(
-            f"{place} has no split '{split}'; it has {there}. Name one of these in the recipe (data.train, "
+            f"{root} has no split '{split}'; it has {there}. Name one of these in the recipe (data.train, "
             f"data.val), or make a folder '{split}' that holds a folder per class."
         )
-    found = _class_folders(place if divided else place / split)
-    names = _classes(found, place if divided else place / split, class_names)
-    notes = _told(found, class_names)
+    place = root if divided else root / split
+    found = class_folders(place)
+    names = _classes(found, place)
+    about = _told(found)
     if divided:
         share = {name: _share_of(files, split) for name, files in found.classes.items()}
         count, total = (sum(map(len, each.values())) for each in (share, found.classes))
-        notes.append(
-            f"{place} has no folders 'train' and 'val': {count} of its {total} pictures are '{split}', "
+        about.append(
+            f"{root} has no folders 'train' and 'val': {count} of its {total} pictures are '{split}', "
             "divided class by class by a hash of the file's name"
         )
         found.classes = share
-    rows = [
-        (path, label) for label, name in enumerate(names) for path in found.classes.get(name, {}).values()
-    ]
-    labels = np.array([label for _, label in rows], np.int64)
-    return ImageFolder(names, [path for path, _ in rows], labels, tuple(notes))
+    depends = [os.fspath(root), *(os.fspath(root / name) for name in _USUAL if (root / name).exists())]
+    return _raw(found, names, list(dict.fromkeys([*depends, *found.entered])), about)
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+    """Write every split as a folder of class folders.
+
+    Raises:
+        UserError: the pictures have boxes, or a class name can be no folder's.
+    """
+    odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
+    faults = [f"The class name '{name}' cannot be the name of a folder: rename it." for name in sorted(odd)]
+    if any(each.has_boxes for each in splits.values()):
+        faults.append("Pictures with boxes cannot be written as class folders: choose a detection format.")
+    if faults:
+        raise UserError(faults)
+    for split, found in splits.items():
+        for index, name in enumerate(file_names(found)):
+            label = found.class_names[int(found.labels[index])]
+            files.put(found, index, out / split / label / name)
+    return []
+
+
+def _can_be_a_folder(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\0"}
 
 
 def _folders(place: Path) -> list[str]:
@@ -136,63 +142,7 @@ def _holds_folders(place: Path) -> bool:
     return place.is_dir() and bool(_folders(place))
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
-def _class_folders(place: Path) -> _Found:
-    """Every class folder in ``place`` with its pictures, sorted."""
-    found = _Found()
-    for entry in sorted(place.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
-            files = found.classes.setdefault(_composed(entry.name), {})
-            files |= dict(_walk(str(entry), "", found, set()))
-        elif entry.is_dir():
-            found.leave_out("hidden folders", str(entry))
-        elif pictures.is_picture(entry):
-            found.leave_out("pictures outside the class folders", str(entry))
-    found.classes = {name: dict(sorted(found.classes[name].items())) for name in sorted(found.classes)}
-    return found
-
-
-def _walk(folder: str, inside: str, found: _Found, entered: set[str]) -> Iterator[tuple[str, str]]:
-    """(name inside the class folder, path) of every picture below ``folder``, each real folder once."""
-    real = os.path.realpath(folder)
-    if real in entered:
-        return
-    entered.add(real)
-    try:
-        with os.scandir(folder) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-    except OSError:
-        found.leave_out("folders that cannot be opened", folder)
-        return
-    for entry in entries:
-        name = f"{inside}{_composed(entry.name)}"
-        if entry.name.startswith("."):
-            found.leave_out("hidden files and folders", entry.path)
-        elif entry.is_dir():
-            yield from _walk(entry.path, f"{name}/", found, entered)
-        elif not pictures.is_picture(entry.name):
-            found.leave_out("files that are no pictures by their endings", entry.path)
-        elif reason := _unusable(entry):
-            found.leave_out(reason, entry.path)
-        else:
-            yield name, entry.path
-
-
-def _unusable(entry: os.DirEntry[str]) -> str:
-    """Why a file with a picture's ending can be none; its content is not looked at: it would take long."""
-    try:
-        status = entry.stat()
-    except OSError:
-        return "links that lead nowhere"
-    if not stat.S_ISREG(status.st_mode):
-        return "pictures that are no files"
-    return "" if status.st_size else "empty files"
-
-
-def _classes(found: _Found, place: Path, known: Sequence[str] | None) -> tuple[str, ...]:
+def _classes(found: Found, place: Path) -> list[str]:
     """The class names; those without a picture are none."""
     names = [name for name, files in found.classes.items() if files]
     if not names:
@@ -206,19 +156,7 @@ def _classes(found: _Found, place: Path, known: Sequence[str] | None) -> tuple[s
             f"{place}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it."
             for name in odd
         )
-    if known is None:
-        if len(names) < 2:
-            raise UserError(
-                f"{place}: only one class folder has pictures ('{names[0]}'), expected two or more; "
-                "make a folder per class (pictures with boxes are for task: detect)."
-            )
-        return tuple(names)
-    if strangers := [name for name in names if name not in known]:
-        raise UserError(
-            f"{place} has classes that the model does not have: {_listed(strangers)}; expected "
-            f"{_listed(known)}. Give the splits the same class folders, or train anew."
-        )
-    return tuple(known)
+    return names
 
 
 def _share_of(files: dict[str, str], split: str) -> dict[str, str]:
@@ -232,19 +170,33 @@ def _share_of(files: dict[str, str], split: str) -> dict[str, str]:
     return {name: path for name, path in files.items() if name in chosen}
 
 
-def _told(found: _Found, known: Sequence[str] | None) -> list[str]:
+def _told(found: Found) -> list[str]:
     """What was left out, as sentences with counts."""
-    notes = []
+    told = []
     if empty := [name for name, files in found.classes.items() if not files]:
-        notes.append(f"{len(empty)} folders hold no pictures and are no classes: {_listed(empty)}")
-    if missing := [name for name in known or () if not found.classes.get(name)]:
-        notes.append(f"{len(missing)} of {len(known or ())} classes have no pictures: {_listed(missing)}")
+        told.append(f"{len(empty)} folders hold no pictures and are no classes: {listed(empty)}")
     for reason, paths in sorted(found.odd.items()):
-        notes.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
-    return notes
+        told.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
+    return told
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The first few of the names, and how many more there are."""
-    shown = ", ".join(f"'{name}'" for name in names[:8])
-    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+def _raw(found: Found, names: Sequence[str], depends: list[str], about: list[str]) -> Raw:
+    labels = np.repeat(np.arange(len(names)), [len(found.classes[name]) for name in names])
+    paths = [path for name in names for path in found.classes[name].values()]
+    sizes, findings = file_sizes(paths)
+    return Raw(
+        paths=paths,
+        sizes=sizes,
+        stated=np.zeros_like(sizes),
+        places=paths,
+        picture=np.arange(len(paths)),
+        boxes=None,
+        labels=labels,
+        flags=np.zeros(len(paths), np.uint8),
+        areas=np.full(len(paths), np.nan, np.float32),
+        lines=np.zeros(len(paths), np.int64),
+        names=names,
+        depends=depends,
+        findings=findings,
+        about=about,
+    )

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rankless.data.annotations import Annotations
+from rankless.data.spans import content
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,7 @@ class PictureFiles:
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.spans):
-            offset, length = annotations.spans[index].tolist()
-            with Path(source).open("rb") as shard:
-                shard.seek(offset)
-                target.write_bytes(shard.read(length))
+            target.write_bytes(content(annotations, index))
         elif self.how == "copy":
             shutil.copyfile(source, target)
         else:
