@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from PIL import Image
 from torch import nn
 
 from rankless.data.classification import collate
+from rankless.data.opening import open_annotations
+from rankless.data.packing import pack
 from rankless.errors import UserError
 from rankless.evaluation import evaluate, fingerprint
 from rankless.models.weights import digest_file
@@ -223,6 +226,19 @@ def test_the_weights_do_not_know_the_number_of_ranks(ranks: Any, small: str, tmp
     last = [RunDirectory(tmp_path / name) for name in ("1", "2", "3")]
     digests = [digest_file(one.step_directory(one.pointed("last")) / "ema.safetensors") for one in last]
     assert len(set(digests)) == 1
+
+
+@pytest.mark.processes
+def test_the_weights_do_not_know_files_from_shards(ranks: Any, small: str, tmp_path: Path) -> None:
+    root = from_json(small).data.root
+    packed = {split: open_annotations(root, split, "image-folder") for split in ("train", "val")}
+    assert len(pack(packed, tmp_path / "shards", shard_bytes=20_000)) > 4
+    (files,) = ranks(1, trained, small, str(tmp_path / "1"))
+    shards = small.replace(json.dumps(root), json.dumps(str(tmp_path / "shards")))
+    with_workers = shards.replace('"workers":0', '"workers":2')
+    assert shards != small != with_workers
+    assert ranks(1, trained, shards, str(tmp_path / "2")) == [files]
+    assert ranks(2, trained, with_workers, str(tmp_path / "3")) == [files] * 2
 
 
 @pytest.mark.processes

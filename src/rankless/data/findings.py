@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "no picture": Kind("dropped", "annotated pictures do not exist"),
     "unreadable picture": Kind("replaced", "pictures cannot be read"),
     "listed twice": Kind("dropped", "pictures are listed more than once"),
+    "no class": Kind("dropped", "pictures have no class"),
     "no label file": Kind("told", "pictures have no label file and count as empty"),
     "label without picture": Kind("told", "label files have no picture"),
     "empty": Kind("told", "pictures have no boxes"),

@@ -1,0 +1,139 @@
+"""Samples of tar shards as webdataset groups them, and what is told of damaged archives."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.data.findings import Findings
+from rankless.data.formats.shard_members import Sample, first_member, samples
+
+
+def tar(path: Path, members: list[tuple[str, bytes]], kind: str = "w") -> Path:
+    with tarfile.open(path, kind) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def found(path: Path) -> tuple[list[Sample], Findings]:
+    findings = Findings()
+    return list(samples(str(path), findings)), findings
+
+
+_KEYS = st.text("ab1_-é", min_size=1, max_size=4)
+_NAMES = st.tuples(
+    st.sampled_from(["", "x/", "x.y/z/"]), _KEYS, st.sampled_from(["jpg", "cls", "seg.png", "x.Y"])
+)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the collector
+@given(st.lists(_NAMES, max_size=12, unique=True).map(sorted))
+def test_samples_are_webdatasets(tmp_path_factory, names):
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    contents = {
+        f"{folder}{key}.{ending}": f"{place}".encode() for place, (folder, key, ending) in enumerate(names)
+    }
+    tar(path, list(contents.items()))
+    expected = []
+    if names:
+        for each in webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False):
+            inside = {name: body for name, body in each.items() if not name.startswith("__")}
+            expected.append((each["__key__"], inside))
+    ours, findings = found(path)
+    assert not findings.counts
+    content = path.read_bytes()
+    read = [
+        (each.key, {ending: content[at : at + size] for ending, (_, at, size) in each.members.items()})
+        for each in ours
+    ]
+    assert read == expected
+
+
+def test_the_picture_is_the_one_of_the_plain_ending(tmp_path):
+    names = ["1.mask.png", "1.JPG", "1.webp", "1.cls", "2.in.jpg", "2.out.jpg", "3.txt"]
+    ours, _ = found(tar(tmp_path / "a.tar", [(name, b"x") for name in names]))
+    assert [each.picture and each.picture.name for each in ours] == ["1.JPG", "2.in.jpg", None]
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "kinds"),
+    [
+        (["a.jpg", "a.jpg", "a.cls"], ["a"], {"listed twice": 1}),
+        (["a.jpg", "a.cls", "b.jpg", "a.jpg", "a.cls"], ["a", "b"], {"listed twice": 1}),
+        (["a.jpg", "b.jpg", "a.cls", "b.cls"], ["a", "b"], {"not understood": 2}),
+        (["./a.jpg", "./a.cls"], ["a"], {}),
+        (["classes.txt", "info.json", "a.jpg"], ["a"], {}),
+        (["._a.jpg", "b", "c.", "a.jpg"], ["a"], {"left out": 3}),
+    ],
+)
+def test_names(tmp_path, names, keys, kinds):
+    ours, findings = found(tar(tmp_path / "a.tar", [(name, b"x") for name in names]))
+    assert [each.key for each in ours] == keys and findings.counts == kinds
+
+
+def test_links_are_left_out(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / "b.jpg").symlink_to("a.jpg")
+    (tmp_path / "d.jpg").mkdir()
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("a.jpg", "b.jpg", "d.jpg"):
+            archive.add(tmp_path / name, name)
+    ours, findings = found(tmp_path / "a.tar")
+    assert [each.key for each in ours] == ["a"] and findings.counts == {"left out": 1}
+
+
+def test_every_cut_is_told(tmp_path):
+    """Wherever an archive ends, but inside the zeros behind its end, it is told; what is whole is read."""
+    whole = tar(tmp_path / "a.tar", [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y")]).read_bytes()
+    end = 512 + 1024 + 2 * 1024
+    for cut in range(0, end + 512, 128):
+        (tmp_path / "a.tar").write_bytes(whole[:cut])
+        ours, findings = found(tmp_path / "a.tar")
+        assert findings.counts == {"unreadable file": 1}, cut
+        keys = [each.key for each in ours]
+        assert keys == ["a", "b"][: len(keys)] and len(keys) <= (cut >= 1212) + (cut >= 3073), cut
+    (tmp_path / "a.tar").write_bytes(whole[: end + 512])
+    assert not found(tmp_path / "a.tar")[1].counts
+
+
+def test_a_damaged_header_is_not_the_end(tmp_path):
+    content = bytearray(tar(tmp_path / "a.tar", [("a.jpg", b"x"), ("b.jpg", b"y")]).read_bytes())
+    content[1024 + 5] ^= 255
+    (tmp_path / "a.tar").write_bytes(content)
+    _, findings = found(tmp_path / "a.tar")
+    (told,) = findings.first["unreadable file"]
+    assert "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'" in told.found
+
+
+@pytest.mark.parametrize(("kind", "name"), [("w:gz", "gzip"), ("w:bz2", "bzip2"), ("w:xz", "xz")])
+def test_compressed_archives_are_refused(tmp_path, kind, name):
+    ours, findings = found(tar(tmp_path / "a.tar", [("a.jpg", b"x")], kind))
+    assert not ours and f"compressed with {name}" in findings.first["unreadable file"][0].found
+
+
+def test_what_is_no_archive(tmp_path):
+    (tmp_path / "a.tar").write_text("a text" * 200)
+    assert found(tmp_path / "a.tar")[1].counts == {"unreadable file": 1}
+    assert (
+        found(tmp_path / "none.tar")[1]
+        .first["unreadable file"][0]
+        .found.endswith("No such file or directory")
+    )
+    assert first_member(str(tmp_path / "none.tar")) == ("", b"")
+
+
+def test_class_names_at_the_head(tmp_path):
+    assert first_member(str(tar(tmp_path / "a.tar", [("./classes.txt", b"a\nb"), ("1.jpg", b"")]))) == (
+        "classes.txt",
+        b"a\nb",
+    )
+    assert first_member(str(tar(tmp_path / "b.tar", [("1.jpg", b""), ("classes.txt", b"a\nb")]))) == ("", b"")

@@ -1,0 +1,223 @@
+"""Tar shards: what webdataset's own writer makes is read, labels and class names, and every fault is told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.annotated import BoxedPictures, ClassifiedPictures
+from rankless.data.annotations import Annotations
+from rankless.data.classification import open_pictures
+from rankless.data.formats import webdataset as page
+from rankless.data.formats.raw import settle
+from rankless.data.opening import examine, open_annotations
+from rankless.data.pictures import UnreadablePicture
+from rankless.errors import UserError
+
+
+def picture(level: int = 0, format: str = "PNG", size: tuple[int, int] = (6, 4)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (level, 0, 0)).save(buffer, format=format)
+    return buffer.getvalue()
+
+
+def shard(path: Path, members: dict[str, bytes | str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            body = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            archive.addfile(info, io.BytesIO(body))
+    return path
+
+
+def pairs(labels: list[str], ending: str = "cls", first: int = 0) -> dict[str, bytes | str]:
+    made: dict[str, bytes | str] = {}
+    for number, label in enumerate(labels, first):
+        made |= {f"{number:03}.png": picture(number), f"{number:03}.{ending}": label}
+    return made
+
+
+def read(root: Path, split: str = "train") -> Annotations:
+    return settle(page.read(root, split), "webdataset")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the collector
+def test_what_webdataset_writes_is_read(tmp_path):
+    chance = np.random.default_rng(0)
+    images = chance.integers(0, 256, (9, 8, 12, 3), dtype=np.uint8)
+    with webdataset.ShardWriter(str(tmp_path / "train-%06d.tar"), maxcount=4, verbose=0) as writer:
+        for number, image in enumerate(images):
+            writer.write({"__key__": f"sub/{number:04}", "png": image, "cls": number % 3})
+    found = open_pictures(str(tmp_path), "train")
+    assert isinstance(found, ClassifiedPictures) and found.class_names == ("0", "1", "2")
+    assert [found.label(index) for index in range(9)] == [number % 3 for number in range(9)]
+    for index, image in enumerate(images):
+        assert np.array_equal(found.image(index).permute(1, 2, 0).numpy(), image)
+    assert found.source(5) == f"{tmp_path}/train-000001.tar//sub/0005.png"
+    assert found.annotations.sizes.tolist() == [[8, 12]] * 9
+
+
+def test_boxes_as_json_and_as_darknets_lines(tmp_path):
+    label = {"boxes": [[1, 1, 3.5, 4]], "labels": [1], "flags": [1], "areas": [3.25]}
+    shard(tmp_path / "json/train-0.tar", pairs([json.dumps(label), '{"boxes": [], "labels": []}'], "json"))
+    (tmp_path / "json/classes.txt").write_text("cat\ndog\n")
+    found = open_annotations(str(tmp_path / "json"), "train")
+    assert found.class_names == ("cat", "dog") and found.offsets.tolist() == [0, 1, 1]
+    assert found.boxes.tolist() == [[1, 1, 3.5, 4]] and found.labels.tolist() == [1]
+    assert found.flags.tolist() == [1] and found.areas.tolist() == [3.25]
+    assert BoxedPictures(found).picture(1).image[0].eq(1).all()
+    shard(tmp_path / "txt/train-0.tar", pairs(["1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5", ""], "txt"))
+    found = open_annotations(str(tmp_path / "txt"), "train")
+    assert found.class_names == ("0", "1")  # by their numbers
+    assert found.boxes.tolist() == [[1.5, 1, 4.5, 3], [0, 0, 3, 2]] and found.labels.tolist() == [1, 0]
+
+
+def test_shards_by_name_and_members_in_order(tmp_path):
+    shard(tmp_path / "train/b.tar", pairs(["0"], first=1))
+    shard(tmp_path / "train/a.tar", {"9.png": picture(9), "9.cls": "1", "2.png": picture(2), "2.cls": "0"})
+    found = open_pictures(str(tmp_path), "train")
+    assert [int(found.image(index).max()) for index in range(3)] == [9, 2, 1]
+    assert read(tmp_path).paths()[2] == f"{tmp_path}/train/b.tar//001.png"
+
+
+def test_class_names_that_are_not_given(tmp_path):
+    """Of boxes every split numbers them alike; a class has a name in every split."""
+
+    def box(name: str) -> str:
+        return json.dumps([{"bbox": [0, 0, 2, 2], "category_id": name}])
+
+    shard(tmp_path / "a/train-0.tar", pairs([box("owl"), box("cat")], "json"))
+    shard(tmp_path / "a/train-1.tar", pairs([box("emu")], "json"))
+    shard(tmp_path / "a/val-0.tar", pairs([box("dog"), box("owl")], "json"))
+    train, val = (read(tmp_path / "a", split) for split in ("train", "val"))
+    assert train.class_names == val.class_names == ("cat", "dog", "emu", "owl")
+    assert train.labels.tolist() == [3, 0, 2] and val.labels.tolist() == [1, 3]
+    shard(tmp_path / "b/train-0.tar", pairs(["red", "blue", "red"]))
+    shard(tmp_path / "b/val-0.tar", pairs(["red"]))
+    names = open_pictures(str(tmp_path / "b"), "train").class_names
+    assert names == ("blue", "red") and open_pictures(str(tmp_path / "b"), "val", names).label(0) == 1
+    shard(tmp_path / "c/train-0.tar", pairs(["10", "2", "0"]))
+    found = read(tmp_path / "c")
+    assert found.class_names == tuple(map(str, range(11))) and found.labels.tolist() == [10, 2, 0]
+
+
+def test_class_names_mean_numbers_and_names(tmp_path):
+    shard(tmp_path / "train-0.tar", {"classes.txt": "no\nyes\n", **pairs(["1", "no", "yes"])})
+    assert read(tmp_path).class_names == ("no", "yes") and read(tmp_path).labels.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "left"),
+    [
+        (pairs(["0", "1", "2"]), "class out of range", 2),
+        (pairs(["0", "-1"]), "class out of range", 1),
+        (pairs(["0", "owl"]), "unnamed class", 1),
+        (pairs(["0", "1\n1"]), "not understood", 1),
+        ({**pairs(["0"]), "b.png": picture()}, "no class", 1),
+        ({**pairs(["0"]), "b.cls": "0"}, "label without picture", 1),
+        ({**pairs(["0"]), "b.txt": "0"}, "left out", 1),
+        ({**pairs(["0"]), "b.png": b"no picture", "b.cls": "1"}, "unreadable picture", 2),
+        ({**pairs(['{"boxes": [], "labels": []}'], "json"), "b.png": picture()}, "no label file", 2),
+        (pairs(['{"boxes": [], "labels": []}', "{}"], "json"), "not understood", 1),
+        (pairs(['{"boxes": [[0, 0, 1, 1]], "labels": [7]}'], "json"), "class out of range", 1),
+        (pairs(["0 100 100 20 20"], "txt"), "not shares", 1),
+    ],
+)
+def test_findings(tmp_path, members, kind, left):
+    shard(tmp_path / "train-0.tar", members)
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    found = read(tmp_path)
+    assert {name: count for name, count, _ in found.findings if name not in ("empty",)} == {kind: 1}
+    assert len(found) == left == len(found.spans) == len(found.sizes)
+    place = found.findings.first[kind][0].place
+    assert place.startswith(f"{tmp_path}/train-0.tar//")
+
+
+def test_a_cut_shard_stops_a_training(tmp_path):
+    for number in range(2):
+        shard(tmp_path / f"train-{number}.tar", pairs(["0", "1"]))
+    whole = (tmp_path / "train-1.tar").read_bytes()
+    (tmp_path / "train-1.tar").write_bytes(whole[:1100])
+    with pytest.raises(UserError, match=r"train-1.tar: unreadable file: cut short.*copy it again"):
+        open_annotations(str(tmp_path), "train", "webdataset")
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "words"),
+    [
+        (["train-0.tar"], "val", "no shards of a split 'val'; it has 'train'"),
+        (["train-0.tar", "train/0.tar"], "train", "both a folder of shards and shards by its name"),
+        (["train-00000.tar.gz"], "train", r"1 shards are compressed \('train-00000.tar.gz'\)"),
+    ],
+)
+def test_faults_of_the_layout(tmp_path, files, split, words):
+    for name in files:
+        shard(tmp_path / name, pairs(["0", "1"]))
+    with pytest.raises(UserError, match=words):
+        open_annotations(str(tmp_path), split, "webdataset")
+
+
+def test_shards_without_labels_or_pictures(tmp_path):
+    shard(tmp_path / "train-0.tar", {"a.png": picture(), "b.cls": "1"})
+    with pytest.raises(UserError, match="no picture with a label; expected members of one name"):
+        read(tmp_path)
+    shard(tmp_path / "train-0.tar", pairs(["x\ny"]))
+    with pytest.raises(UserError, match=r"(?s)000.cls: 'x.*the split 'train' has no pictures"):
+        read(tmp_path)
+
+
+def test_detection_shards_are_no_classes(tmp_path):
+    shard(tmp_path / "train-0.tar", pairs(['{"boxes": [], "labels": []}'], "json"))
+    with pytest.raises(UserError, match=r"read as tar shards.*its pictures have boxes.*Set task: detect"):
+        open_pictures(str(tmp_path), "train")
+
+
+def test_a_change_of_a_shard_is_a_change(tmp_path):
+    shard(tmp_path / "train/0.tar", pairs(["0"]))
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    depends = {Path(path).relative_to(tmp_path).as_posix() for path in page.read(tmp_path, "train").depends}
+    assert depends == {".", "train", "train/0.tar", "classes.txt"}
+
+
+def test_a_shard_that_shrinks_or_goes_is_an_unreadable_picture(tmp_path):
+    path = shard(tmp_path / "train-0.tar", pairs(["0", "1"]))
+    found = open_pictures(str(tmp_path), "train")
+    path.write_bytes(path.read_bytes()[:1600])
+    found.image(0)
+    with pytest.raises(UnreadablePicture, match=r"train-0.tar//001.png.*its shard ends after"):
+        found.image(1)
+    path.unlink()
+    with pytest.raises(UnreadablePicture, match="No such file"):
+        found.image(0)
+
+
+_MEMBERS = {**pairs(["0", "1"]), **pairs(["[]", '{"boxes": [[0, 0, 2, 2]], "labels": [0]}'], "json", 2)}
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), max_size=8), st.integers(0, 12000))
+def test_any_damage_is_a_user_error_or_a_finding(tmp_path_factory, changes, cut):
+    root = tmp_path_factory.mktemp("damaged")
+    content = bytearray(shard(root / "train-0.tar", _MEMBERS).read_bytes())
+    for place, value in changes:
+        content[place] = value
+    (root / "train-0.tar").write_bytes(content[: cut or None])
+    with contextlib.suppress(UserError):
+        found = examine(str(root), "train", "webdataset")
+        assert len(found.spans) == len(found)
+        source = BoxedPictures(found) if found.has_boxes else ClassifiedPictures(found, None, "data")
+        for index in range(len(found)):
+            with contextlib.suppress(UnreadablePicture):
+                source.picture(index) if isinstance(source, BoxedPictures) else source.image(index)

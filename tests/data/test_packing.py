@@ -1,0 +1,216 @@
+"""Packing: what is read back is bit for bit what was packed, in its order; like data gives like bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.detection import DetectionExamples, collate
+from rankless.data.findings import Findings
+from rankless.data.formats import image_folder
+from rankless.data.formats import webdataset as page
+from rankless.data.formats.raw import Raw, settle
+from rankless.data.formats.writing import PictureFiles
+from rankless.data.loader import micro_batches
+from rankless.data.packing import pack
+from rankless.data.spans import content
+from rankless.errors import UserError
+from rankless.recipe import Augment
+
+ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
+
+
+def pictures(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> list[str]:
+    chance = np.random.default_rng(len(names))
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        image = chance.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(image).save(root / name, format="PNG" if name.endswith("png") else "JPEG")
+    return [str(root / name) for name in names]
+
+
+def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]) -> Annotations:
+    """Rows of (picture, box, label, flag, area)."""
+    count = len(paths)
+    raw = Raw(
+        paths=paths,
+        sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
+        stated=np.zeros((count, 2), np.int32),
+        places=paths,
+        picture=np.array([row[0] for row in rows], np.int64),
+        boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
+        labels=np.array([row[2] for row in rows], np.int64),
+        flags=np.array([row[3] for row in rows], np.uint8),
+        areas=np.array([row[4] for row in rows], np.float32),
+        lines=np.arange(len(rows)),
+        names=["cat", "dög", "big owl"],
+        findings=Findings(),
+    )
+    return settle(raw, "test")
+
+
+def equal(before: Annotations, after: Annotations) -> bool:
+    same = all(
+        np.array_equal(getattr(before, name), getattr(after, name), equal_nan=name == "areas")
+        for name in ARRAYS
+    )
+    bodies = (content(before, i) == content(after, i) for i in range(len(before)))
+    return same and before.class_names == after.class_names and len(before) == len(after) and all(bodies)
+
+
+def unpacked(out: Path, split: str) -> Annotations:
+    return settle(page.read(out, split), "webdataset")
+
+
+_SIDE = st.floats(0, 1, width=32)
+_AREAS = st.just(float("nan")) | st.floats(0, 1e6, width=32)
+_ROWS = st.tuples(
+    st.integers(0, 3),
+    st.tuples(_SIDE, _SIDE, _SIDE, _SIDE).map(
+        lambda s: [min(s[0], s[2]) * 20, min(s[1], s[3]) * 16, max(s[0], s[2]) * 20, max(s[1], s[3]) * 16]
+    ).map(lambda box: np.array(box, np.float32).astype(np.float64).tolist()),
+    st.integers(0, 2),
+    st.sampled_from([0, DIFFICULT, CROWD, DIFFICULT | CROWD]),
+    _AREAS,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    names = ["a/1.JPG", "b/1.jpg", "ü 1.v2.png", "b/1.jpeg"]
+    return pictures(tmp_path_factory.mktemp("pictures"), names)
+
+
+@settings(max_examples=60)
+@given(st.lists(_ROWS, max_size=9))
+def test_boxes_come_back_bit_by_bit(tmp_path_factory, four, rows):
+    out = tmp_path_factory.mktemp("out") / "packed"
+    made = boxed(four, rows)
+    pack({"train": made}, out, shard_bytes=4000)
+    assert equal(made, unpacked(out, "train"))
+
+
+def test_classes_come_back_and_webdataset_reads_them(tmp_path):
+    root = tmp_path / "from"
+    pictures(
+        root, [f"{split}/{name}/{n}.jpg" for split in ("train", "val") for name in "ab" for n in range(9)]
+    )
+    made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
+    assert page.write(tmp_path / "to", made, PictureFiles()) == []
+    assert page.splits(tmp_path / "to") == ["train", "val"]
+    for split, before in made.items():
+        assert equal(before, unpacked(tmp_path / "to", split))
+        url = str(tmp_path / "to" / f"{split}-000000.tar")
+        with (tmp_path / "to" / f"{split}-000000.tar").open("rb") as stream:
+            opened = webdataset.tariterators.tar_file_expander([{"url": url, "stream": stream}])
+            known = webdataset.DataPipeline(
+                lambda opened=opened: webdataset.tariterators.group_by_keys(opened),
+                webdataset.decode("pil"),
+                webdataset.to_tuple("jpg", "cls"),
+            )
+            seen = [(np.array(image), label) for image, label in known]
+        assert [label for _, label in seen] == before.labels.tolist()
+        for index, (image, _) in enumerate(seen):
+            assert np.array_equal(image, np.array(Image.open(before.path(index))))
+
+
+def test_names_of_classes_are_joined_by_name(tmp_path):
+    for split, names in (("train", "bd"), ("val", "abd")):
+        pictures(tmp_path / "from", [f"{split}/{name}/1.png" for name in names])
+    made = {
+        split: settle(image_folder.read(tmp_path / "from", split), "image-folder")
+        for split in ("train", "val")
+    }
+    pack(made, tmp_path / "to")
+    val = unpacked(tmp_path / "to", "val")
+    assert val.class_names == ("b", "d", "a")
+    assert [val.class_names[label] for label in val.labels] == ["a", "b", "d"]
+
+
+def test_odd_class_names(tmp_path, four):
+    made = boxed(four, [(0, [1, 1, 2, 2], 0, 0, 1.0)])
+    odd = Annotations(**{**made.__dict__, "class_names": ("two\nlines", " ", "c")})
+    pack({"train": odd}, tmp_path / "out")
+    assert unpacked(tmp_path / "out", "train").class_names == ("two\nlines", " ", "c")
+
+
+def test_the_same_data_gives_the_same_bytes_and_no_shard_is_too_large(tmp_path, four):
+    made = boxed(four, [(2, [1, 1, 9, 9], 1, 0, 5.0)])
+    parts = [pack({"train": made, "a/b": made}, tmp_path / name, 7000) for name in ("1", "2")]
+    assert parts[0] == parts[1] and parts[0][0] == "train-000000.tar" and parts[0][-1].startswith("a-b-")
+    for name in (*parts[0], "classes.txt"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    assert all((tmp_path / "1" / name).stat().st_size <= 7000 for name in parts[0])
+    assert len(parts[0]) > 2
+    assert len(pack({"train": made}, tmp_path / "3", 1)) == 4  # one picture each
+    assert equal(made, unpacked(tmp_path / "3", "train"))
+
+
+def test_shards_are_packed_again_and_unpacked_to_files(tmp_path, four):
+    made = boxed(four, [(2, [1, 1, 9, 9], 1, 0, 5.0)])
+    pack({"train": made}, tmp_path / "1")
+    first = unpacked(tmp_path / "1", "train")
+    pack({"train": first}, tmp_path / "2")
+    assert (tmp_path / "1/train-000000.tar").read_bytes() == (tmp_path / "2/train-000000.tar").read_bytes()
+    PictureFiles("link").put(first, 2, tmp_path / "x/out.png")
+    assert (tmp_path / "x/out.png").read_bytes() == Path(four[2]).read_bytes()
+
+
+def test_nothing_is_overwritten_and_nothing_half_done_stays(tmp_path, four):
+    made = boxed(four, [])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    with pytest.raises(UserError, match="is there already, expected a new or an empty folder"):
+        pack({"train": made}, tmp_path / "full")
+    gone = boxed([*four, str(tmp_path / "gone.jpg")], [])
+    with pytest.raises(UserError, match=r"gone.jpg cannot be read: No such file"):
+        pack({"train": gone}, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_disk_without_room(tmp_path, four):
+    """The kernel refuses to let a file grow, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"out cannot be written: File too large .*make room"):
+            pack({"train": boxed(four, [])}, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
+    made = boxed(four, [(n, [1, 1, 9 + n, 9], n % 3, n == 3, 5.0) for n in range(4)])
+    pack({"train": made}, tmp_path / "out", 4000)
+    plan = [[(0, 0), (1, 3)], [(5, 1), (0, 2)]]
+    seen = []
+    for one in (made, unpacked(tmp_path / "out", "train")):
+        examples = DetectionExamples(BoxedPictures(one), (32, 32), 0, Augment(mosaic=0.5), 9)
+        with micro_batches(examples, collate, plan, workers=workers) as batches:
+            seen.append(list(batches))
+    for files, shards in zip(*seen, strict=True):
+        assert torch.equal(files.images, shards.images) and torch.equal(files.boxes, shards.boxes)
+        assert torch.equal(files.labels, shards.labels) and torch.equal(files.valid, shards.valid)
+
+
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
+def test_real_pictures(tmp_path):
+    """The Sign Language Digits sample: 760 JPEG, divided by their names."""
+    root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
+    made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
+    shards = pack(made, tmp_path / "out", shard_bytes=1_000_000)
+    assert len(shards) > 5 and sum(map(len, made.values())) == 760
+    assert all(equal(before, unpacked(tmp_path / "out", split)) for split, before in made.items())
