@@ -146,6 +146,13 @@ def test_values_by_hand():
     assert json.loads(json.dumps(scores, allow_nan=False)) == scores
 
 
+def test_an_area_that_is_not_known_is_the_boxes():
+    box = (10.0, 10.0, 110.0, 110.0)
+    boxes, labels = truth([(*box, 0), (*box, 1)])
+    scores = coco_scores([found(0, [])], [Truth(boxes, labels, areas=torch.tensor([math.nan, 900.0]))], NAMES)
+    assert (scores["ARs"], scores["ARm"], scores["ARl"]) == (0.0, None, 0.0)  # 900 is small, 100² is large
+
+
 def test_iou_thresholds_by_hand():
     # 80 of 100 columns are shared: IoU 0.8, so seven of the ten thresholds (0.50 … 0.80) are met.
     scores = coco_scores([found(0, [(0, 0, 80, 100, 0.5, 1)])], [truth([(0, 0, 100, 100, 1)])], NAMES)

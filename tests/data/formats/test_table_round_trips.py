@@ -1,5 +1,6 @@
 """What COCO JSON, lines and CSV write, they read back: boxes bit for bit, pictures and classes in order."""
 
+import os
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -154,6 +155,54 @@ def test_what_is_written_is_known_again_and_by_no_other(folder, tmp_path, page: 
     held = _one_box(folder)
     page.write(tmp_path, {"train": held}, PictureFiles("copy"))
     assert [other for other in (coco, lines, csv_table) if other.recognise(tmp_path)] == [page]
+
+
+OTHERS = {
+    "darknet": {
+        "data.yaml": "train: images/train\nnames: [cat]\n",
+        "images/train/a.jpg": "",
+        "labels/train/a.txt": "0 0.5 0.5 0.1 0.1",
+        "train.txt": "images/train/a.jpg\n./images/train/b c.jpg",
+        "classes.txt": "cat",
+        "results.csv": "epoch,loss\n1,2",
+        "notes.json": '{"info": {"images": 3}}',
+    },
+    "voc": {
+        "Annotations/a.xml": "<annotation/>",
+        "JPEGImages/a.jpg": "",
+        "ImageSets/Main/train.txt": "a\nb 1",
+        "train.txt": "a\nb 1",
+    },
+    "image-folder": {
+        "train/cat/a.jpg": "",
+        "val/cat/1,2,3.jpg": "",
+        "labels.csv": "id,name\n0,cat",
+        "readme.txt": "Hi, you, and, you, too.",
+    },
+    "webdataset": {"train-000000.tar": "", "train.json": '{"shards": 1}', "index.csv": "shard,count"},
+    "labelme": {"a.jpg": "", "a.json": '{"shapes": [{"label": "cat"}], "imagePath": "a.jpg"}'},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_data_is_not_taken_for_these(tmp_path, name):
+    for file, text in OTHERS[name].items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    for page in (coco, lines, csv_table):
+        assert page.recognise(tmp_path) == ""
+        for file in OTHERS[name]:
+            if not file.endswith(
+                ".json"
+            ):  # which is COCO's if it is given by name, and then told what is amiss
+                assert page.recognise(tmp_path / file) == ""
+
+
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
+@pytest.mark.parametrize("name", ["det_bccd", "cls_signs", "images", "map_voc_sample2"])
+def test_real_data_of_other_formats_is_not_taken_for_these(name):
+    root = Path(os.environ["RANKLESS_REAL_DATA"]) / name
+    assert [page.TITLE for page in (coco, lines, csv_table) if page.recognise(root)] == []
 
 
 def _one_box(folder: Path) -> Annotations:

@@ -1,0 +1,72 @@
+"""Finding pictures by the names that annotations give them."""
+
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from rankless.data.formats.picture_search import PictureSearch
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in (
+        "train/a.jpg",
+        "val/a.jpg",
+        "val/b.PNG",
+        "c d.jpg",
+        "val/deep/e.jpg",
+        f"{unicodedata.normalize('NFD', 'é')}.jpg",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a.jpg", "val/a.jpg"),  # the first base's
+        ("train/a.jpg", "train/a.jpg"),
+        ("./train/../train//a.jpg", "train/a.jpg"),
+        ("train\\a.jpg", "train/a.jpg"),
+        ("c d.jpg", "c d.jpg"),
+        ("b.png", "val/b.PNG"),
+        ("b", "val/b.PNG"),
+        ("é.jpg", f"{unicodedata.normalize('NFD', 'é')}.jpg"),
+        ("/home/me/train/a.jpg", "train/a.jpg"),
+        ("E:\\all\\deep\\e.jpg", "val/deep/e.jpg"),
+        ("", ""),
+        (" ", ""),
+        (".", ""),
+        ("/", ""),
+        ("gone.jpg", ""),
+        ("a.jpg/b.jpg", ""),
+        ("\0", ""),
+        ("\ud800/x.jpg", ""),
+        ("../" * 50 + "gone.jpg", ""),
+    ],
+)
+def test_find(root, name, found):
+    search = PictureSearch([root / "val", root])
+    assert search.find(name) == (str(root / found) if found else "")
+    assert search.shortened == (name.startswith(("/home", "E:")))
+
+
+def test_an_absolute_name_is_taken_as_it_is(root, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "a.jpg").touch()
+    assert PictureSearch([root]).find(str(elsewhere / "a.jpg")) == str(elsewhere / "a.jpg")
+
+
+def test_each_folder_is_listed_once_and_told(root, monkeypatch):
+    listed = []
+    listing = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listing(place))
+    search = PictureSearch([root / "val", root])
+    for _ in range(3):
+        for name in ("a.jpg", "train/a.jpg", "gone/x.jpg"):
+            search.find(name)
+    assert len(listed) == len(set(listed)) == len(search.listed)
+    assert {str(root), str(root / "val"), str(root / "train"), str(root / "gone")} <= set(search.listed)
