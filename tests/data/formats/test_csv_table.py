@@ -78,6 +78,7 @@ def test_rows_are_boxes(tmp_path):
         ("filename,xmin,ymin,xmax,ymax,class", "a.jpg,0.1,0.25,0.35,0.75,cat"),
         ("filename,xmin_norm,ymin_norm,xmax_norm,ymax_norm,class", "a.jpg,0.1,0.25,0.35,0.75,cat"),
         ("filename,x_px,y_px,w_px,h_px,class", "a.jpg,4,5,10,10,cat"),
+        ("filename,xmin,ymin,xmax,ymax,class,barrel,id_norm", "a.jpg,4,5,14,15,cat,1,1"),
         ("filename;xmin;ymin;xmax;ymax;class", '"a.jpg";"4";"5";"14";"15";"cat"'),
         ("\ufefffilename,xmin,ymin,xmax,ymax,class\r", "a.jpg,4,5,14,15,cat\r"),
         ("a.jpg,4,5,14,15,cat", "b.jpg,,,,,"),
@@ -137,11 +138,12 @@ def test_splits_number_their_classes_alike(tmp_path):
         ("owl,0\ncat,0,\nowl,3", "'owl' is there more than once"),
         ("owl,0\ncat,x\n", "'cat,x', expected a class name and its number"),
         ("", "it names no class"),
+        ("\udce9t\udce9,0\n", "is not in UTF-8"),
     ],
 )
 def test_class_lists(tmp_path, text, expected):
     put(tmp_path, HEADER, "a.jpg,40,20,owl,1,2,3,4", "b.jpg,40,20,cat,1,2,3,4")
-    (tmp_path / "classes.csv").write_text(text)
+    (tmp_path / "classes.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
     if isinstance(expected, str):
         assert expected in fault(tmp_path)
     else:
@@ -198,6 +200,14 @@ def test_a_file_without_what_is_needed(tmp_path):
     assert "not one of its pictures is there; the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
     assert "has no split 'val'; it has 'train'" in fault(tmp_path, "val")
+
+
+def test_classes_that_are_no_utf8(tmp_path):
+    file = put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4", "a.jpg,40,20,CAF,2,2,9,9")
+    file.write_bytes(file.read_bytes().replace(b"CAF", b"caf\xe9"))
+    found = opened(tmp_path)
+    assert found.class_names == ("cat",)
+    assert found.findings.counts == {"unnamed class": 1}
 
 
 # One class for each picture.

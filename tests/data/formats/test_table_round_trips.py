@@ -227,6 +227,18 @@ def test_classes_of_pictures(folder, tmp_path):
             page.write(tmp_path / page.TITLE, {"test": held}, PictureFiles())
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_names_that_are_no_text(tmp_path, format):
+    picture = tmp_path / os.fsdecode(b"caf\xe9 \\.jpg")
+    Image.new("RGB", (40, 20)).save(picture)
+    (tmp_path / "some.csv").write_bytes(b"filename,x1,y1,x2,y2,class\ncaf\xe9 \\.jpg,1,2,3,4,cat\n")
+    held = examine(str(tmp_path / "some.csv"), "train", "csv")
+    assert held.path(0) == str(picture)
+    found, _ = through(format, held, tmp_path / "out")
+    assert found.boxes.tolist() == [[1, 2, 3, 4]]
+    assert Path(found.path(0)).samefile(picture)
+
+
 def test_class_names_that_do_not_fit_are_told(folder, tmp_path):
     held = _one_box(folder)
     object.__setattr__(held, "class_names", ("cat ", "cat", "two\nlines"))

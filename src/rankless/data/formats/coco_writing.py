@@ -31,7 +31,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> 
         if not held.has_boxes:
             raise UserError("COCO JSON holds boxes, and these pictures have one class each and no boxes.")
         split = as_file_name(split)
-        names = list(file_names(held))
+        # JSON has no bytes that are no text, which a file's name can have.
+        names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(held)]
         for index, name in enumerate(names):
             files.put(held, index, out / "images" / split / name)
         categories = [

@@ -131,13 +131,13 @@ def _by_place(first: Sequence[str], delimiter: str) -> Columns | None:
 
 def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     places: dict[str, int] = {}
-    units: set[str] = set()
+    units: dict[int, str] = {}
     for place, cell in enumerate(first):
         name = re.sub(r"[\W_]", "", cell.casefold())
         for ending, unit in _UNITS:
             if name.endswith(ending) and name != ending:
                 name = name.removesuffix(ending)
-                units.add(unit)
+                units[place] = unit
         places.setdefault(name, place)
     path, label = _place(places, _PATH), _place(places, _LABEL)
     if path is None or label is None:
@@ -148,6 +148,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     size = _four(places, _X, _Y, *beside)
     centre = _four(places, _CX, _CY, *beside)
     box = corners or centre or size
+    said = {units[place] for place in box or () if place in units}
     open_images = "imageid" in places and "labelname" in places
     width, height = (_place(places, (f"image{side}", f"img{side}", side)) for side in ("width", "height"))
     stated = (
@@ -160,7 +161,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
         label,
         box,
         "corners" if corners else "centre and size" if centre else "corner and size",
-        unit=units.pop() if len(units) == 1 else "shares" if open_images else "",
+        unit=said.pop() if len(said) == 1 else "shares" if open_images else "",
         stated=stated,
         difficult=_place(places, ("difficult", "ignore")),
         crowd=_place(places, ("crowd", "iscrowd", "isgroupof")),

@@ -13,6 +13,8 @@ from rankless.errors import UserError, printable
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _WORDS = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
+_MOST = 200
+"""In a folder of more files than these each is of a single picture."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 
 
@@ -22,7 +24,8 @@ def csv_files(root: Path) -> dict[str, tuple[Path, Columns]]:
         columns = understood(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
     found: dict[str, tuple[Path, Columns]] = {}
-    for file in sorted((*root.glob("*.csv"), *root.glob("*.tsv"))):
+    tables = sorted((*root.glob("*.csv"), *root.glob("*.tsv")))
+    for file in tables if len(tables) <= _MOST else ():
         if file.is_file() and not _CLASSES.fullmatch(file.stem) and (columns := understood(file)):
             found.setdefault("train" if file.name == _BESIDE[0] else _name(file), (file, columns))
     with os.scandir(root) as listed:
@@ -71,11 +74,18 @@ def stated_classes(root: Path) -> tuple[Path, tuple[str, ...]] | None:
             shown = printable(",".join(cells))
             raise UserError(f"{file}:{line}: '{shown}', expected a class name and its number.")
     names = tuple(name for _, name in sorted(numbered, key=lambda pair: pair[0]))
+    if not all(map(is_text, names)):
+        raise UserError(f"{file} is not in UTF-8, expected rows such as 'cat,0' in UTF-8.")
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if not names or twice:
         found = f"'{printable(twice[0])}' is there more than once" if twice else "it names no class"
         raise UserError(f"{file}: {found}, expected rows such as 'cat,0', each class once.")
     return file, names
+
+
+def is_text(name: str) -> bool:
+    """Whether a cell was written in UTF-8; bytes that were not are surrogates in it."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _name(file: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.findings import Findings
 from rankless.data.formats.csv_columns import EXPECTED, Columns, rows
-from rankless.data.formats.csv_layout import csv_files, is_plain, picture_folders, stated_classes
+from rankless.data.formats.csv_layout import csv_files, is_plain, is_text, picture_folders, stated_classes
 from rankless.data.formats.csv_writing import write
 from rankless.data.formats.picture_search import PictureSearch
 from rankless.data.formats.raw import Raw
@@ -90,7 +90,7 @@ def _names_in(files: dict[str, tuple[Path, Columns]]) -> tuple[str, ...]:
                 has_box = columns.box is None or any(
                     cells[place] for place in columns.box if place < len(cells)
                 )
-                if has_box and _is_text(cells[columns.label]):
+                if has_box and cells[columns.label] and is_text(cells[columns.label]):
                     names.add(cells[columns.label])
     if not names:
         first = next(file for file, _ in files.values())
@@ -105,10 +105,6 @@ def _are_shares(columns: Columns, raw: Raw) -> bool:
         return columns.unit == "shares"
     finite = raw.boxes[np.isfinite(raw.boxes).all(1)]
     return len(finite) > 0 and bool((np.abs(finite) <= _WHOLE).all())
-
-
-def _is_text(name: str) -> bool:
-    return bool(name) and not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 @dataclass

@@ -28,6 +28,8 @@ TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
 _SNIFFED = 1000
 """So many lines tell what a file is."""
+_MOST = 200
+"""In a folder of more .txt files than these each is of a single picture."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last ending of a picture that a space or the line's end follows.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
@@ -195,7 +197,10 @@ def _kind(file: Path) -> str:
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, str]]:
-    kinds = {file: _kind(file) for file in sorted(folder.glob("*.txt")) if file.is_file()}
+    files = sorted(folder.glob("*.txt"))
+    if len(files) > _MOST:
+        return {}
+    kinds = {file: _kind(file) for file in files if file.is_file()}
     return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
 
 
