@@ -38,9 +38,11 @@ class Greys:
         return str(index)
 
 
-def examples(varied: bool = True, seed: int = 0, **options) -> ClassificationExamples:
+def examples(
+    varied: bool = True, seed: int = 0, epochs: int | None = None, **options
+) -> ClassificationExamples:
     augment = Augment(**{**OFF.__dict__, **options})
-    return ClassificationExamples(Greys(), (8, 8), seed, augment, varied=varied)
+    return ClassificationExamples(Greys(), (8, 8), seed, augment, varied=varied, epochs=epochs)
 
 
 def test_an_item_is_a_placed_picture_and_its_class():
@@ -77,6 +79,27 @@ def test_partners_come_from_the_whole_data_by_key(options):
         again = pickle.loads(pickle.dumps(alone)).item(5, epoch)
         assert torch.equal(again.image, items[epoch].image) and torch.equal(again.target, items[epoch].target)
     assert not torch.equal(examples(seed=1, **options).item(5, 0).target, items[0].target)
+
+
+@pytest.mark.parametrize("way", ["mixup", "cutmix"])
+def test_a_share_of_the_pictures_is_mixed_and_none_in_the_last_epochs(way):
+    half = examples(**{way: 1.0}, mixup_chance=0.25)
+    always = examples(**{way: 1.0})
+    mixed = 0
+    for epoch in range(200):
+        item, full = half.item(4, epoch), always.item(4, epoch)
+        if torch.equal(item.image, full.image) and torch.equal(item.target, full.target):
+            mixed += 1
+        else:
+            assert item.image.eq(40).all() and item.target.tolist() == [0, 1, 0]
+    assert 28 < mixed < 80  # 50; a partner may be the picture itself, and a cut may be empty
+    closed = examples(**{way: 1.0}, close_mosaic=3, epochs=10)
+    for epoch in range(12):
+        if epoch < 7:
+            assert torch.equal(closed.item(4, epoch).image, always.item(4, epoch).image)
+        else:
+            assert closed.item(4, epoch).image.eq(40).all()
+    assert not all(always.item(4, epoch).image.eq(40).all() for epoch in range(7, 12))
 
 
 def test_both_ways_of_mixing_happen():

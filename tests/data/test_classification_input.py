@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -9,12 +10,15 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from rankless.data.classification_input import place, vary
+from rankless.data.warp import drawn_warp
+from rankless.randomness import generator
 from rankless.recipe import Augment
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 EVERYTHING = {
     "flip": 0.5, "flip_vertical": 0.5, "hue": 0.1, "saturation": 0.5, "value": 0.5, "scale": 0.3,
-    "translate": 0.2, "crop": 0.3, "policy": "randaugment", "erase": 0.5,
+    "translate": 0.2, "crop": 0.3, "policy": "randaugment", "erase": 0.5, "rotate": 20.0, "shear": 10.0,
+    "perspective": 0.1, "blur": 0.5, "noise": 0.5, "jpeg": 0.5,
 }  # fmt: skip
 
 
@@ -145,3 +149,36 @@ def test_erasing_is_as_frequent_as_it_is_called():
     options = Augment(**{**OFF.__dict__, "erase": 0.25})
     erased = [bool((vary(white, (32, 32), options, key(index)) != 255).any()) for index in range(200)]
     assert 30 <= sum(erased) <= 72  # four standard deviations of 50
+
+
+def test_a_warp_is_opencvs_with_zoom_shift_and_mirror_in_it():
+    """All at once on a smooth picture, against OpenCV's one resampling by the same points."""
+    y, x = np.mgrid[:90, :120]
+    waves = np.stack([np.sin(x / 15 + k) + np.cos(y / 12) for k in range(3)])
+    source = torch.from_numpy((128 + 60 * waves).clip(0, 255).astype(np.uint8))
+    options = Augment(preset="none", flip=1.0, scale=0.3, translate=0.2, rotate=40.0, shear=15.0)
+    for index in range(8):
+        got = vary(source, (80, 100), options, key(index)).permute(1, 2, 0).numpy().astype(float)
+        chance = generator(*key(index))
+        chance.random(2)
+        *_, zoom, right, below = chance.uniform(-1, 1, 6)
+        warp = drawn_warp(options, (80, 100), chance)
+        factor = 1.3**zoom
+        stretch = np.array([[-100 / 120, 0, 100], [0, 80 / 90, 0], [0, 0, 1]])  # and mirrored
+        left, top = 50 * (1 - factor) + 20 * right, 40 * (1 - factor) + 16 * below
+        about = np.array([[factor, 0, left], [0, factor, top], [0, 0, 1]])
+        half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+        expected = cv2.warpPerspective(
+            source.permute(1, 2, 0).numpy(),
+            np.linalg.inv(half) @ warp @ about @ stretch @ half,
+            (100, 80),
+            borderValue=(114, 114, 114),
+        )
+        assert np.abs(got - expected).mean() < 0.6 and (np.abs(got - expected) > 8).mean() < 0.005
+
+
+def test_a_warp_by_nearly_nothing_is_the_stretched_picture():
+    options = Augment(**{**OFF.__dict__, "rotate": 1e-7})
+    for size in [(32, 40), (50, 70), (20, 140)]:
+        found = vary(picture(), size, options, key(3))
+        assert (found.int() - place(picture(), size, cropped=False).int()).abs().float().mean() < 6

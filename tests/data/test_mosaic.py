@@ -1,6 +1,7 @@
 """Mosaics: a box is where its pixels are, nothing depends on what came before, every part has its switch."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,37 @@ def test_a_box_is_where_its_pixels_are(seed: int) -> None:
         found = seen(image, label)
         if min(box[2:] - box[:2]) >= 4:  # of less, half may be blended away
             assert np.abs(np.array(extent(found)) - box).max() < 1.5
+
+
+@given(seed=st.integers(0, 10**6), perspective=st.sampled_from([0.0, 0.15]))
+def test_a_box_encloses_its_pixels_when_the_mosaic_is_turned(seed: int, perspective: float) -> None:
+    options = replace(MOVES, rotate=60.0, shear=10.0, perspective=perspective)
+    image, boxes, labels = mosaic(Drawn(seed), 7, 100, SIZE, options, generator(seed))
+    assert len(set(labels.tolist())) == len(labels)
+    limits = np.array([SIZE[1], SIZE[0]])
+    for label in range(4):
+        found = seen(image, label)
+        if label not in labels:
+            continue
+        box = boxes[labels == label][0].numpy()
+        assert (box[:2] >= 0).all() and (box[2:] <= limits).all()
+        if min(box[2:] - box[:2]) < 6 or not found.any():
+            continue
+        around = np.array(extent(found))
+        assert (around[:2] >= box[:2] - 1.5).all() and (around[2:] <= box[2:] + 1.5).all()
+        if (box[:2] > 0).all() and (box[2:] < limits).all():
+            assert np.abs(around - box).max() < 2.5  # the border cuts nothing, so it is close
+
+
+def test_a_turned_mosaic_shows_each_place_in_its_own_quarter() -> None:
+    """A turn by nearly nothing is the mosaic without one, but for the resampling."""
+    for seed in range(6):
+        still = mosaic(Drawn(seed), 7, 100, SIZE, STILL, generator(seed))
+        turned = mosaic(Drawn(seed), 7, 100, SIZE, replace(STILL, rotate=1e-6), generator(seed))
+        assert ((still[0].int() - turned[0].int()).abs() > 60).float().mean() < 0.03
+        common = [(still[2] == label).nonzero().item() for label in turned[2].tolist() if label in still[2]]
+        assert len(common) >= len(still[2]) - 1 and torch.equal(still[2][common], turned[2][: len(common)])
+        assert (still[1][common] - turned[1][: len(common)]).abs().max() < 1.5
 
 
 @given(seed=st.integers(0, 10**6))
