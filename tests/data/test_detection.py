@@ -112,3 +112,7 @@ def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
         assert (truth.boxes.tolist(), truth.height, truth.width) == ([[10, 5, 30, 15]], 20, 40)
     with pytest.raises(UserError, match="'digits'"):
         open_pictures(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))
+    (tmp_path / "val.csv").write_text("filename,label\nimages/val/a.png,x\n")
+    with pytest.raises(UserError, match=r"read as 'csv', .* no boxes.* Set 'task: classify'"):
+        open_pictures(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="csv")
+    assert len(open_pictures(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="darknet")) == 1

@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.builtin import DigitScenes
-from rankless.data.formats.darknet import DarknetData, read_darknet
-from rankless.data.formats.voc import VocData, read_voc
-from rankless.data.formats.voc_layout import is_voc
 from rankless.data.letterbox import GREY, Fit, stretched, to_input, whole
+from rankless.data.opening import open_annotations
 from rankless.data.pictures import UnreadablePicture
 from rankless.data.rectangles import by_aspect, tight
 from rankless.data.replacing import readable
 from rankless.data.step_sizes import StepSizes
 from rankless.data.varied import varied
+from rankless.errors import UserError
 from rankless.recipe import Augment
 from rankless.types import DetectionBatch, DetectionItem, Letterbox, Picture, Unreadable
 
@@ -50,13 +50,7 @@ class Pictures(Protocol):
 class _KnowsTruth(Protocol):
     """Pictures whose ground truth is known without decoding them."""
 
-    def ground_truth(
-        self, index: int
-    ) -> (
-        tuple[Tensor, Tensor, int, int]
-        | tuple[Tensor, Tensor, int, int, Tensor]
-        | tuple[Tensor, Tensor, int, int, Tensor, Tensor]
-    ): ...
+    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -229,20 +223,33 @@ def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
 
 
 def open_pictures(
-    root: str, split: str, *, images: int, seed: int, size: tuple[int, int]
-) -> DigitScenes | DarknetData | VocData:
+    root: str,
+    split: str,
+    *,
+    images: int,
+    seed: int,
+    size: tuple[int, int],
+    format: str = "auto",
+    max_bad: float = 1.0,
+) -> DigitScenes | BoxedPictures:
     """The pictures of one split.
 
     Args:
-        root: ``digits``, a folder, or a ``data.yaml``. A folder is read as Pascal VOC if it (or one in it, or
-            in its ``VOCdevkit``) has ``Annotations`` beside ``ImageSets`` or ``JPEGImages``, else as Darknet.
+        root: ``digits``, a folder, or a file such as a ``data.yaml``.
         split: the split's name.
         images, seed, size: how many scenes the built-in data makes, what keys them and their (H, W) in
             pixels; other data brings its own.
+        format, max_bad: of :func:`rankless.data.opening.open_annotations`.
 
     Raises:
-        UserError: nothing at ``root``, or faulty data; see :func:`read_darknet` and :func:`read_voc`.
+        UserError: nothing at ``root``, faulty data, or pictures without boxes.
     """
     if root == DIGITS:
         return DigitScenes(split, images, seed, size)
-    return read_voc(root, split) if is_voc(root) else read_darknet(root, split)
+    found = open_annotations(root, split, format, max_bad=max_bad)
+    if not found.has_boxes:
+        raise UserError(
+            f"{root}: read as '{found.format}', which gives every picture a class and no boxes, but 'task: "
+            "detect' needs boxes. Set 'task: classify', or data.format if the data is of another format."
+        )
+    return BoxedPictures(found)

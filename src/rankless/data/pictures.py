@@ -91,15 +91,28 @@ def size(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> tuple[in
     Raises:
         UnreadablePicture: missing, or the header is no picture's.
     """
+    height, width, turned = _header(path, name)
+    return (width, height) if turned else (height, width)
+
+
+def sideways(path: str | os.PathLike[str]) -> bool:
+    """Whether the picture's EXIF orientation turns it by a quarter; False where its header cannot be read."""
+    try:
+        return _header(path, "")[2]
+    except UnreadablePicture:
+        return False
+
+
+def _header(path: str | os.PathLike[str] | BinaryIO, name: str) -> tuple[int, int, bool]:
+    """Height and width as stored, and whether EXIF swaps them."""
     try:
         with Image.open(path) as image:
             if image.format == "TIFF":
                 image.load()  # only then every version of Pillow has turned it
             width, height = image.size
-            sideways = _orientation(image) >= 5
+            return height, width, _orientation(image) >= 5
     except Exception as error:
         raise UnreadablePicture(name or str(path), _reason(error)) from error
-    return (width, height) if sideways else (height, width)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankless import free_grid, yolo_grid
 from rankless.data.anchors import box_sizes, kmeans_anchors
-from rankless.data.detection import DetectionExamples, collate, open_pictures
+from rankless.data.detection import DetectionExamples, Pictures, collate, open_pictures
 from rankless.data.letterbox import to_source
 from rankless.data.step_sizes import StepSizes
 from rankless.errors import UserError
@@ -130,9 +130,7 @@ class Detect:
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
-        pictures = open_pictures(
-            data.root, data.train, images=data.train_images, seed=self.recipe.seed, size=SCENE_SIZE
-        )
+        pictures = self._open(data.train, data.train_images, self.recipe.seed)
         sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
             pictures,
@@ -148,10 +146,22 @@ class Detect:
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
         # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
-        pictures = open_pictures(data.root, data.val, images=data.val_images, seed=0, size=SCENE_SIZE)
+        pictures = self._open(data.val, data.val_images, 0)
         rectangular = self.recipe.evaluate.rectangular
         return DetectionExamples(
             pictures, self.size, self.recipe.seed, None, fit=data.fit, rectangular=rectangular
+        )
+
+    def _open(self, split: str, images: int, seed: int) -> Pictures:
+        data = self.recipe.data
+        return open_pictures(
+            data.root,
+            split,
+            images=images,
+            seed=seed,
+            size=SCENE_SIZE,
+            format=data.format,
+            max_bad=data.max_bad,
         )
 
     def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:

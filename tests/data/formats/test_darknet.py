@@ -1,17 +1,24 @@
 """Darknet data: layouts found, boxes read exactly, and every fault told with its place."""
 
+import contextlib
+import os
 import pickle
+import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.formats.darknet import DarknetData, read_darknet
-from rankless.data.formats.darknet_layout import label_path
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import Annotations
+from rankless.data.formats.darknet import read, recognise, splits
+from rankless.data.formats.darknet_labels import label_folders
+from rankless.data.opening import examine, open_annotations
 from rankless.errors import UserError
 
 
@@ -34,29 +41,36 @@ def described(folder: Path, text: str) -> str:
 
 def faults_of(root: Path | str, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
-        read_darknet(str(root), split)
+        open_annotations(str(root), split)
     return str(caught.value)
 
 
-def names(data: DarknetData) -> list[str]:
-    return [Path(path).stem for path in data.paths]
+def names(data: Annotations) -> list[str]:
+    return [Path(path).stem for path in data.paths()]
+
+
+def counts(data: Annotations) -> dict[str, int]:
+    return data.findings.counts
 
 
 def test_boxes_become_pixels(tmp_path: Path) -> None:
     put(tmp_path, "train/a", "1 0.5 0.5 0.2 0.4\n0 0.25 0.5 0.5 1\n")
     put(tmp_path, "train/b", "")
     put(tmp_path, "train/c", "2 0.75 0.25 0.5 0.5")
-    data = read_darknet(described(tmp_path, "train: images/train\nnames: [x, y, z]\nnc: 3\n"), "train")
-    assert data.class_names == ("x", "y", "z") and len(data) == 3 and data.notes == []
-    assert data.offsets.tolist() == [0, 2, 2, 3] and data.boxes.dtype == np.float32
+    root = described(tmp_path, "train: images/train\nnames: [x, y, z]\nnc: 3\n")
+    found = open_annotations(root, "train")
+    assert found.class_names == ("x", "y", "z") and len(found) == 3 and counts(found) == {"empty": 1}
+    assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
+    assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
+    data = BoxedPictures(found)
     first = data.picture(0)
     assert first.image.shape == (3, 20, 40)
     assert torch.allclose(first.boxes, torch.tensor([[16.0, 6, 24, 14], [0, 0, 20, 20]]))
     assert first.labels.tolist() == [1, 0] and first.labels.dtype == torch.int64
     assert data.picture(1).boxes.shape == (0, 4)
-    boxes, labels, height, width = data.ground_truth(2)
+    boxes, labels, height, width, flags, _ = data.ground_truth(2)
     assert (boxes.tolist(), labels.tolist(), height, width) == ([[20, 0, 40, 10]], [2], 20, 40)
-    assert data.source(2) == data.paths[2]
+    assert data.source(2) == str(tmp_path / "images/train/c.jpg") and flags.tolist() == [0]
 
 
 def test_boxes_are_of_the_upright_picture(tmp_path: Path) -> None:
@@ -64,7 +78,7 @@ def test_boxes_are_of_the_upright_picture(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 20)).save(picture, exif=exif)
-    data = read_darknet(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    data = BoxedPictures(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     assert data.picture(0).image.shape == (3, 40, 20)
     assert data.picture(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
 
@@ -83,11 +97,11 @@ def test_any_box_survives_six_decimals(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "decimals"
     put(folder, "train/a", "0 " + " ".join(f"{value:.6f}" for value in box))
-    data = read_darknet(described(folder, "train: images/train\nnames: [x]\n"), "train")
+    data = open_annotations(described(folder, "train: images/train\nnames: [x]\n"), "train")
     x, y, w, h = box
     expected = np.array([x - w / 2, y - h / 2, x + w / 2, y + h / 2]) * [40, 20, 40, 20]
-    assert np.abs(data.picture(0).boxes[0].numpy() - expected).max() < 1e-4
-    assert data.notes == []
+    assert np.abs(data.boxes[0] - expected).max() < 1e-4
+    assert counts(data).keys() <= {"a pixel thin"}
 
 
 def test_layouts_of_data_yaml(tmp_path: Path) -> None:
@@ -99,19 +113,19 @@ def test_layouts_of_data_yaml(tmp_path: Path) -> None:
         "train: [images/train, images/extra]\nval: ../images/val\ntest: list.txt\nnames: {1: dog, 0: cat}\n"
         "nc: 2\nlicense: free\n",
     )
-    assert names(read_darknet(root, "train")) == ["a", "b", "c"]
-    assert names(read_darknet(root, "val")) == ["d"]  # Roboflow's '../'
-    assert names(read_darknet(root, "test")) == ["b", "d"]
-    assert read_darknet(str(tmp_path), "train").class_names == ("cat", "dog")
+    assert names(open_annotations(root, "train")) == ["a", "b", "c"]
+    assert names(open_annotations(root, "val")) == ["d"]  # Roboflow's '../'
+    assert names(open_annotations(root, "test")) == ["b", "d"]
+    assert open_annotations(str(tmp_path), "train").class_names == ("cat", "dog")
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     assert names(
-        read_darknet(described(moved, f"path: {tmp_path}\ntrain: images/train\nnc: 1\n"), "train")
+        open_annotations(described(moved, f"path: {tmp_path}\ntrain: images/train\nnc: 1\n"), "train")
     ) == [
         "a",
         "b",
     ]
-    fault = faults_of(root, "testing")
+    fault = faults_of(root, "other")
     assert "'train', 'val', 'test'" in fault and "license" not in fault
 
 
@@ -125,23 +139,43 @@ def test_layouts_of_folders(tmp_path: Path, swapped: bool) -> None:
         put(tmp_path, "valid/b")
     assert "found no class names" in faults_of(tmp_path)
     (tmp_path / "classes.txt").write_bytes("\ufeffépée\r\nB\r\n".encode())
-    data = read_darknet(str(tmp_path), "train")
+    data = open_annotations(str(tmp_path), "train")
     assert names(data) == ["a"] and data.class_names == ("épée", "B")
-    assert "'train', 'valid'" in faults_of(tmp_path, "val")
+    assert "'train', 'valid'" in faults_of(tmp_path, "test")
+    assert splits(tmp_path) == ["train", "valid"]
     (tmp_path / "classes.txt").rename(tmp_path / "obj.names")
-    assert names(read_darknet(str(tmp_path), "valid")) == ["b"]
+    assert names(open_annotations(str(tmp_path), "valid")) == ["b"]
+    assert names(open_annotations(str(tmp_path), "val")) == ["b"]
     (tmp_path / "obj.names").unlink()
     described(tmp_path, "names: [one]\n")
-    assert read_darknet(str(tmp_path), "train").class_names == ("one",)
+    assert open_annotations(str(tmp_path), "train").class_names == ("one",)
+    assert splits(tmp_path) == ["train", "valid"]
 
 
-def test_a_folder_without_splits_says_how_to_lay_it_out(tmp_path: Path) -> None:
-    put(tmp_path, "a")
-    fault = faults_of(tmp_path)
-    assert "images/train" in fault and "labels/val" in fault
-    assert "data.yaml" in faults_of(tmp_path / "labels")
-    fault = faults_of(tmp_path / "nowhere")
-    assert "nowhere" in fault and "digits" in fault
+def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None:
+    put(tmp_path / "a", "a")
+    (tmp_path / "a/classes.txt").write_text("x")
+    data = open_annotations(str(tmp_path / "a"), "train")
+    assert names(data) == ["a"] and splits(tmp_path / "a") == ["train"] and "no splits" in data.notes[1]
+    assert "no split 'val'; it has 'train'" in faults_of(tmp_path / "a", "val")
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in ("images/a.jpg", "labels/a.txt", "classes.txt"):
+        shutil.copy(tmp_path / "a" / file, flat)
+    assert names(open_annotations(str(flat), "train")) == ["a"] and splits(flat) == ["train"]
+    for folder in (tmp_path / "a" / "labels", tmp_path / "a" / "images", tmp_path / "nowhere"):
+        assert not recognise(folder)
+        assert "data.yaml" in faults_of(folder)
+    assert "digits" in faults_of(tmp_path / "nowhere")
+
+
+def test_pictures_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
+    put(tmp_path, "train/a")
+    put(tmp_path, "loose")
+    (tmp_path / "classes.txt").write_text("x")
+    data = open_annotations(str(tmp_path), "train")
+    assert counts(data) == {"left out": 1}
+    assert "1 pictures outside" in str(data.findings.first["left out"][0])
 
 
 def test_odd_names_and_line_ends(tmp_path: Path) -> None:
@@ -151,83 +185,109 @@ def test_odd_names_and_line_ends(tmp_path: Path) -> None:
     upper = put(root, "train/ü", "")
     upper.rename(upper.with_suffix(".JPG"))
     Image.new("RGB", (4, 4)).save(root / "images/train/._b c.jpg")
-    data = read_darknet(described(root, "train: images/train\nnames: [x, y]\n"), "train")
+    data = open_annotations(described(root, "train: images/train\nnames: [x, y]\n"), "train")
     assert names(data) == ["Z", "b c", "ü"]
     assert data.labels.tolist() == [0, 1]
-    assert len(data.notes) == 1 and "1 hidden" in data.notes[0]
+    assert counts(data) == {"empty": 2, "left out": 1}
 
 
 def test_missing_label_files_are_counted(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     put(tmp_path, "train/b", None)
     root = described(tmp_path, "train: images/train\nnames: [x]\n")
-    data = read_darknet(root, "train")
+    data = open_annotations(root, "train")
     assert data.offsets.tolist() == [0, 1, 1]
-    assert "1 of 2" in data.notes[0] and str(tmp_path / "labels/train/b.txt") in data.notes[0]
+    assert counts(data) == {"no label file": 1} and str(tmp_path / "images/train/b.jpg") in data.notes[-1]
     (tmp_path / "labels/train/a.txt").unlink()
-    assert "Not one of the 2" in faults_of(root)
+    fault = faults_of(root)
+    assert "Not one of the 2" in fault and str(tmp_path / "labels/train/a.txt") in fault
 
 
 def test_labels_lie_beside_pictures_without_a_folder_called_images(tmp_path: Path) -> None:
-    assert label_path("/a/images/b/images/c/d.jpg") == "/a/images/b/labels/c/d.txt"
-    assert label_path("/a/pictures/d.e.jpeg") == "/a/pictures/d.e.txt"
-    assert label_path("/images.jpg") == "/images.txt"
+    assert label_folders("/a/images/b/images/c") == ["/a/images/b/labels/c", "/a/images/b/images/c"]
+    assert label_folders("/a/JPEGImages") == ["/a/labels", "/a/JPEGImages"]  # Darknet's own recipe for VOC
+    assert label_folders("/a/pictures") == ["/a/pictures"]
     folder = tmp_path / "obj"
     folder.mkdir()
     Image.new("RGB", (4, 4)).save(folder / "a.png")
     (folder / "a.txt").write_text("0 .5 .5 1 1")
-    assert read_darknet(described(tmp_path, "train: obj\nnames: [x]\n"), "train").labels.tolist() == [0]
+    assert open_annotations(described(tmp_path, "train: obj\nnames: [x]\n"), "train").labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "found"),
+    [
+        (
+            "2 .5 .5 .1 .1",
+            "class out of range",
+            "class 2 at 0.45 0.45 0.55 0.55, expected a class from 0 to 1",
+        ),
+        ("-1 .5 .5 .1 .1", "class out of range", "class -1"),
+        ("1e30 .5 .5 .1 .1", "class out of range", ""),
+        ("0.5 .5 .5 .1 .1", "not a number", "the class a whole one"),
+        ("nan .5 .5 .1 .1", "not a number", "'nan .5"),
+        ("0 .5 .5 1_0 .1", "not a number", ""),
+        ("0 .5 .5 .1", "not understood", "4 columns, expected 5"),
+        ("0 .5 .5 .1 .1 .9", "not understood", "6 columns, expected 5"),
+        ("cat .5 .5 .1 .1", "not a number", "'cat .5 .5 .1 .1', expected numbers"),
+        ("0 20 10 8 8", "not shares", "not pixels"),
+        ("0 .5 .5 .1 -1e300", "not shares", ""),
+    ],
+)
+def test_what_stops_is_told_with_its_place(tmp_path: Path, line: str, kind: str, found: str) -> None:
+    put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n")
+    root = described(tmp_path, "train: images/train\nnames: [x, y]\n")
+    fault = faults_of(root)
+    assert f"{tmp_path / 'labels/train/a.txt'}:2: {kind}: " in fault and found in fault
+    assert "rankless data check" in fault
+    assert examine(root, "train").boxes.shape == (1, 4)
 
 
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("2 .5 .5 .1 .1", "class out of range: '2 0.5 0.5 0.1 0.1', expected a class from 0 to 1"),
-        ("-1 .5 .5 .1 .1", "class out of range"),
-        ("0.5 .5 .5 .1 .1", "class not a whole number"),
         ("0 nan .5 .1 .1", "not finite"),
         ("0 .5 .5 inf .1", "not finite"),
-        ("nan .5 .5 .1 .1", "not finite"),
-        ("0 .5 .5 0 .1", "size not positive"),
-        ("0 .5 .5 .1 -.1", "size not positive"),
-        ("0 .5 .5 .1", "wrong number of columns: 4 columns, expected 5"),
-        ("0 .1 .1 .2 .1 .2 .2", "(polygons are not read)"),
-        ("cat .5 .5 .1 .1", "not a number: 'cat .5 .5 .1 .1'"),
-        ("0 20 10 8 8", "(not pixels)"),
-        ("0 -0.2 .5 .1 .1", "not shares"),
-        ("0 1.009 .5 .01 .1", "box outside the picture"),
-        ("0 .5 -.009 .1 .01", "box outside the picture"),
+        ("0 .5 .5 1e308 1e999", "not finite"),
+        ("0 .5 .5 0 .1", "no size"),
+        ("0 .5 .5 .1 1e-12", "no size"),  # in float64 it has one, in float32 no more
+        ("0 .5 .5 .1 -.1", "ends before it begins"),
+        ("0 1.009 .5 .01 .1", "outside"),
+        ("0 .5 -.009 .1 .01", "outside"),
+        ("0 -0.2 .5 .1 .1", "outside"),
+        ("0 .5 .5 .1 .1", "repeated"),
     ],
 )
-def test_each_fault_is_told_with_its_place(tmp_path: Path, line: str, kind: str) -> None:
-    put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n")
-    fault = faults_of(described(tmp_path, "train: images/train\nnames: [x, y]\n"))
-    assert f"{tmp_path / 'labels/train/a.txt'}:2: " in fault and kind in fault
-    assert fault.endswith("1 label lines are faulty: mend them, or take them out.")
+def test_a_damaged_box_costs_that_box(tmp_path: Path, line: str, kind: str) -> None:
+    put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n1 .5 .5 .1 .1\n")
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x, y]\n"), "train")
+    assert data.labels.tolist() == [0, 1]
+    assert {name: count for name, count in counts(data).items() if name != "a pixel thin"} == {kind: 1}
+    assert data.findings.first[kind][0].place == f"{tmp_path / 'labels/train/a.txt'}:2"
 
 
 def test_faults_come_all_at_once(tmp_path: Path) -> None:
     put(tmp_path, "train/b", "9 .5 .5 .1 .1\n" * 25)
-    put(tmp_path, "train/a", "0 .5 .5 .1\n0 .5 .5 .1 .1\n0 .5 .5 0 .1\n")
+    put(tmp_path, "train/a", "0 .5 .5 .1\n0 .5 .5 .1 .1\nx .5 .5 0 .1\n")
     put(tmp_path, "train/c", b"\xff\xfe0\x00 \x00")
-    with pytest.raises(UserError) as caught:
-        read_darknet(described(tmp_path, "train: images/train\nnames: [x, y]\n"), "train")
-    faults = caught.value.faults
-    assert len(faults) == 22
-    assert "a.txt:1: wrong number" in faults[0] and "a.txt:3: size" in faults[1] and "b.txt:1:" in faults[2]
-    assert "b.txt:18:" in faults[19]
-    assert faults[20] == "… and 8 more: 7 × class out of range, 1 × encoding."
-    assert faults[21].startswith("28 label lines")
+    fault = faults_of(described(tmp_path, "train: images/train\nnames: [x, y]\n"))
+    for place in ("a.txt:1: not understood", "a.txt:3: not a number", "b.txt:1: class", "c.txt: unreadable"):
+        assert place in fault
+    assert "… and 20 more: class out of range" in fault
 
 
 def test_boxes_over_the_edge_are_clipped_and_counted(tmp_path: Path) -> None:
     put(tmp_path, "train/a", "0 .05 .5 .104 .5\n0 .95 .5 .2 .5\n0 .5 .5 1.000001 1\n0 .5 .5 .1 .1\n")
-    data = read_darknet(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
-    assert torch.allclose(
-        data.picture(0).boxes[:3], torch.tensor([[0, 5, 4.08, 15], [34, 5, 40, 15], [0, 0, 40, 20]])
-    )
-    assert [note[:12] for note in data.notes] == ["1 of 4 boxes"] * 2
-    assert "less than 1 %" in data.notes[0] and "more than 1 %" in data.notes[1]
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    assert np.allclose(data.boxes[:3], [[0, 5, 4.08, 15], [34, 5, 40, 15], [0, 0, 40, 20]])
+    assert counts(data) == {"over the edge": 2}
+
+
+def test_polygons_become_their_bounds(tmp_path: Path) -> None:
+    put(tmp_path, "train/a", "0 .1 .3 .2 .1 .5 .2\n1 .5 .5 .2 .4\n0 .1 .3 nan .1 .5 .2\n")
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x, y]\n"), "train")
+    assert np.allclose(data.boxes, [[4, 2, 20, 6], [16, 6, 24, 14]])
+    assert counts(data) == {"outline": 2, "not finite": 1}
 
 
 @pytest.mark.parametrize(
@@ -235,17 +295,22 @@ def test_boxes_over_the_edge_are_clipped_and_counted(tmp_path: Path) -> None:
     [
         ("train: images/none\nnames: [x]\n", "'train: images/none' is not there"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
-        ("train: empty\nnames: [x]\n", "has no pictures; looked in empty for files that end in .bmp"),
-        ("train: images/train\n", "'names' is None"),
-        ("train: images/train\nnames: []\n", "'names' is []"),
+        ("train: empty\nnames: [x]\n", "empty for files that end in .bmp"),
+        ("train: images/train\n", "'names' is empty"),
+        ("train: images/train\nnames: []\n", "'names' is empty"),
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2, expected 1"),
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
-        ("train: list.txt\nnames: [x]\n", "list.txt:2: no picture 'gone.jpg'"),
-        ("train: list.txt\nnames: [x]\n", "list.txt:3: 'data.yaml' is no picture"),
+        ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is no picture"),
         ("train: [\n", "cannot be read as YAML"),
+        ("train: " + "[" * 5000 + "\n", "cannot be read as YAML"),
         ("- a\n- b\n", "found a list"),
+        ("train: [[images/train]]\nnames: [x]\n", "'train' holds lists"),
+        ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
+        ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many, expected 1"),
+        ("train: ~nobody-of-that-name/x\nnames: [x]\n", "is not there"),
+        ("train: " + "x" * 5000 + "\nnames: [x]\n", "is not there"),
     ],
 )
 def test_faults_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
@@ -257,14 +322,207 @@ def test_faults_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
     assert root in faults_of(root) or "list.txt" in said
 
 
-def test_a_picture_listed_twice_is_noted(tmp_path: Path) -> None:
+def test_a_picture_listed_twice_counts_once(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     root = described(tmp_path, "train: [images/train, images/train]\nnames: [x]\n")
-    assert "1 pictures" in read_darknet(root, "train").notes[0]
+    data = open_annotations(root, "train")
+    assert len(data) == 1 and counts(data) == {"listed twice": 1}
+
+
+def test_names_stay_what_is_written(tmp_path: Path) -> None:
+    """YAML would make False of no, 7 of 007 and a date of the last."""
+    put(tmp_path, "train/a")
+    root = described(tmp_path, "train: images/train\nnames: [no, 007, 2024-01-01, '1', ~]\nnc: 5\n")
+    assert open_annotations(root, "train").class_names == ("no", "007", "2024-01-01", "1", "~")
+
+
+def test_a_list_with_what_is_not_there(tmp_path: Path) -> None:
+    for name in ("a", "b", "c d"):
+        put(tmp_path, f"train/{name}")
+    lines = [
+        f"{tmp_path}/images/train/c d.jpg",
+        "C:\\Users\\me\\set\\images\\train\\b.jpg",
+        "/home/me/set/images/train/a.jpg",
+        "images/train/gone.jpg",
+        "./images/train/b.jpg",
+    ]
+    (tmp_path / "list.txt").write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
+    data = open_annotations(described(tmp_path, "train: list.txt\nnames: [x]\n"), "train")
+    assert names(data) == ["c d", "b", "a"]
+    assert counts(data) == {"no picture": 1, "listed twice": 1}
+    assert "list.txt:4" in str(data.findings.first["no picture"][0])
+    assert "2 pictures are not where their path says" in "\n".join(data.notes)
+
+
+def test_paths_of_another_machine(tmp_path: Path) -> None:
+    put(tmp_path, "train/a")
+    for entry in ("C:\\sets\\cells\\images\\train", "/kaggle/input/cells/images/train", "../../images/train"):
+        root = described(tmp_path, f"path: ../datasets/cells\ntrain: '{entry}'\nnames: [x]\n")
+        assert names(open_annotations(root, "train")) == ["a"]
+
+
+def test_darknets_own_data_file(tmp_path: Path) -> None:
+    """Its lists are relative to where Darknet is started: above the folder of the file."""
+    data = tmp_path / "build" / "data"
+    for name in ("obj/a", "obj/b"):
+        picture = data / f"{name}.JPG"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 20)).save(picture, "JPEG")
+        picture.with_suffix(".txt").write_text("1 .5 .5 .2 .4\n")
+    (data / "train.txt").write_text("data/obj/b.JPG\ndata/obj/a.JPG\n")
+    (data / "valid.txt").write_text("data/obj/a.JPG\n")
+    (data / "obj.names").write_text("cat\ndog\n")
+    text = "# cells\nclasses= 2\ntrain  = data/train.txt\nvalid=data/valid.txt\nnames = data/obj.names\n"
+    text += "backup = b/\n"
+    (data / "obj.data").write_text(text)
+    for root in (data, data / "obj.data"):
+        assert splits(root) == ["train", "valid"]
+        found = open_annotations(str(root), "train")
+        assert names(found) == ["b", "a"] and found.class_names == ("cat", "dog")
+        assert found.boxes.tolist() == [[16, 6, 24, 14]] * 2 and counts(found) == {}
+        assert names(open_annotations(str(root), "val")) == ["a"]
+    for change, said in (
+        (("classes= 2", "classes= 3"), "'classes' is 3, expected 2"),
+        (("names = data/obj.names", "names = data/none"), "'names = data/none' is not there"),
+        (("backup = b/", "nothing"), "obj.data:6: 'nothing' is no 'key = value'"),
+        (("data/train.txt", "data/none.txt"), "'train: data/none.txt' is not there"),
+    ):
+        (data / "obj.data").write_text(text.replace(*change))
+        assert said in faults_of(data)
+    (data / "other.data").write_text(text)
+    assert "several .data files" in faults_of(data)
+
+
+def test_names_in_both_unicode_forms_and_odd_endings(tmp_path: Path) -> None:
+    put(tmp_path, "train/猫 🐈 e")
+    picture = put(tmp_path, "train/x")
+    picture.rename(picture.with_name(unicodedata.normalize("NFC", "é") + ".PnG"))
+    label = tmp_path / "labels/train/x.txt"
+    label.rename(label.with_name(unicodedata.normalize("NFD", "é") + ".TXT"))
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    assert data.offsets.tolist() == [0, 1, 2] and counts(data) == {}
+
+
+def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
+    put(tmp_path, "train/a")
+    put(tmp_path / "elsewhere", "b")
+    (tmp_path / "images/train/loop").symlink_to(tmp_path / "images")
+    (tmp_path / "images/train/again").symlink_to(tmp_path / "elsewhere/images")
+    (tmp_path / "images/train/twice").symlink_to(tmp_path / "elsewhere/images")
+    (tmp_path / "labels/train/again").symlink_to(tmp_path / "elsewhere/labels")
+    (tmp_path / "images/train/dead.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "labels/train/dead.txt").write_text("0 .5 .5 .1 .1\n")
+    data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    places = [str(Path(path).relative_to(tmp_path / "images/train")) for path in data.paths()]
+    assert places == ["a.jpg", "again/b.jpg", "dead.jpg"]
+    assert data.offsets.tolist() == [0, 1, 2, 2] and counts(data) == {"unreadable picture": 1}
+
+
+def test_labels_without_pictures_are_counted(tmp_path: Path) -> None:
+    put(tmp_path, "train/a")
+    put(tmp_path, "train/b").unlink()
+    (tmp_path / "labels/train/classes.txt").write_text("x")
+    root = described(tmp_path, "train: images/train\nval: list.txt\nnames: [x]\n")
+    data = open_annotations(root, "train")
+    assert counts(data) == {"label without picture": 1}
+    assert data.findings.first["label without picture"][0].place == str(tmp_path / "labels/train/b.txt")
+    put(tmp_path, "train/b")
+    (tmp_path / "list.txt").write_text("images/train/b.jpg")
+    assert counts(open_annotations(root, "val")) == {}  # the other labels are of the other split's pictures
+
+
+def test_a_folder_is_listed_once_however_many_files_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        put(tmp_path, f"train/{number}", None if number == 7 else "")
+    root = described(tmp_path, "train: images/train\nnames: [x]\n")
+    listed: list[str] = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: (listed.append(str(folder)), real(folder))[1])
+    open_annotations(root, "train")
+    assert max(listed.count(str(tmp_path / kind / "train")) for kind in ("images", "labels")) <= 3
+
+
+def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "train/deep/a")
+    root = described(tmp_path, "train: [images/train, list.txt]\nnames: [x]\n")
+    (tmp_path / "list.txt").write_text("images/train/deep/a.jpg")
+    found = set(read(Path(root), "train").depends)
+    for name in ("data.yaml", "list.txt", "images/train", "images/train/deep", "labels/train/deep",
+                 "labels/train/deep/a.txt"):  # fmt: skip
+        assert str(tmp_path / name) in found
+    (tmp_path / "data.yaml").unlink()
+    (tmp_path / "classes.txt").write_text("x")
+    found = set(read(tmp_path, "train").depends)
+    assert {str(tmp_path), str(tmp_path / "images"), str(tmp_path / "classes.txt")} <= found
+
+
+LINES = st.lists(
+    st.one_of(
+        st.binary(max_size=40),
+        st.lists(
+            st.one_of(
+                st.integers(-3, 9).map(str),
+                st.floats().map(str),
+                st.floats(0, 1).map(str),
+                st.sampled_from(["1_0", "0x1", "١", "é", "-", "1e400", "\x00"]),
+            ),
+            max_size=9,
+        ).map(lambda words: " ".join(words).encode()),
+    ),
+    max_size=6,
+).map(b"\n".join)
+
+
+@settings(max_examples=60)
+@given(LINES)
+def test_no_label_file_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / "fuzzed labels"
+    put(folder, "train/a", content)
+    data = examine(described(folder, "train: images/train\nnames: [x, y]\n"), "train")
+    boxes = data.boxes
+    assert np.isfinite(boxes).all() and (boxes[:, 2:] > boxes[:, :2]).all() and (boxes >= 0).all()
+    assert (boxes <= [40, 20, 40, 20]).all() and set(data.labels.tolist()) <= {0, 1}
+
+
+SCRAPS = ["train", ": ", "images/train", "names", "[x]", "\n", "- ", "{", "}", "&a ", "*a", "!!python/x",
+          "nc", "path", "..", "/", "~", "list.txt", "\t", "'", "=", "classes", "#", "0", "1", "\\", "| ",
+          "? ", "<<"]  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.binary(max_size=80),
+        st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=30).map(
+            lambda words: "".join(words).encode("utf-8", "surrogatepass")
+        ),
+        st.tuples(st.integers(0, 60), st.binary(max_size=4)).map(
+            lambda cut: (
+                b"path: .\ntrain: list.txt\nval: images/train\nnames: {0: x}\nnc: 1\n"[: cut[0]] + cut[1]
+            )
+        ),
+    ),
+    st.sampled_from(["data.yaml", "obj.data", "list.txt", "classes.txt"]),
+)
+def test_no_description_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "fuzzed descriptions"
+    shutil.rmtree(folder, ignore_errors=True)
+    put(folder, "train/a")
+    if name == "list.txt":
+        described(folder, "train: list.txt\nnames: [x]\n")
+    (folder / name).write_bytes(content)
+    with contextlib.suppress(UserError):
+        assert splits(folder)
+    with contextlib.suppress(UserError):
+        assert len(examine(str(folder), "train", "darknet")) == 1
 
 
 def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
-    data = read_darknet(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
+    data = BoxedPictures(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy.picture(0).boxes, data.picture(0).boxes)

@@ -1,7 +1,10 @@
 """Pascal VOC: pixels counted from 1, every layout, and an outcome for everything that can be wrong."""
 
+import contextlib
 import os
 import pickle
+import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import DIFFICULT, Annotations
 from rankless.data.detection import DetectionExamples, open_pictures
-from rankless.data.formats.voc import VocData, read_voc
+from rankless.data.formats.registry import recognise as recognised
+from rankless.data.formats.voc import read, recognise, splits
 from rankless.data.formats.voc_annotation import parse
-from rankless.data.formats.voc_layout import is_voc
+from rankless.data.opening import examine, open_annotations
 from rankless.errors import UserError
 
 
@@ -47,32 +53,32 @@ def put(root: Path, name: str, *things: str, size: str = SIZE, split: str = "tra
 
 def faults_of(root: Path, split: str = "train") -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
-        read_voc(str(root), split)
+        open_annotations(str(root), split)
     return caught.value.faults
 
 
-def stems(data: VocData) -> list[str]:
-    return [Path(path).stem for path in data.paths]
+def stems(data: Annotations) -> list[str]:
+    return [Path(path).stem for path in data.paths()]
 
 
-def said(data: VocData) -> str:
-    return "\n".join(data.notes[1:])
+def counts(data: Annotations) -> dict[str, int]:
+    return data.findings.counts
 
 
 def test_pixels_count_from_one_and_the_last_is_inside(tmp_path: Path) -> None:
     put(tmp_path, "b", thing((1, 1, 40, 20), "dog"), thing((7, 3, 7, 4)), thing(("2.5", "2.0", 9.25, 4)))
     put(tmp_path, "a")
-    data = read_voc(str(tmp_path), "train")
-    assert stems(data) == ["b", "a"] and data.class_names == ("cat", "dog")  # pictures in the list's order
+    found = open_annotations(str(tmp_path), "train")
+    assert stems(found) == ["b", "a"] and found.class_names == ("cat", "dog")  # pictures in the list's order
+    data = BoxedPictures(found)
     first = data.picture(0)
     assert first.boxes.tolist() == [[0, 0, 40, 20], [6, 2, 7, 4], [1.5, 1, 9.25, 4]]
     assert first.labels.tolist() == [1, 0, 0] and first.labels.dtype == torch.int64
     assert first.boxes.dtype == torch.float32 and first.image.shape == (3, 20, 40)
-    assert data.picture(1).boxes.shape == (0, 4) and data.offsets.tolist() == [0, 3, 3]
-    assert data.source(1) == data.paths[1]
-    assert (
-        data.notes[0].startswith(f"{tmp_path}: read as Pascal VOC") and "2 pictures with 3" in data.notes[0]
-    )
+    assert data.picture(1).boxes.shape == (0, 4) and found.offsets.tolist() == [0, 3, 3]
+    assert data.source(1) == found.path(1)
+    assert counts(found) == {"empty": 1, "a pixel thin": 1}
+    assert data.notes[0].startswith(f"{tmp_path}: read as Pascal VOC because it has 'Annotations'")
 
 
 @given(
@@ -86,7 +92,7 @@ def test_a_box_covers_just_the_pixels_it_numbers(
     root = tmp_path_factory.getbasetemp() / "pixels"
     put(root, "a", thing(box))
     (root / "ImageSets/Main/train.txt").write_text("a\n")
-    x1, y1, x2, y2 = (int(value) for value in read_voc(str(root), "train").boxes[0])
+    x1, y1, x2, y2 = (int(value) for value in open_annotations(str(root), "train").boxes[0])
     numbers = np.arange(1, 41)[x1:x2], np.arange(1, 21)[y1:y2]
     assert [row[at] for at in (0, -1) for row in numbers] == list(box)
 
@@ -97,7 +103,7 @@ def test_every_split_numbers_the_classes_alike(tmp_path: Path) -> None:
     put(tmp_path, "c", thing(name="newt"), split="test")
     (tmp_path / "Annotations" / "stray.xml").write_text(f"<annotation>{thing(name='no')}</annotation>")
     for split, label in (("train", 2), ("val", 0), ("test", 1)):
-        data = read_voc(str(tmp_path), split)
+        data = open_annotations(str(tmp_path), split)
         assert data.class_names == ("ant", "newt", "zebra") and data.labels.tolist() == [label]
 
 
@@ -105,13 +111,14 @@ def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     hard = [f"<difficult>{flag}</difficult>" for flag in ("1", " 0 ", "", "Unspecified", "True")]
     put(tmp_path, "a", *(thing((1 + n, 1, 20, 20), extra=flag) for n, flag in enumerate(hard)))
     data = open_pictures(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
-    assert isinstance(data, VocData) and data.difficult.tolist() == [True, False, False, False, True]
+    assert isinstance(data, BoxedPictures)
+    assert data.annotations.flags.tolist() == [DIFFICULT, 0, 0, 0, DIFFICULT]
     examples = DetectionExamples(data, (20, 40), 0, None)
     assert examples.item(0, 0).boxes[:, 0].tolist() == [1, 2, 3]
     truth = examples.ground_truth(0)
     assert truth.boxes[:, 0].tolist() == [0, 1, 2, 3, 4] and (truth.height, truth.width) == (20, 40)
-    assert truth.difficult is not None and truth.difficult.tolist() == data.difficult.tolist()
-    assert "2 of 5 boxes are marked difficult" in said(data)
+    assert truth.difficult is not None and truth.difficult.tolist() == [True, False, False, False, True]
+    assert counts(data.annotations) == {"difficult": 2}
 
 
 def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         thing((0, 4, 9, 9)),
     )
     put(tmp_path, "c", *[thing((5, 5, 9, 9))] * 3, thing((5, 5, 9, 9), "dog"), thing((6, 6, 6, 6)))
-    data = read_voc(str(tmp_path), "train")
+    data = open_annotations(str(tmp_path), "train")
     assert data.offsets.tolist() == [0, 1, 3, 6]
     assert data.boxes.tolist() == [
         [4, 4, 9, 9],
@@ -136,25 +143,40 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         [5, 5, 6, 6],
     ]
     assert data.labels.tolist() == [0, 0, 0, 0, 1, 0]
-    for count, what in (
-        (2, "end before they begin"),
-        (2, "lie outside"),
-        (2, "repeat another"),
-        (1, "reached over the edge"),
-        (1, "begin at pixel 0"),
-        (1, "are at most one pixel"),
-    ):
-        assert f"{count} of 12 boxes {what}" in said(data)
+    assert counts(data) == {
+        "ends before it begins": 2,
+        "outside": 2,
+        "repeated": 2,
+        "over the edge": 1,
+        "counted from 0": 1,
+        "a pixel thin": 1,
+    }
+    assert data.findings.first["outside"][0].place == f"{tmp_path / 'Annotations/b.xml'}:1"
 
 
-def test_a_wrong_size_is_noted_and_the_picture_counts(tmp_path: Path) -> None:
+def test_a_wrong_size_is_told_and_the_picture_counts(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((1, 1, 40, 20)), size=SIZE.replace("40", "400"))
     put(tmp_path, "b", size="")
     put(tmp_path, "c", size="<size><width>x</width><height>20</height></size>")
-    data = read_voc(str(tmp_path), "train")
-    assert data.boxes.tolist() == [[0, 0, 40, 20]] and data.sizes.tolist() == [[20, 40]] * 3
-    assert "1 pictures are of another size" in said(data) and "a.jpg is 40 × 20, " in said(data)
-    assert "says 400 × 20" in said(data)
+    put(tmp_path, "d", size="<size><width>20</width><height>40</height></size>")
+    put(tmp_path, "e", size="<size><width>1e300</width><height>0</height></size>")
+    data = open_annotations(str(tmp_path), "train")
+    assert data.boxes.tolist() == [[0, 0, 40, 20]] and data.sizes.tolist() == [[20, 40]] * 5
+    assert counts(data) == {"other size": 2, "empty": 4}
+    first, second = map(str, data.findings.first["other size"])
+    assert first.endswith("a.jpg: 40 × 20, its annotation says 400 × 20") and second.endswith("20 × 40")
+
+
+def test_a_picture_turned_by_exif_and_annotated_as_stored_is_told(tmp_path: Path) -> None:
+    put(tmp_path, "a", thing((1, 1, 15, 20)))
+    put(tmp_path, "b", thing((1, 1, 15, 20)), size="<size><width>20</width><height>40</height></size>")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in "ab":
+        Image.new("RGB", (40, 20)).save(tmp_path / f"JPEGImages/{name}.jpg", exif=exif)
+    data = open_annotations(str(tmp_path), "train")
+    assert data.sizes.tolist() == [[40, 20]] * 2 and counts(data) == {"sideways": 1}
+    assert "a.jpg: 20 × 40, its annotation says 40 × 20" in str(data.findings.first["sideways"][0])
 
 
 def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
@@ -166,38 +188,65 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
         "<xmin>3</xmin></bndbox><name> cat\n</name></object>",
     )
     assert "head" in file.read_text()
-    data = read_voc(str(tmp_path), "train")
+    data = open_annotations(str(tmp_path), "train")
     assert data.class_names == ("cat",) and data.boxes.tolist() == [[2, 1, 8, 9]]
 
 
 @pytest.mark.parametrize(
     ("inside", "fault"),
     [
-        (thing(name=""), "no class name: object 2 has no <name>"),
+        (thing(name=""), "not understood: object 2 has no <name>"),
         (thing(("x", 1, 2, 3)), "not a number: object 2 ('cat'): <xmin> is 'x', expected a number of pixels"),
-        (thing((1, "nan", 2, 3)), "<ymin> is 'nan'"),
-        (thing((1, 1, "1e999", 3)), "<xmax> is '1e999'"),
+        (thing((1, "1_0", 2, 3)), "not a number: object 2 ('cat'): <ymin> is '1_0'"),
         (thing("<xmin>1</xmin><ymin/><xmax>3</xmax><ymax>3</ymax>"), "object 2 ('cat') has no <ymin>"),
-        ("<object><name>cat</name></object>", "no box: object 2 ('cat') has no <bndbox>"),
-        (thing(extra="<difficult>7</difficult>"), "unknown flag: object 2 ('cat'): <difficult> is '7'"),
+        ("<object><name>cat</name></object>", "not understood: object 2 ('cat') has no <bndbox>"),
+        (thing(extra="<difficult>7</difficult>"), "object 2 ('cat'): <difficult> is '7', expected 0 or 1"),
+        ("<object><name>cat</name><robndbox><cx>5</cx></robndbox></object>", "has a turned box (<robndbox>)"),
+        ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "<polygon> that is not three"),
     ],
 )  # fmt: skip
-def test_each_fault_names_file_and_object(tmp_path: Path, inside: str, fault: str) -> None:
+def test_what_stops_names_file_and_object(tmp_path: Path, inside: str, fault: str) -> None:
     file = put(tmp_path, "a", thing(), inside)
     (told, last) = faults_of(tmp_path)
     assert told.startswith(f"{file}: ") and fault in told
-    assert last.startswith("1 faults in the data")
+    assert "rankless data check" in last
+    assert examine(str(tmp_path), "train").boxes.tolist() == [[2, 4, 12, 10]]
+
+
+@pytest.mark.parametrize("value", ["nan", "1e999", "-inf"])
+def test_a_box_that_is_not_finite_costs_that_box(tmp_path: Path, value: str) -> None:
+    put(tmp_path, "a", thing((1, value, 9, 9)), thing())
+    data = open_annotations(str(tmp_path), "train")
+    assert data.boxes.tolist() == [[2, 4, 12, 10]] and counts(data) == {"not finite": 1}
+
+
+def test_a_polygon_without_a_box_becomes_its_bounds(tmp_path: Path) -> None:
+    corners = "<polygon><x1>3</x1><y1>5</y1><x2>12</x2><y2>6</y2><x3>9</x3><y3>10</y3></polygon>"
+    points = (
+        "<polygon><pt><x>3</x><y>5</y></pt><pt><x>12</x><y>6</y></pt><pt><x>9</x><y>10</y></pt></polygon>"
+    )
+    put(
+        tmp_path,
+        "a",
+        f"<object><name>cat</name>{corners}</object>",
+        f"<object><name>dog</name>{points}</object>",
+        thing((3, 5, 12, 9), "ape", extra=corners),
+        f"<object><name>cat</name>{corners.replace('>12<', '>nan<')}</object>",
+    )
+    data = open_annotations(str(tmp_path), "train")
+    assert data.boxes.tolist() == [[2, 4, 12, 10]] * 2 + [[2, 4, 12, 9]]
+    assert counts(data) == {"outline": 3, "not finite": 1}
 
 
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"<annotation>", "not XML: no element found"),
-        (b"", "not XML"),
-        (b"\xff\xfe<\0a\0", "not allowed"),
-        (b'<?xml version="1.0" encoding="no-such"?><annotation/>', "not XML"),
-        (b"<html/>", "not VOC: the outermost element is <html>"),
-        (b'<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "not allowed: a document type"),
+        (b"<annotation>", "unreadable file: not XML: no element found"),
+        (b"", "unreadable file: not XML"),
+        (b"\xff\xfe<\0a\0", "unreadable file: a document type"),
+        (b'<?xml version="1.0" encoding="no-such"?><annotation/>', "unreadable file: not XML"),
+        (b"<html/>", "not understood: the outermost element is <html>"),
+        (b'<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "unreadable file: a document type"),
     ],
 )
 def test_what_is_no_annotation(tmp_path: Path, content: bytes, fault: str) -> None:
@@ -208,37 +257,42 @@ def test_what_is_no_annotation(tmp_path: Path, content: bytes, fault: str) -> No
         assert f"b.xml: {fault}" in told
 
 
-def test_all_faults_at_once_and_the_rest_counted(tmp_path: Path) -> None:
-    put(tmp_path, "a", *[thing((1, 1, "x", "y"))] * 12)
+def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a", *[thing((1, 1, "x", "y"))] * 12, thing(name=""))
     put(tmp_path, "b")
     (tmp_path / "JPEGImages" / "b.jpg").unlink()
-    put(tmp_path, "c")
+    put(tmp_path, "c", thing())
     (tmp_path / "JPEGImages" / "c.jpg").write_bytes(b"no picture")
     faults = faults_of(tmp_path)
-    assert len(faults) == 22
-    assert faults[20] == "… and 6 more: 1 × no picture, 4 × not a number, 1 × unreadable picture."
-    assert faults[21].startswith("26 faults")
+    assert "… and 14 more: not a number." in faults and "object 13 has no <name>" in faults[0]
     (tmp_path / "Annotations/a.xml").write_text(f"<annotation>{thing()}</annotation>")
-    list_file = tmp_path / "ImageSets/Main/train.txt"
-    first, second, _ = faults_of(tmp_path)
-    assert first.startswith(f"{list_file}:2: no picture: 'b' has no file in 'JPEGImages'") and ".jpg" in first
-    assert second.startswith(f"{tmp_path / 'JPEGImages/c.jpg'}: unreadable picture: ")
+    data = open_annotations(str(tmp_path), "train", max_bad=0.5)
+    assert stems(data) == ["a", "c"] and data.offsets.tolist() == [0, 1, 1]
+    assert counts(data) == {"no picture": 1, "unreadable picture": 1}
+    missing = str(data.findings.first["no picture"][0])
+    assert missing.startswith(f"{tmp_path / 'ImageSets/Main/train.txt'}:2: 'b' has no file in 'JPEGImages'")
+    assert data.findings.first["unreadable picture"][0].place == str(tmp_path / "JPEGImages/c.jpg")
+    with pytest.raises(UserError, match=r"1 of the 2 pictures .* data.max_bad \(0.4\)"):
+        open_annotations(str(tmp_path), "train", max_bad=0.4)
 
 
 def test_a_fault_of_another_split_waits_until_it_is_used(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b", thing(("x", 1, 2, 3)), split="val")
-    assert len(read_voc(str(tmp_path), "train")) == 1
+    assert len(open_annotations(str(tmp_path), "train")) == 1
     assert "not a number" in faults_of(tmp_path, "val")[0]
 
 
-def test_pictures_without_annotation(tmp_path: Path) -> None:
+def test_pictures_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b").unlink()
     put(tmp_path, "c", split="test").unlink()
-    data = read_voc(str(tmp_path), "train")
-    assert data.offsets.tolist() == [0, 1, 1] and "1 of 2 pictures have no annotation" in said(data)
-    assert str(tmp_path / "JPEGImages/b.jpg") in said(data)
+    (tmp_path / "Annotations" / "stray.xml").write_text("<annotation/>")
+    data = open_annotations(str(tmp_path), "train")
+    assert data.offsets.tolist() == [0, 1, 1]
+    assert counts(data) == {"no label file": 1, "label without picture": 1}
+    assert data.findings.first["no label file"][0].place == str(tmp_path / "JPEGImages/b.jpg")
+    assert data.findings.first["label without picture"][0].place == str(tmp_path / "Annotations/stray.xml")
     assert "Not one of the 1 pictures of the split 'test'" in faults_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
@@ -249,16 +303,50 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "a", thing(), split="val")
     put(tmp_path, "a", thing(), split="cat_train")
-    (fault,) = faults_of(tmp_path, "testing")
-    assert f"{tmp_path} has no split 'testing'; it has 'train', 'val', 'cat_train'." in fault
-    assert str(tmp_path / "ImageSets/Main/testing.txt") in fault
+    (fault,) = faults_of(tmp_path, "other")
+    assert f"{tmp_path} has no split 'other'; it has 'train', 'val'." in fault
+    assert str(tmp_path / "ImageSets/Main/other.txt") in fault
+    put(tmp_path, "a", thing(), split="trainval")
+    put(tmp_path, "a", thing(), split="test")
+    assert splits(tmp_path) == ["train", "val", "test"]
+    assert len(open_annotations(str(tmp_path), "cat_train")) == 1  # what is not offered can still be had
     (tmp_path / "ImageSets/Main/empty.txt").write_text("\n \n")
     assert "the split 'empty' has no pictures" in faults_of(tmp_path, "empty")[0]
     (tmp_path / "ImageSets/Main/odd.txt").write_bytes(b"\xff\xfea")
     assert "odd.txt cannot be read" in faults_of(tmp_path, "train")[0]
-    for file in (tmp_path / "ImageSets/Main").iterdir():
-        file.unlink()
-    assert "found Pascal VOC's folders but no split" in faults_of(tmp_path)[0]
+
+
+def test_without_lists_all_pictures_are_one_split(tmp_path: Path) -> None:
+    for name in "ba":
+        put(tmp_path, name, thing())
+    shutil.rmtree(tmp_path / "ImageSets")
+    put(tmp_path / "beside", "c")  # makes an annotation without a picture
+    shutil.copy(tmp_path / "beside/Annotations/c.xml", tmp_path / "Annotations")
+    for pictures, annotations in (("JPEGImages", "Annotations"), ("images", "annotations")):
+        if not (tmp_path / pictures).exists():
+            (tmp_path / "JPEGImages").rename(tmp_path / pictures)
+            (tmp_path / "Annotations").rename(tmp_path / annotations)
+        data = open_annotations(str(tmp_path), "train")
+        assert splits(tmp_path) == ["train"] and stems(data) == ["a", "b"]
+        assert counts(data) == {"label without picture": 1} and "all pictures are 'train'" in data.notes[1]
+        assert "no split 'val'; it has 'train'" in faults_of(tmp_path, "val")[0]
+
+
+def test_annotations_beside_their_pictures(tmp_path: Path) -> None:
+    """As Roboflow exports them, and LabelImg writes them."""
+    for split, name, things in (("train", "a", [thing(name="cat")]), ("valid", "b", [thing(name="dog")])):
+        source = tmp_path / "source"
+        annotation = put(source, name, *things)
+        (tmp_path / "set" / split).mkdir(parents=True)
+        for file in (annotation, source / "JPEGImages" / f"{name}.jpg"):
+            shutil.copy(file, tmp_path / "set" / split)
+    root = tmp_path / "set"
+    assert splits(root) == ["train", "valid"] and "beside" in recognise(root)
+    data = open_annotations(str(root), "val")
+    assert stems(data) == ["b"] and data.class_names == ("cat", "dog") and data.labels.tolist() == [1]
+    assert counts(data) == {}
+    data = open_annotations(str(root / "train"), "train")
+    assert stems(data) == ["a"] and "all pictures are 'train'" in data.notes[1]
 
 
 def test_lists_of_one_class_endings_and_odd_names(tmp_path: Path) -> None:
@@ -269,10 +357,15 @@ def test_lists_of_one_class_endings_and_odd_names(tmp_path: Path) -> None:
     lists = tmp_path / "ImageSets" / "Main"
     (lists / "cat_train.txt").write_text("\ufeffc -1\r\nü.v2  1\r\n", encoding="utf-8")
     (lists / "other.txt").write_text("a b 1\nc.jpg\nc\nü.v2\n", encoding="utf-8")
-    assert stems(read_voc(str(tmp_path), "cat_train")) == ["c", "ü.v2"]
-    data = read_voc(str(tmp_path), "other")
-    assert stems(data) == ["a b 1", "c", "ü.v2"] and data.paths[1].endswith("c.jpg")
-    assert "1 pictures are listed more than once" in said(data)
+    assert stems(open_annotations(str(tmp_path), "cat_train")) == ["c", "ü.v2"]
+    data = open_annotations(str(tmp_path), "other")
+    assert stems(data) == ["a b 1", "c", "ü.v2"] and data.path(1).endswith("c.jpg")
+    assert counts(data) == {"listed twice": 1}
+    listed = unicodedata.normalize("NFD", "ü.v2").encode() + b"\n"
+    (lists / "odd.txt").write_bytes(listed)
+    file = tmp_path / "Annotations" / "ü.v2.xml"
+    file.rename(file.with_suffix(".XML"))
+    assert len(open_annotations(str(tmp_path), "odd").boxes) == 1
 
 
 @pytest.mark.parametrize("between", ["", "VOCdevkit"])
@@ -280,29 +373,40 @@ def test_one_year_or_several(tmp_path: Path, between: str) -> None:
     old, new = tmp_path / between / "VOC2007", tmp_path / between / "VOC2012"
     put(new, "b", thing(name="dog"))
     put(new, "c", thing(name="dog"), split="val")
-    assert stems(read_voc(str(tmp_path), "train")) == ["b"]
+    assert stems(open_annotations(str(tmp_path), "train")) == ["b"]
     put(old, "a", thing(name="cat"))
     put(old, "d", thing(name="ape"), split="test")
-    data = read_voc(str(tmp_path), "train")
+    data = open_annotations(str(tmp_path), "train")
     assert stems(data) == ["a", "b"] and data.class_names == ("ape", "cat", "dog")
-    assert data.labels.tolist() == [1, 2] and "VOC2007, VOC2012" in said(data)
-    assert stems(read_voc(str(tmp_path), "VOC2012/train")) == ["b"]
-    assert stems(read_voc(str(tmp_path), "test")) == ["d"]
+    assert data.labels.tolist() == [1, 2] and "VOC2007, VOC2012" in data.notes[1]
+    assert stems(open_annotations(str(tmp_path), "VOC2012/train")) == ["b"]
+    assert stems(open_annotations(str(tmp_path), "test")) == ["d"]
     (fault,) = faults_of(tmp_path, "VOC2007/val")
     assert "'VOC2007/test', 'VOC2007/train', 'VOC2012/train', 'VOC2012/val'" in fault
+    assert splits(tmp_path) == ["train", "val", "test"]
 
 
-def test_it_is_told_apart_from_darknet(tmp_path: Path) -> None:
+def test_it_is_told_apart_from_others(tmp_path: Path) -> None:
     put(tmp_path / "voc", "a", thing())
-    assert is_voc(str(tmp_path / "voc")) and is_voc(str(tmp_path))
+    assert recognise(tmp_path / "voc") and recognise(tmp_path)
     (tmp_path / "images" / "train").mkdir(parents=True)
-    assert not is_voc(str(tmp_path / "images")) and not is_voc(str(tmp_path / "nowhere"))
+    (tmp_path / "coco" / "images").mkdir(parents=True)
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    (tmp_path / "coco" / "annotations" / "train.json").touch()
+    for name in ("images", "nowhere", "coco"):
+        assert not recognise(tmp_path / name)
     (tmp_path / "voc" / "data.yaml").write_text("train: JPEGImages\nnames: [cat]\n")
-    assert not is_voc(str(tmp_path / "voc"))
     (tmp_path / "voc" / "JPEGImages" / "a.txt").write_text("0 .5 .5 .5 .5\n")
-    assert not isinstance(
-        open_pictures(str(tmp_path / "voc"), "train", images=1, seed=0, size=(64, 64)), VocData
-    )
+    assert recognised(str(tmp_path / "voc")) == ("darknet", "it has 'data.yaml'")
+
+
+def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "a", thing())
+    put(tmp_path, "b", thing(), split="val")
+    found = set(read(tmp_path, "train").depends)
+    for name in ("Annotations", "Annotations/a.xml", "Annotations/b.xml", "JPEGImages",
+                 "ImageSets/Main/train.txt", "ImageSets/Main/val.txt"):  # fmt: skip
+        assert str(tmp_path / name) in found
 
 
 @settings(max_examples=200)
@@ -323,12 +427,40 @@ def test_it_is_told_apart_from_darknet(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_no_bytes_give_a_traceback(content: bytes) -> None:
     found = parse(content)
-    assert found.faults or all(np.isfinite(known.box).all() for known in found.objects)
+    assert found.faults or found.readable
+    assert {kind for kind, _ in found.faults} <= {"unreadable file", "not understood", "not a number"}
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 400), st.binary(max_size=5), st.integers(0, 5))
+def test_no_damaged_annotation_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, start: int, inserted: bytes, cut: int
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "damaged"
+    shutil.rmtree(root, ignore_errors=True)
+    file = put(root, "a", thing(), thing((1, 1, 4, 4), extra="<difficult>1</difficult>"))
+    content = file.read_bytes()
+    file.write_bytes(content[:start] + inserted + content[start + cut :])
+    with contextlib.suppress(UserError):
+        data = examine(str(root), "train")
+        assert np.isfinite(data.boxes).all() and (data.boxes[:, 2:] > data.boxes[:, :2]).all()
+
+
+@settings(max_examples=60)
+@given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda t: t.encode("utf-8", "replace"))))
+def test_no_list_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    root = tmp_path_factory.getbasetemp() / "listed"
+    shutil.rmtree(root, ignore_errors=True)
+    put(root, "a", thing())
+    (root / "ImageSets/Main/other.txt").write_bytes(content)
+    for split in ("train", "other"):
+        with contextlib.suppress(UserError):
+            assert len(examine(str(root), split)) == 1
 
 
 def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
-    data = read_voc(str(tmp_path), "train")
+    data = BoxedPictures(open_annotations(str(tmp_path), "train"))
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy.picture(0).boxes, data.picture(0).boxes)
 
@@ -337,11 +469,10 @@ def test_it_pickles(tmp_path: Path) -> None:
 def test_the_blood_cells() -> None:
     """Its README's figures: 4888 boxes; they begin at pixel 1 and end at 640 and 480: counted from 1."""
     root = str(Path(os.environ["RANKLESS_REAL_DATA"]) / "det_bccd")
-    whole = [read_voc(root, split) for split in ("trainval", "test")]
-    assert [len(data) for data in whole] == [292, 72]
+    whole = [open_annotations(root, split) for split in ("trainval", "test")]
+    assert [len(data) for data in whole] == [292, 72] and splits(Path(root)) == ["train", "val", "test"]
     boxes, labels = (np.concatenate([getattr(d, name) for d in whole]) for name in ("boxes", "labels"))
     assert whole[0].class_names == ("Platelets", "RBC", "WBC")
     assert np.bincount(labels).tolist() == [361, 4155, 372]
     assert boxes.min(0)[:2].tolist() == [0, 0] and boxes.max(0)[2:].tolist() == [640, 480]
-    notes = "\n".join(note for data in whole for note in data.notes)
-    assert "clipped" not in notes and "pixel 0" not in notes and "left out" not in notes
+    assert all(not counts(data).keys() & {"over the edge", "counted from 0", "outside"} for data in whole)

@@ -1,210 +1,157 @@
 """Darknet's text labels (YOLO data): one ``.txt`` of ``class x y w h`` lines per picture.
 
-A split is found from a ``data.yaml`` or from folders (see :mod:`rankless.data.formats.darknet_layout`). All
-labels are read and checked once, when the data is opened, and every fault is told at once with its file and
-line.
+The class is counted from 0, the box is its centre and size in shares of the upright picture. A line of more
+numbers is a polygon, as trainers of segmentation write it; its bounds are the box.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from rankless.data import pictures
-from rankless.data.formats.darknet_layout import find_split, label_path
-from rankless.data.formats.faults import Fault, told
-from rankless.errors import UserError
-from rankless.types import Picture
+from rankless.data.findings import Findings
+from rankless.data.formats.darknet_labels import paired
+from rankless.data.formats.darknet_layout import LAYOUT, find_split, split_names, why_darknet
+from rankless.data.formats.darknet_writing import write
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.splits import usual_order
+from rankless.data.scan import headers, scan
+from rankless.errors import UserError, printable
 
-SLACK = 0.01
-"""A share may lie so far outside 0..1: sides are written with few digits."""
+__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+
+TITLE = "Darknet (YOLO)"
 
 
-@dataclass(frozen=True)
-class DarknetData:
-    """One split, its labels flat in memory.
+def recognise(root: Path) -> str:
+    """Why ``root`` is Darknet's; empty if it is not."""
+    return why_darknet(root)
 
-    Attributes:
-        class_names: a label is a position in this list.
-        paths: picture files, (N,).
-        offsets: the boxes of picture i are ``offsets[i] : offsets[i + 1]``; int64, (N + 1,).
-        boxes: float32, (total, 4): centre x, centre y, width, height as shares of the upright picture.
-        labels: int64, (total,).
-        notes: what was clipped, missing or left out, as sentences with counts.
+
+def splits(root: Path) -> list[str]:
+    """The splits that the description or the folders name."""
+    return usual_order(split_names(root))
+
+
+def read(root: Path, split: str) -> Raw:
+    """One split.
+
+    Raises:
+        UserError: no such split, no picture in it, or not one label file.
     """
-
-    class_names: tuple[str, ...]
-    paths: list[str]
-    offsets: NDArray[np.int64]
-    boxes: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    notes: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def source(self, index: int) -> str:
-        """The file of picture ``index``."""
-        return self.paths[index]
-
-    def picture(self, index: int) -> Picture:
-        """Picture ``index`` decoded, with its boxes in pixels.
-
-        Raises:
-            UnreadablePicture: the file is missing or damaged.
-        """
-        image = pictures.read(self.paths[index])
-        return Picture(image, *self._truth(index, image.shape[1], image.shape[2]))
-
-    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int]:
-        """Boxes xyxy in pixels, labels, height and width of picture ``index``, from its header."""
-        height, width = pictures.size(self.paths[index])
-        return *self._truth(index, height, width), height, width
-
-    def _truth(self, index: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-        run = slice(self.offsets[index], self.offsets[index + 1])
-        centre, side = self.boxes[run, :2].astype(np.float64), self.boxes[run, 2:].astype(np.float64)
-        corners = np.concatenate((centre - side / 2, centre + side / 2), 1).clip(0, 1)  # (n, 4)
-        xyxy = corners * np.array([width, height, width, height])
-        return torch.from_numpy(xyxy.astype(np.float32)), torch.from_numpy(self.labels[run].copy())
+    found = find_split(root, split)
+    pairs = paired(found.paths)
+    missing = sum(not label for _, label in pairs.items)
+    if missing == len(pairs.items):
+        raise UserError(
+            f"Not one of the {missing} pictures of the split '{split}' in {root} has a label file; the first "
+            f"would be {pairs.expected}. Labels belong in a folder 'labels' that mirrors 'images', or beside "
+            "the pictures where no folder is called 'images'."
+        )
+    raw = scan(read_labels, pairs.items, "pictures")
+    raw.names, raw.shares = found.class_names, True
+    raw.depends = [*dict.fromkeys([*found.depends, *pairs.folders]), *raw.depends]
+    raw.about = [*found.notes, *raw.about]
+    findings = found.findings
+    findings.update(pairs.findings)
+    findings.update(raw.findings)
+    raw.findings = findings
+    return raw
 
 
 @dataclass
 class _Lines:
-    """Label lines of all pictures while they are read, and what is wrong with them."""
+    """Label lines while they are read."""
 
-    values: list[list[float]] = field(default_factory=list)  # (total, 5)
-    places: list[tuple[int, int]] = field(default_factory=list)  # file number, line number
-    faults: list[tuple[int, int, str, str]] = field(default_factory=list)  # file, line, kind, sentence
+    picture: list[int] = field(default_factory=list)
+    line: list[int] = field(default_factory=list)
+    label: list[int] = field(default_factory=list)
+    box: list[tuple[float, ...]] = field(default_factory=list)  # centre and size
+    outline: list[tuple[float, ...] | None] = field(default_factory=list)  # or corners, of a polygon
+    findings: Findings = field(default_factory=Findings)
 
-    def fault(self, file: int, line: int, kind: str, found: str) -> None:
-        self.faults.append((file, line, kind, found))
 
-
-def read_darknet(root: str, split: str) -> DarknetData:
-    """One split of a Darknet/YOLO data set.
-
-    Args:
-        root: a ``data.yaml`` or a folder.
-        split: the split's name, as ``train`` or ``val``.
-
-    Raises:
-        UserError: nothing there, no such split, no picture, no label file at all, or faulty label lines: all
-            of them together, the first 20 in full and the others counted by kind.
-    """
-    found = find_split(root, split)
-    files = [label_path(path) for path in found.paths]
-    lines, counts = _Lines(), np.zeros(len(files), np.int64)
-    missing: list[str] = []
-    for number, file in enumerate(files):
-        before = len(lines.values)
+def read_labels(items: list[tuple[str, ...]]) -> Raw:
+    """Parse the label files of some (picture, label file or nothing) and read the pictures' headers."""
+    lines = _Lines()
+    for number, (picture, label) in enumerate(items):
+        if not label:
+            lines.findings.add("no label file", picture)
+            continue
         try:
-            content = Path(file).read_bytes()
-        except FileNotFoundError:
-            missing.append(file)
-            continue
+            with Path(label).open("rb") as file:
+                content = file.read()
         except OSError as error:
-            lines.fault(number, 0, "unreadable", f"{error.strerror or error}, expected a text file")
+            lines.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
             continue
-        _parse(content, number, lines)
-        counts[number] = len(lines.values) - before
-    if len(missing) == len(files):
-        raise UserError(
-            f"Not one of the {len(files)} pictures of the split '{split}' in {root} has a label file; the "
-            f"first would be {missing[0]}. Labels belong in a folder 'labels' that mirrors 'images', or "
-            "beside the pictures where no folder is called 'images'."
-        )
-    values = np.array(lines.values, np.float64).reshape(-1, 5)
-    clipped, notes = _check(values, lines, found.class_names)
-    if lines.faults:
-        raise UserError(_told(files, lines.faults))
-    if missing:
-        count = f"{len(missing)} of {len(files)} pictures"
-        notes.append(f"{count} have no label file and count as empty; the first: {missing[0]}")
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    labels = values[:, 0].astype(np.int64)
-    return DarknetData(found.class_names, found.paths, offsets, clipped, labels, [*found.notes, *notes])
+        if content.isspace() or not content:
+            lines.findings.add("empty", picture)
+        _parse(content, number, label, lines)
+    sizes, unreadable = headers([picture for picture, _ in items])
+    lines.findings.update(unreadable)
+    box = np.array(lines.box, np.float64).reshape(-1, 4)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is judged later
+        corners = np.concatenate((box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2), 1)
+    for row, outline in enumerate(lines.outline):
+        if outline is not None:
+            corners[row] = outline
+    return Raw(
+        paths=[picture for picture, _ in items],
+        sizes=sizes,
+        stated=np.zeros_like(sizes),
+        places=[label for _, label in items],
+        picture=np.array(lines.picture, np.int64),
+        boxes=corners,
+        labels=np.array(lines.label, np.int64),
+        flags=np.zeros(len(box), np.uint8),
+        areas=np.full(len(box), np.nan, np.float32),
+        lines=np.array(lines.line, np.int64),
+        shares=True,
+        depends=[label for _, label in items if label],
+        findings=lines.findings,
+    )
 
 
-def _parse(content: bytes, file: int, lines: _Lines) -> None:
-    """Adds one label file's lines; what is not five numbers becomes a fault."""
+def _parse(content: bytes, picture: int, file: str, lines: _Lines) -> None:
+    """Add one label file's lines."""
     text = content.removeprefix(b"\xef\xbb\xbf")
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        lines.fault(file, 1, "encoding", "UTF-16 text, expected UTF-8")
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:100]:
+        lines.findings.add("unreadable file", file, "UTF-16 text or no text, expected UTF-8")
         return
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words:
             continue
-        if len(words) != 5:
-            hint = " (polygons are not read)" if len(words) > 6 and len(words) % 2 else ""
-            found = f"{len(words)} columns, expected 5: class x y width height{hint}"
-            lines.fault(file, number, "wrong number of columns", found)
+        polygon = len(words) > 6 and len(words) % 2 == 1
+        if len(words) != 5 and not polygon:
+            found = f"{len(words)} columns, expected 5: class x y width height"
+            lines.findings.add("not understood", f"{file}:{number}", found)
             continue
         try:
-            row = [float(word) for word in words]
+            if b"_" in line:  # Python would read 1_0 as 10
+                raise ValueError
+            label, *row = map(float, words)
+            if not label.is_integer():
+                raise ValueError
         except ValueError:
-            shown = line.decode("utf-8", "replace").strip()
-            lines.fault(file, number, "not a number", f"'{shown}', expected numbers: class x y width height")
+            shown = printable(line.decode("utf-8", "replace").strip())
+            expected = "numbers: class x y width height, the class a whole one"
+            lines.findings.add("not a number", f"{file}:{number}", f"'{shown}', expected {expected}")
             continue
-        lines.values.append(row)
-        lines.places.append((file, number))
+        lines.picture.append(picture)
+        lines.line.append(number)
+        lines.label.append(int(max(-(2.0**31), min(2.0**31, label))))
+        lines.box.append((0.0, 0.0, 0.0, 0.0) if polygon else tuple(row))
+        lines.outline.append(_bounds(row) if polygon else None)
+        if polygon:
+            lines.findings.add("outline", f"{file}:{number}")
 
 
-def _check(
-    values: NDArray[np.float64], lines: _Lines, class_names: Sequence[str]
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Adds a fault for every bad row of (total, 5); returns boxes (total, 4) clipped to 0..1, and notes."""
-    label, box = values[:, 0], values[:, 1:]
-    finite = np.isfinite(values).all(1)
-    with np.errstate(invalid="ignore"):
-        low, high = box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2
-        last = len(class_names) - 1
-        rules = [
-            ("not finite", ~finite, "all five finite"),
-            ("class not a whole number", finite & (label != np.floor(label)), "a whole number as class"),
-            ("class out of range", finite & ((label < 0) | (label > last)), f"a class from 0 to {last}"),
-            ("size not positive", finite & (box[:, 2:] <= 0).any(1), "a width and height above 0"),
-            (
-                "not shares of the picture",
-                finite & ((box > 1 + SLACK).any(1) | (box[:, :2] < -SLACK).any(1)),
-                "x y width height between 0 and 1, as shares of the picture (not pixels)",
-            ),
-            (
-                "box outside the picture",
-                finite & ((high <= 0) | (low >= 1)).any(1),
-                "a box inside the picture",
-            ),
-        ]
-    taken = np.zeros(len(values), bool)  # a row is told once, by the first rule it breaks
-    for kind, broken, expected in rules:
-        for row in np.flatnonzero(broken & ~taken):
-            shown = " ".join(f"{value:g}" for value in values[row])
-            lines.fault(*lines.places[row], kind, f"'{shown}', expected {expected}")
-        taken |= broken
-    notes = _clip_notes(np.maximum(-low, high - 1).max(1))
-    low, high = low.clip(0, 1), high.clip(0, 1)
-    return np.concatenate(((low + high) / 2, high - low), 1).astype(np.float32), notes
-
-
-def _clip_notes(beyond: NDArray[np.float64]) -> list[str]:
-    """Says how many boxes reach outside, from how far each does, as a share of the side, (total,)."""
-    hair = 1e-5  # six decimals in the file: below this nothing was cut
-    little, much = int(((beyond > hair) & (beyond <= SLACK)).sum()), int((beyond > SLACK).sum())
-    return [
-        f"{count} of {len(beyond)} boxes reached {by} than 1 % of the side over the edge and were clipped"
-        for count, by in ((little, "less"), (much, "more"))
-        if count
-    ]
-
-
-def _told(files: Sequence[str], faults: list[tuple[int, int, str, str]]) -> list[str]:
-    """The faults as sentences in the order of files and lines."""
-    placed = [Fault(f"{files[file]}:{line}", kind, found) for file, line, kind, found in sorted(faults)]
-    return told(placed, f"{len(faults)} label lines are faulty: mend them, or take them out.")
+def _bounds(points: list[float]) -> tuple[float, ...]:
+    """The box around x y x y …; not finite where a point is not."""
+    if not all(map(math.isfinite, points)):
+        return (math.nan,) * 4
+    return min(points[::2]), min(points[1::2]), max(points[::2]), max(points[1::2])

@@ -1,241 +1,210 @@
-"""Where a Darknet/YOLO data set keeps the pictures of a split: its ``data.yaml`` or its folders.
-
-Understood are a ``data.yaml`` (``path``, one entry per split: a folder, a list of folders, or a ``.txt`` list
-of pictures; ``names`` and ``nc``) and the two common folder layouts, ``images/train`` beside ``labels/train``
-and ``train/images`` beside ``train/labels``.
-"""
+"""Where a Darknet/YOLO data set keeps the pictures of a split: its description, or its folders."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from rankless.data.findings import Findings
+from rankless.data.formats.class_names import names_file, read_names
+from rankless.data.formats.darknet_description import Description, description_in, read_description
+from rankless.data.formats.darknet_labels import label_folders
+from rankless.data.formats.folders import Gathered, Names
+from rankless.data.formats.picture_search import PictureSearch
+from rankless.data.formats.splits import chosen
 from rankless.data.pictures import EXTENSIONS, is_picture
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 
-_FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx"}
-_REMARKS = {"author", "date", "description", "license", "version"}
-_LAYOUT = "expected a 'data.yaml', or folders 'images/{split}' and 'labels/{split}' with a 'classes.txt'"
+LAYOUT = (
+    "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
+    "'train/labels') with a 'classes.txt'"
+)
+_UNDIVIDED = "there are no splits: all pictures are 'train'; `rankless data split` makes a 'val'"
 
 
 @dataclass
 class Split:
-    """The pictures of one split, in an order that does not depend on the file system."""
+    """The pictures of one split, in an order that does not depend on the file system.
+
+    Attributes:
+        class_names: a label is a position in this list.
+        paths: picture files, each once.
+        depends: folders that were listed and files that were read.
+        findings, notes: what was left out, and how it was read.
+    """
 
     class_names: tuple[str, ...]
     paths: list[str] = field(default_factory=list)
+    depends: list[str] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
     notes: list[str] = field(default_factory=list)
 
+    def add_folder(self, folder: str) -> None:
+        """Add all pictures under ``folder``."""
+        found = Gathered()
+        found.add(folder)
+        self.paths += found.paths
+        self.depends += found.folders
+        self.findings.update(found.findings)
 
-def find_split(root: str, split: str) -> Split:
-    """Class names and picture files of ``split``; ``root`` is a folder or a ``data.yaml``.
+
+def why_darknet(root: Path) -> str:
+    """Why ``root`` is laid out as Darknet's data; empty if it is not."""
+    if root.is_file():
+        return f"'{root.name}' describes it" if description_in(root) else ""
+    for name in ("data.yaml", "data.yml"):
+        if (root / name).is_file():
+            return f"it has '{name}'"
+    if any(file.is_file() for file in root.glob("*.data")):
+        return "it has a '.data' file"
+    for folder in folder_splits(root).values():
+        for labels in label_folders(os.fspath(folder))[:-1]:
+            if Path(labels).is_dir():
+                return (
+                    f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
+                )
+    if names_file([root]) and _beside(root):
+        return "it has pictures with labels beside them, and class names"
+    return ""
+
+
+def split_names(root: Path) -> list[str]:
+    """The splits there are."""
+    if (file := description_in(root)) and (splits := read_description(file).splits):
+        return list(splits)
+    return list(_folders(root.parent if root.is_file() else root))
+
+
+def find_split(root: Path, split: str) -> Split:
+    """Class names and picture files of ``split``; ``root`` is a folder or a description.
 
     Raises:
-        UserError: nothing there, no such split, faulty YAML, no class names, or no picture.
+        UserError: no such split, a faulty description, no class names, or no picture.
     """
-    place = Path(root).expanduser()
-    if place.is_dir():
-        candidates = (place / "data.yaml", place / "data.yml")
-        described = next((file for file in candidates if file.is_file()), None)
-        return _from_yaml(described, split) if described else _from_folders(place, split)
-    if place.is_file() and place.suffix.lower() in {".yaml", ".yml"}:
-        return _from_yaml(place, split)
-    found = "a file that is no .yaml" if place.is_file() else "no such file or folder"
-    raise UserError(
-        f"The data '{root}': {found} at {place.absolute()}, expected a folder, a 'data.yaml', or 'digits' "
-        "for the built-in data."
-    )
-
-
-def label_path(picture: str) -> str:
-    """A picture's label file: its last folder ``images`` becomes ``labels``; without one, beside it."""
-    path = Path(picture)
-    parts = list(path.parts)
-    for place in range(len(parts) - 2, -1, -1):
-        if parts[place] == "images":
-            parts[place] = "labels"
-            break
-    return str(Path(*parts).with_suffix(".txt"))
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        found = type(content).__name__
-        raise UserError(f"{file}: found a {found}, expected keys such as train, val and names.")
-    return content
-
-
-def _splits_of(content: dict[str, Any]) -> list[str]:
-    named = ((str(name), entry) for name, entry in content.items() if isinstance(entry, str | list) and entry)
-    return [name for name, _ in named if name not in _FACTS | _REMARKS]
-
-
-def _from_yaml(file: Path, split: str) -> Split:
-    content = _load(file)
-    class_names = _class_names(file, content)
-    if not _splits_of(content):
-        return _from_folders(file.parent, split, class_names)
-    if split not in _splits_of(content):
+    file = description_in(root)
+    described = read_description(file) if file else None
+    if described and described.splits:
+        result = _described(described, split)
+    else:
+        result = _from_folders(root.parent if root.is_file() else root, split, described)
+    unique = list(dict.fromkeys(result.paths))
+    if twice := len(result.paths) - len(unique):
+        result.findings.add_many("listed twice", twice, ())
+    result.paths = unique
+    looked = list(result.depends)
+    if described:
+        result.depends += [os.fspath(described.file), *described.depends]
+    if not unique:
         raise UserError(
-            f"{file} has no split '{split}'; it has {_listed(_splits_of(content))}. Name one of these in the "
-            f"recipe (data.train, data.val), or add '{split}: FOLDER' to the file."
+            [
+                f"{root}: the split '{split}' has no pictures; looked in {_shown(looked)} for files "
+                f"that end in {', '.join(sorted(EXTENSIONS))}.",
+                *(str(finding) for _, _, first in result.findings for finding in first[:3]),
+            ]
         )
-    base = _resolve([file.parent], str(content.get("path") or "."))
-    if base is None:
-        # Files written for another trainer often name a folder of that trainer's; this is the better guess.
-        base = file.parent
-    entries = content[split] if isinstance(content[split], list) else [content[split]]
-    result, faults = Split(class_names), []
-    for entry in entries:
-        name = str(entry).strip().replace("\\", "/")
-        # Roboflow writes '../train/images' for what lies beside the file.
-        candidates = [name, name.removeprefix("../")]
-        place = next((p for c in candidates if (p := _resolve([base, file.parent], c)) is not None), None)
-        if place is None:
-            faults.append(f"{file}: '{split}: {entry}' is not there; looked for {base / name}.")
-        elif place.is_dir():
-            _gather(place, result)
-        elif place.suffix.lower() == ".txt":
-            faults += _gather_list(place, base, result)
-        else:
-            faults.append(f"{file}: '{split}: {entry}' is a file, expected a folder or a .txt list.")
-    if faults:
-        raise UserError(_shortened(faults))
-    return _not_empty(result, split, [str(entry) for entry in entries], str(file))
-
-
-def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
-    names, count = content.get("names"), content.get("nc")
-    if isinstance(names, dict):
-        try:
-            by_id = {int(key): str(name) for key, name in names.items()}
-        except (TypeError, ValueError):
-            by_id = {}
-        if sorted(by_id) != list(range(len(names))):
-            expected = f"0 to {len(names) - 1}, each once"
-            raise UserError(f"{file}: the keys of 'names' are {_listed(names)}, expected {expected}.")
-        names = [by_id[number] for number in range(len(by_id))]
-    if names is None and isinstance(count, int) and count > 0:
-        names = [str(number) for number in range(count)]
-    if not isinstance(names, list) or not names:
-        raise UserError(f"{file}: 'names' is {names!r}, expected the list of class names.")
-    if count is not None and count != len(names):
-        expected = f"{len(names)}, as many as 'names' has"
-        raise UserError(f"{file}: 'nc' is {count!r}, expected {expected}; correct one of the two.")
-    return tuple(str(name) for name in names)
-
-
-def _from_folders(root: Path, split: str, class_names: tuple[str, ...] | None = None) -> Split:
-    splits = _folder_splits(root)
-    if split not in splits:
-        if splits:
-            what = f"{root} has no split '{split}'; it has {_listed(splits)}"
-            what += ". Name one of these in the recipe (data.train, data.val)"
-        elif (root / "images").is_dir():
-            what = f"{root / 'images'} is not divided into splits: move its pictures to 'images/train' and"
-            what += " 'images/val', and their labels to 'labels/train' and 'labels/val'"
-        else:
-            what = f"{root}: found no pictures laid out as a data set, {_LAYOUT.format(split=split)}"
-            what += "; folders of pictures, one for each class, are for task: classify"
-        raise UserError(what + ".")
-    result = Split(class_names or _names_file(root))
-    _gather(splits[split], result)
-    return _not_empty(result, split, [str(splits[split])], str(root))
-
-
-def _folder_splits(root: Path) -> dict[str, Path]:
-    """Split names and their picture folders: ``images/NAME`` and ``NAME/images``."""
-    inside = root / "images"
-    found = {p.name: p for p in sorted(inside.iterdir()) if p.is_dir()} if inside.is_dir() else {}
-    beside = {p.name: p / "images" for p in sorted(root.iterdir()) if (p / "images").is_dir()}
-    return {**beside, **found}
-
-
-def _names_file(root: Path) -> tuple[str, ...]:
-    fixed = [root / "classes.txt", root / "labels" / "classes.txt"]
-    file = next((f for f in [*fixed, *sorted(root.glob("*.names"))] if f.is_file()), None)
-    if file is None:
-        raise UserError(
-            f"{root}: found no class names, expected a 'classes.txt' (one name a line, the first is class 0),"
-            " a '*.names' file or a 'data.yaml' with 'names'."
-        )
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        expected = "expected one class name a line in UTF-8"
-        raise UserError(f"{file} cannot be read: {error}; {expected}.") from error
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names:
-        raise UserError(f"{file} is empty, expected one class name a line.")
-    return names
-
-
-def _gather(folder: Path, result: Split) -> None:
-    """Adds all pictures under ``folder``, sorted by name."""
-    found, hidden = [], 0
-    for place, _, files in os.walk(folder, followlinks=True):
-        pictures = [file for file in files if is_picture(file)]
-        shown = [file for file in pictures if not file.startswith(".")]
-        hidden += len(pictures) - len(shown)
-        found += [f"{place}/{file}" for file in shown]
-    result.paths += sorted(found)
-    if hidden:
-        result.notes.append(
-            f"{hidden} hidden files under {folder} were left out (their names begin with a dot)"
-        )
-
-
-def _gather_list(file: Path, base: Path, result: Split) -> list[str]:
-    """Adds the pictures of a ``.txt`` list in its order; returns what is wrong with it."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        return [f"{file} cannot be read: {error}; expected one picture path a line in UTF-8."]
-    faults, endings = [], ", ".join(sorted(EXTENSIONS))
-    for number, line in enumerate(lines, 1):
-        name = line.strip().replace("\\", "/")
-        if not name:
-            continue
-        place = _resolve([file.parent, base], name)
-        if place is None:
-            faults.append(f"{file}:{number}: no picture '{name}'; looked in {file.parent} and {base}.")
-        elif not is_picture(place):
-            faults.append(f"{file}:{number}: '{name}' is no picture; its ending should be {endings}.")
-        else:
-            result.paths.append(str(place))
-    return faults
-
-
-def _resolve(bases: Sequence[Path], name: str) -> Path | None:
-    """The first of the places that exists; an absolute ``name`` is looked for as it is."""
-    places = (base / Path(name).expanduser() for base in bases)
-    return next((place for place in places if place.exists()), None)
-
-
-def _not_empty(result: Split, split: str, looked: Sequence[str], origin: str) -> Split:
-    if not result.paths:
-        raise UserError(
-            f"{origin}: the split '{split}' has no pictures; looked in {', '.join(looked)} for files that "
-            f"end in {', '.join(sorted(EXTENSIONS))}."
-        )
-    twice = len(result.paths) - len(set(result.paths))
-    if twice:
-        result.notes.append(f"{twice} pictures of the split '{split}' are listed more than once")
     return result
 
 
-def _shortened(faults: list[str]) -> list[str]:
-    return faults if len(faults) <= 20 else [*faults[:20], f"… and {len(faults) - 20} more of the same list."]
+def _described(described: Description, wanted: str) -> Split:
+    name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
+    result, faults = Split(described.class_names), []
+    for entry in described.splits[name]:
+        place = described.place(entry)
+        if not place:
+            looked = " and ".join(str(base) for base in described.bases[:2])
+            faults.append(f"{described.file}: '{name}: {printable(entry)}' is not there; looked in {looked}.")
+        elif Path(place).is_dir():
+            result.add_folder(place)
+        elif place.lower().endswith(".txt"):
+            _add_list(Path(place), described, result)
+        else:
+            faults.append(
+                f"{described.file}: '{name}: {printable(entry)}' is a file, expected a folder or a .txt list."
+            )
+    if faults:
+        raise UserError(faults[:20])
+    return result
 
 
-def _listed(items: Any) -> str:
-    return ", ".join(f"'{item}'" for item in items) or "none"
+def _add_list(file: Path, described: Description, result: Split) -> None:
+    """Add the pictures of a ``.txt`` list in its order."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file} cannot be read: {error}; expected one picture path a line in UTF-8."
+        ) from error
+    search = PictureSearch([file.parent, *described.bases])
+    for number, line in enumerate(lines, 1):
+        name = line.strip()
+        if not name:
+            continue
+        place = search.find(name)
+        if not is_picture(place or name):
+            expected = f"its ending should be {', '.join(sorted(EXTENSIONS))}"
+            result.findings.add(
+                "not understood", f"{file}:{number}", f"'{printable(name)}' is no picture; {expected}"
+            )
+        elif place:
+            result.paths.append(place)
+        else:
+            looked = " and ".join(search.bases[:2])
+            result.findings.add("no picture", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
+    result.depends += [os.fspath(file), *search.listed]
+    result.notes += search.notes()
+
+
+def _from_folders(root: Path, wanted: str, described: Description | None) -> Split:
+    splits = _folders(root)
+    name = chosen(root, wanted, splits, LAYOUT)
+    if described:
+        result = Split(described.class_names)
+    else:
+        file = names_file([root, root / "labels"])
+        if file is None:
+            raise UserError(
+                f"{root}: found no class names, expected a 'classes.txt' (one name a line, the first is "
+                "class 0), a '*.names' file or a 'data.yaml' with 'names'."
+            )
+        result = Split(read_names(file), depends=[os.fspath(file)])
+    if splits[name] in (root, root / "images"):
+        result.notes.append(_UNDIVIDED)
+    elif loose := len(Names(os.fspath(root / "images"), EXTENSIONS).files):
+        result.findings.add("left out", os.fspath(root / "images"), f"{loose} pictures outside its folders")
+    # A folder that is added becomes a split, or divides what was one.
+    result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
+    result.add_folder(os.fspath(splits[name]))
+    return result
+
+
+def _folders(root: Path) -> Mapping[str, Path]:
+    """Split names and their picture folders."""
+    return folder_splits(root) or ({"train": root} if _beside(root) else {})
+
+
+def folder_splits(root: Path) -> dict[str, Path]:
+    """``images/NAME`` and ``NAME/images``; else ``images`` itself, which is ``train``."""
+    inside = root / "images"
+    if not root.is_dir():
+        return {}
+    found = {p.name: p for p in sorted(inside.iterdir()) if _is_split(p)} if inside.is_dir() else {}
+    beside = {
+        p.name: p / "images" for p in sorted(root.iterdir()) if _is_split(p) and (p / "images").is_dir()
+    }
+    return {**beside, **found} or ({"train": inside} if inside.is_dir() else {})
+
+
+def _is_split(folder: Path) -> bool:
+    return folder.is_dir() and not folder.name.startswith(".")
+
+
+def _beside(folder: Path) -> bool:
+    """Whether a picture in ``folder`` has its label file beside it."""
+    place = os.fspath(folder)
+    return not Names(place, EXTENSIONS).files.keys().isdisjoint(Names(place, {".txt"}).files)
+
+
+def _shown(places: list[str]) -> str:
+    return ", ".join(places[:4]) + (" …" if len(places) > 4 else "")

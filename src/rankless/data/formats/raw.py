@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankless.data import pictures
 from rankless.data.annotations import CROWD, DIFFICULT, Annotations, flat_paths
 from rankless.data.findings import FIRST, Finding, Findings
 
@@ -78,8 +79,10 @@ def settle(raw: Raw, format: str) -> Annotations:
     """
     findings = Findings()
     findings.update(raw.findings)
+    _judge_sizes(raw, findings)
     if raw.boxes is None:
-        return _made(raw, format, findings, np.arange(len(raw.paths) + 1), np.zeros((0, 4)), slice(None))
+        offsets, none = np.arange(len(raw.paths) + 1), np.zeros((0, 4), np.float32)
+        return _made(raw, format, findings, offsets, none, slice(None))
     boxes = raw.boxes
     height, width = raw.sizes.astype(np.float64)[raw.picture].T if len(boxes) else np.zeros((2, 0))
     sides = np.stack((width, height, width, height), 1)  # (T, 4)
@@ -96,13 +99,16 @@ def settle(raw: Raw, format: str) -> Annotations:
         if raw.shares:
             boxes = boxes * sides
         known = (sides > 0).all(1)  # of an unreadable picture the size is not known, and it is not shown
-        clipped = boxes.clip(0, sides)
-        judged.drop("outside", known & (clipped[:, 2:] <= clipped[:, :2]).any(1), "a box inside")
-        judged.drop("repeated", judged.good & ~_first_of_equals(raw, boxes, judged.good))
-        beyond = (np.abs(boxes - clipped) > HAIR * sides).any(1) & known
+        inside = boxes.clip(0, sides)
+        # What is kept is float32, so it is that which must have a size and differ. + 0 turns -0 into 0.
+        clipped = (inside + 0).astype(np.float32)
+        judged.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
+        judged.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
+        judged.drop("repeated", ~_first_of_equals(raw, clipped, judged.good & known) & known)
+        beyond = (np.abs(boxes - inside) > HAIR * sides).any(1) & known
         if raw.from_one:
             from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
-            only = from_zero & ~(boxes[:, 2:] > clipped[:, 2:]).any(1)
+            only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
             judged.tell("counted from 0", only)
             beyond &= ~only
         judged.tell("over the edge", beyond)
@@ -117,12 +123,28 @@ def settle(raw: Raw, format: str) -> Annotations:
     return _made(raw, format, findings, offsets, clipped[order], order)
 
 
+def _judge_sizes(raw: Raw, findings: Findings) -> None:
+    """Tell the pictures whose annotation states another size."""
+    compared = (raw.sizes > 0).all(1) & (raw.stated > 0).all(1)
+    other = compared & (raw.sizes != raw.stated).any(1)
+    swapped = other & (raw.sizes == raw.stated[:, ::-1]).all(1)
+    turned = np.array([row for row in np.flatnonzero(swapped) if pictures.sideways(raw.paths[row])], np.int64)
+    other[turned] = False
+    for kind, rows in (("other size", np.flatnonzero(other)), ("sideways", turned)):
+        sizes = zip(raw.sizes[rows[:FIRST]].tolist(), raw.stated[rows[:FIRST]].tolist(), strict=True)
+        told = (
+            Finding(raw.paths[row], f"{found[1]} × {found[0]}, its annotation says {said[1]} × {said[0]}")
+            for row, (found, said) in zip(rows.tolist(), sizes, strict=False)
+        )
+        findings.add_many(kind, len(rows), told)
+
+
 def _made(
     raw: Raw,
     format: str,
     findings: Findings,
     offsets: NDArray[np.int64],
-    boxes: NDArray[np.float64],
+    boxes: NDArray[np.float32],
     order: NDArray[np.int64] | slice,
 ) -> Annotations:
     path_bytes, path_ends = flat_paths(raw.paths)
@@ -134,7 +156,7 @@ def _made(
         spans=np.zeros((0, 2), np.int64) if raw.spans is None else raw.spans.astype(np.int64),
         sizes=raw.sizes.astype(np.int32),
         offsets=offsets.astype(np.int64),
-        boxes=boxes.astype(np.float32).reshape(-1, 4),
+        boxes=boxes.reshape(-1, 4),
         labels=raw.labels[order].astype(np.int32),
         flags=raw.flags[order].astype(np.uint8),
         areas=raw.areas[order].astype(np.float32),
@@ -173,7 +195,7 @@ class _Judged:
             yield Finding(f"{place}:{raw.lines[row]}", found)
 
 
-def _first_of_equals(raw: Raw, boxes: NDArray[np.float64], among: Flags) -> Flags:
+def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Flags) -> Flags:
     """Whether each box is the first of its picture, class and place."""
     rows = np.flatnonzero(among)
     keys = np.column_stack((raw.picture[rows], raw.labels[rows], boxes[rows]))

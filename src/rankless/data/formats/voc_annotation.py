@@ -6,6 +6,8 @@ import math
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from rankless.errors import printable
+
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
@@ -15,27 +17,31 @@ class VocObject(NamedTuple):
 
     Attributes:
         name: of its class.
-        box: xmin, ymin, xmax, ymax, as written.
+        box: xmin, ymin, xmax, ymax, as written; they may be NaN or infinite.
         difficult: whether it is too hard to count in a score.
+        number: which of the file's objects it is, from 1.
+        outlined: whether the box is the bounds of a polygon, because no box is given.
     """
 
     name: str
     box: tuple[float, float, float, float]
     difficult: bool
+    number: int = 1
+    outlined: bool = False
 
 
 class Annotation(NamedTuple):
     """What a file says.
 
     Attributes:
-        objects: those without a fault, in the order of the file.
-        size: (height, width) in pixels as written, None if it is missing or no numbers.
-        faults: kind and sentence of everything that is wrong.
+        objects: those that can be understood, in the order of the file.
+        size: (height, width) in pixels as written, (0, 0) if it is missing or no numbers.
+        faults: kind (of :data:`rankless.data.findings.KINDS`) and sentence of everything else.
         readable: False where the file is no annotation at all, so that nobody knows its objects.
     """
 
     objects: list[VocObject]
-    size: tuple[int, int] | None
+    size: tuple[int, int]
     faults: list[tuple[str, str]]
     readable: bool = True
 
@@ -48,13 +54,14 @@ def parse(content: bytes) -> Annotation:
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
         found = "a document type (<!DOCTYPE) or UTF-16 text, expected plain XML in UTF-8 without one"
-        return _unreadable("not allowed", found)
+        return _unreadable("unreadable file", found)
     try:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
-        return _unreadable("not XML", f"{error}, expected a Pascal VOC annotation")
+        return _unreadable("unreadable file", f"not XML: {error}, expected a Pascal VOC annotation")
     if root.tag != "annotation":
-        return _unreadable("not VOC", f"the outermost element is <{root.tag}>, expected <annotation>")
+        found = f"the outermost element is <{printable(str(root.tag))}>, expected <annotation>"
+        return _unreadable("not understood", found)
     objects: list[VocObject] = []
     faults: list[tuple[str, str]] = []
     for number, element in enumerate(root.findall("object"), 1):
@@ -66,55 +73,77 @@ def parse(content: bytes) -> Annotation:
 
 
 def _unreadable(kind: str, found: str) -> Annotation:
-    return Annotation([], None, [(kind, found)], readable=False)
+    return Annotation([], (0, 0), [(kind, found)], readable=False)
 
 
 def _object(element: ElementTree.Element, number: int) -> tuple[VocObject | None, list[tuple[str, str]]]:
     faults = []
     name = _text(element, "name")
-    which = f"object {number} ('{name}')" if name else f"object {number}"
+    which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
     if not name:
-        faults.append(("no class name", f"{which} has no <name>"))
+        faults.append(("not understood", f"{which} has no <name>"))
     difficult = _text(element, "difficult").lower()
     if difficult not in _TRUE | _FALSE:
-        faults.append(("unknown flag", f"{which}: <difficult> is '{difficult}', expected 0 or 1"))
-    box = element.find("bndbox")
-    if box is None:
-        faults.append(("no box", f"{which} has no <bndbox>"))
-        return None, faults
-    sides = []
-    for side in _SIDES:
-        text = _text(box, side)
-        if not text:
-            faults.append(("missing coordinate", f"{which} has no <{side}>, expected a number of pixels"))
-            continue
-        value = _number(text)
-        if value is None:
-            found = f"{which}: <{side}> is '{text[:40]}', expected a number of pixels"
-            faults.append(("not a number", found))
-        else:
-            sides.append(value)
-    if faults:
+        found = f"{which}: <difficult> is '{printable(difficult)}', expected 0 or 1"
+        faults.append(("not understood", found))
+    box, polygon = element.find("bndbox"), element.find("polygon")
+    if element.find("robndbox") is not None and box is None:
+        faults.append(("not understood", f"{which} has a turned box (<robndbox>), expected <bndbox>"))
+    elif box is None and polygon is None:
+        faults.append(("not understood", f"{which} has no <bndbox>"))
+    sides, wrong = _sides(box) if box is not None or polygon is None else _bounds(polygon)
+    faults += [(kind, f"{which}{found}") for kind, found in wrong]
+    if faults or len(sides) < 4:
         return None, faults
     x1, y1, x2, y2 = sides
-    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE), []
+    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number, box is None), []
 
 
-def _size(root: ElementTree.Element) -> tuple[int, int] | None:
+def _sides(box: ElementTree.Element | None) -> tuple[list[float], list[tuple[str, str]]]:
+    """The four numbers, in any order in the file, and what is wrong with them."""
+    sides, wrong = [], []
+    for side in _SIDES if box is not None else ():
+        text = _text(box, side)
+        value = _number(text)
+        if not text:
+            wrong.append(("not understood", f" has no <{side}>, expected a number of pixels"))
+        elif value is None:
+            wrong.append(
+                ("not a number", f": <{side}> is '{printable(text, 40)}', expected a number of pixels")
+            )
+        else:
+            sides.append(value)
+    return sides, wrong
+
+
+def _bounds(polygon: ElementTree.Element) -> tuple[list[float], list[tuple[str, str]]]:
+    """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    numbers: dict[str, list[float | None]] = {"x": [], "y": []}
+    for point in polygon.iter():
+        if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
+            numbers[point.tag[0]].append(_number((point.text or "").strip()))
+    x, y = ([value for value in values if value is not None] for values in numbers.values())
+    if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
+        return [], [("not understood", " has a <polygon> that is not three or more points of x and y")]
+    if not all(map(math.isfinite, x + y)):
+        return [math.nan] * 4, []
+    return [min(x), min(y), max(x), max(y)], []
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int]:
     size = root.find("size")
-    sides = [_number(_text(size, name)) for name in ("height", "width")] if size is not None else [None, None]
-    height, width = sides
-    return (int(height), int(width)) if height is not None and width is not None else None
+    sides = [_number(_text(size, name)) for name in ("height", "width")] if size is not None else []
+    whole = [int(side) for side in sides if side is not None and 0 < side < 2**31]
+    return (whole[0], whole[1]) if len(whole) == 2 else (0, 0)
 
 
-def _text(element: ElementTree.Element, name: str) -> str:
-    return (element.findtext(name) or "").strip()
+def _text(element: ElementTree.Element | None, name: str) -> str:
+    return (element.findtext(name) or "").strip() if element is not None else ""
 
 
 def _number(text: str) -> float | None:
-    """A finite number, or None. Pixels beyond 2³¹ are no pixels."""
+    """A number, or None; Python itself would read ``1_0`` as 10."""
     try:
-        value = float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and abs(value) < 2**31 else None

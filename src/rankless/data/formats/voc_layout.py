@@ -1,19 +1,44 @@
 """Where a Pascal VOC data set keeps the pictures of a split: its folders and its lists.
 
-Understood are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as VOC2012 has them, and
-a folder that holds one or several such years, with or without a ``VOCdevkit`` between.
+Understood are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as VOC2012 has them; a
+folder that holds one or several such years, with or without a ``VOCdevkit`` between; the same without lists;
+and annotations beside their pictures, in a folder for each split or in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankless.data.findings import Findings
+from rankless.data.formats.folders import Names, composed
+from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.pictures import EXTENSIONS, is_picture
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 
+LAYOUT = (
+    "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the pictures"
+)
+_ANNOTATIONS, _PICTURES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
 _FLAGS = {"-1", "0", "1"}  # the lists of one class say beside each picture whether it shows the class
+
+
+@dataclass(frozen=True)
+class Part:
+    """One year, or one folder of pictures with their annotations beside them.
+
+    Attributes:
+        name: of its folder.
+        annotations, pictures: its folders.
+        lists: split to the list of its pictures; None where it has all of them.
+    """
+
+    name: str
+    annotations: Path
+    pictures: Path
+    lists: dict[str, Path | None]
 
 
 @dataclass
@@ -21,123 +46,179 @@ class VocSplit:
     """The files of one split, in the order of its lists.
 
     Attributes:
-        pictures: picture files; empty where there is none.
-        annotations: their XML files, None where there is none.
+        items: picture file and its XML file, the latter empty where there is none.
         others: the XML files of all other splits.
-        names: what the lists call the pictures.
-        places: list and line of each, for reports.
+        depends: folders that were listed and lists that were read.
+        findings, notes: what is missing or left out, and how it was read.
     """
 
-    pictures: list[str] = field(default_factory=list)
-    annotations: list[str | None] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    items: list[tuple[str, str]] = field(default_factory=list)
+    others: list[tuple[str]] = field(default_factory=list)
+    depends: list[str] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
     notes: list[str] = field(default_factory=list)
 
 
-def is_voc(root: str) -> bool:
-    """Whether ``root`` is laid out as Pascal VOC; a folder with a ``data.yaml`` is not."""
-    place = Path(root).expanduser()
-    if not place.is_dir() or any((place / name).is_file() for name in ("data.yaml", "data.yml")):
-        return False
-    return bool(_years(place))
+def why_voc(root: Path) -> str:
+    """Why ``root`` is laid out as Pascal VOC; a folder with a ``data.yaml`` or ``labels`` is not."""
+    others = ("data.yaml", "data.yml", "labels")
+    if not root.is_dir() or any((root / name).exists() for name in others):
+        return ""
+    if years := _years(root):
+        return f"it has '{years[0].annotations.relative_to(root)}' with XML files"
+    if folders := _beside(root):
+        return f"it has XML files beside the pictures in {', '.join(repr(part.name) for part in folders)}"
+    return ""
 
 
-def find_split(root: str, split: str) -> VocSplit:
+def split_names(root: Path) -> list[str]:
+    """The splits, without the lists of single classes and without what two others make up."""
+    return usual_order(_plain_splits(_parts(root)))
+
+
+def find_split(root: Path, split: str) -> VocSplit:
     """The files of ``split``: of every year that has it, or of one as ``VOC2012/train``.
 
     Raises:
         UserError: no such split, a list that cannot be read, or a split without pictures.
     """
-    place = Path(root).expanduser()
-    years = _years(place)
-    lists = {year: _lists(year) for year in years}
-    wanted = {year: lists[year][split] for year in years if split in lists[year]}
-    if "/" in split and not wanted:
-        name, _, rest = split.partition("/")
-        wanted = {year: lists[year][rest] for year in years if year.name == name and rest in lists[year]}
-    if not wanted:
-        raise UserError(_no_split(place, split, years, lists))
-    result = VocSplit()
-    if len(years) > 1:
-        result.notes.append(f"the split '{split}' is of {', '.join(year.name for year in wanted)}")
-    for year in years:
-        _gather(year, wanted.get(year), lists[year], result)
-    if not result.pictures:
-        empty = " and ".join(str(file) for file in wanted.values())
-        raise UserError(f"{empty}: the split '{split}' has no pictures; expected a picture's name a line.")
+    parts = _parts(root)
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        for name in part.lists:
+            found.setdefault(name, []).append(part)
+            if len(parts) > 1 and part.lists != {name: None}:
+                found.setdefault(f"{part.name}/{name}", []).append(part)
+    if split not in found:
+        shown = {name: found[name] for name in [*_plain_splits(parts), *(n for n in found if "/" in n)]}
+        lists = parts[0].annotations.parent / "ImageSets" / "Main" if parts else root
+        name = chosen(root, split, shown, str(lists / f"{split}.txt"))
+    else:
+        name = split
+    result, wanted = VocSplit(), found[name]
+    short = name.rsplit("/", 1)[-1] if name not in wanted[0].lists else name
+    if len(parts) > 1 and any(part.lists[short] for part in wanted):
+        result.notes.append(f"the split '{split}' is of {', '.join(part.name for part in wanted)}")
+    for part in parts:
+        _gather(part, short if part in wanted else None, result)
+    if not result.items:
+        where = " and ".join(str(part.lists[short] or part.pictures) for part in wanted)
+        missing = [f"{place}: {what}" for place, what in result.findings.first.get("no picture", [])[:3]]
+        what = f"{where}: the split '{name}' has no pictures; expected a picture's name a line."
+        raise UserError([what, *missing])
     return result
 
 
-def _years(root: Path) -> list[Path]:
-    """The folders laid out as VOC: ``root`` itself, or those in it or in its ``VOCdevkit``, by name."""
-    if _is_year(root):
-        return [root]
-    for base in (root / "VOCdevkit", root):
-        if found := sorted(p for p in (base.iterdir() if base.is_dir() else ()) if _is_year(p)):
+def _parts(root: Path) -> list[Part]:
+    return _years(root) or _beside(root)
+
+
+def _years(root: Path) -> list[Part]:
+    """``root`` itself if it is laid out as VOC, or those in it or in its ``VOCdevkit``, by name."""
+    for places in ([root], _folders(root / "VOCdevkit"), _folders(root)):
+        if found := [year for place in places if (year := _year(place)) is not None]:
             return found
     return []
 
 
-def _is_year(folder: Path) -> bool:
-    beside = (folder / "ImageSets", folder / "JPEGImages")
-    return (folder / "Annotations").is_dir() and any(place.is_dir() for place in beside)
+def _year(folder: Path) -> Part | None:
+    annotations = next((folder / name for name in _ANNOTATIONS if (folder / name).is_dir()), None)
+    pictures = next((folder / name for name in _PICTURES if (folder / name).is_dir()), None)
+    sets = folder / "ImageSets"
+    if annotations is None or (pictures is None and not sets.is_dir()):
+        return None
+    if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may be called the same
+        return None
+    lists: dict[str, Path | None] = {}
+    for place in (sets / "Main", sets):
+        if not lists:
+            lists = {file.stem: file for file in sorted(place.glob("*.txt"))}
+    return Part(folder.name, annotations, pictures or folder / "JPEGImages", lists or {"train": None})
 
 
-def _lists(year: Path) -> dict[str, Path]:
-    """The splits of one year and their files."""
-    return {file.stem: file for file in sorted((year / "ImageSets" / "Main").glob("*.txt"))}
+def _beside(root: Path) -> list[Part]:
+    """Folders in which annotations lie beside pictures: those in ``root``, each a split, or else itself."""
+    found = [
+        Part(folder.name, folder, folder, {folder.name: None})
+        for folder in _folders(root)
+        if _has_both(folder)
+    ]
+    return found or ([Part(root.name, root, root, {"train": None})] if _has_both(root) else [])
 
 
-def _no_split(root: Path, split: str, years: Sequence[Path], lists: dict[Path, dict[str, Path]]) -> str:
-    several = len(years) > 1
-    names = [f"{year.name}/{name}" if several else name for year in years for name in lists[year]]
-    if not names:
-        return (
-            f"{root}: found Pascal VOC's folders but no split, expected a list of picture names at "
-            f"{years[0] / 'ImageSets' / 'Main' / (split + '.txt')}."
-        )
-    # VOC2012 has sixty lists of single classes besides its three splits.
-    shown = sorted(names, key=lambda name: ("_" in name.split("/")[-1], names.index(name)))[:20]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    listed = ", ".join(f"'{name}'" for name in shown)
-    return (
-        f"{root} has no split '{split}'; it has {listed}{more}. Name one of these in the recipe (data.train, "
-        f"data.val), or add {years[0] / 'ImageSets' / 'Main' / (split + '.txt')}."
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(place for place in root.iterdir() if place.is_dir() and place.name[0] != ".")
+    except OSError:  # not there, no folder, or not ours to list
+        return []
+
+
+def _has_xml(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.lower().endswith(".xml") for entry in entries)
+    except OSError:
+        return False
+
+
+def _has_both(folder: Path) -> bool:
+    if not _has_xml(folder):
+        return False
+    with os.scandir(folder) as entries:
+        return any(is_picture(entry.name) for entry in entries)
+
+
+def _plain_splits(parts: list[Part]) -> list[str]:
+    """Without VOC2012's sixty lists of single classes, and ``trainval`` where its halves are there."""
+    names = dict.fromkeys(name for part in parts for name in part.lists)
+    joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
+    return [
+        name for name in names if name not in joint and name.rpartition("_")[2] not in names.keys() - {name}
+    ]
+
+
+def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
+    """Add one part's pictures of the split ``wanted``, and what its other lists name."""
+    annotated = Names(os.fspath(part.annotations), {".xml"})
+    pictures = Names(os.fspath(part.pictures), EXTENSIONS)
+    result.depends += dict.fromkeys(
+        os.fspath(place) for place in (part.annotations, part.pictures, *filter(None, part.lists.values()))
     )
+    known = annotated.files.keys() | pictures.files.keys()
+    used: dict[str, None] = {}
+    if wanted is not None:
+        file = part.lists[wanted]
+        if file is None and wanted == "train" and len(part.lists) == 1:
+            result.notes.append(f"{part.pictures}: there are no lists, so all pictures are 'train'")
+        for number, name in _names(file, known) if file else enumerate(sorted(pictures.files), 1):
+            _add(name, f"{file}:{number}", used, (pictures, annotated), result)
+    others = {
+        composed(name)
+        for file in part.lists.values()
+        for _, name in (_names(file, known) if file else enumerate(annotated.files))
+    }
+    result.others += [(found,) for name in sorted(others - used.keys()) if (found := annotated.find(name))]
+    if wanted is not None:
+        have = others | {composed(name) for name in pictures.files}
+        for name in sorted(annotated.files):
+            if composed(name) not in have or (part.lists[wanted] is None and not pictures.find(name)):
+                result.findings.add("label without picture", f"{annotated.folder}/{annotated.files[name]}")
 
 
-def _gather(year: Path, wanted: Path | None, lists: dict[str, Path], result: VocSplit) -> None:
-    """Adds one year's pictures of the split ``wanted``, and what its other lists name."""
-    annotated = {f.name.removesuffix(".xml") for f in _files(year / "Annotations") if f.suffix == ".xml"}
-    pictures: dict[str, Path] = {}
-    for file in sorted(_files(year / "JPEGImages")):
-        if is_picture(file):
-            pictures.setdefault(file.stem, file)
-    seen: dict[str, None] = {}
-    twice = 0
-    for number, name in _names(wanted, annotated | pictures.keys()) if wanted else ():
-        if name in seen:
-            twice += 1
-            continue
-        seen[name] = None
-        result.pictures.append(str(pictures.get(name, "")))
-        result.annotations.append(_annotation(year, name) if name in annotated else None)
-        result.names.append(name)
-        result.places.append(f"{wanted}:{number}")
-    if twice:
-        result.notes.append(f"{twice} pictures are listed more than once in {wanted} and are taken once")
-    others = {name for file in lists.values() for _, name in _names(file, annotated)}
-    result.others += [_annotation(year, name) for name in sorted((others & annotated) - seen.keys())]
-
-
-def _annotation(year: Path, name: str) -> str:
-    return str(year / "Annotations" / f"{name}.xml")
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else iter(())
+def _add(name: str, place: str, used: dict[str, None], files: tuple[Names, Names], result: VocSplit) -> None:
+    """Add one picture of a list, once."""
+    pictures, annotated = files
+    if composed(name) in used:
+        result.findings.add("listed twice", place, f"'{printable(name)}'")
+        return
+    used[composed(name)] = None
+    if picture := pictures.find(name):
+        result.items.append((picture, annotated.find(name)))
+        return
+    folder = Path(pictures.folder).name
+    endings = ", ".join(sorted(EXTENSIONS))
+    found = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
+    result.findings.add("no picture", place, found)
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
@@ -153,7 +234,7 @@ def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
         words = name.rsplit(None, 1)
         if name not in known and len(words) == 2 and words[1] in _FLAGS:
             name = words[0]
-        if name not in known and Path(name).suffix.lower() in EXTENSIONS:
-            name = name[: -len(Path(name).suffix)]
+        if name not in known and is_picture(name):
+            name = name[: name.rindex(".")]
         if name:
             yield number, name

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rankless.data.annotations import Annotations
 from rankless.data.spans import content
+from rankless.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,54 @@ class PictureFiles:
                 target.symlink_to(Path(source).resolve())
 
 
-def file_names(annotations: Annotations) -> Iterator[str]:
-    """A name for every picture, different from all others of the split, with its ending: ``IMG_1.jpg``.
+def file_names(
+    annotations: Annotations, taken: set[str] | None = None, only: Sequence[int] | None = None
+) -> Iterator[str]:
+    """A name for every picture, with its ending: ``IMG_1.jpg``.
 
-    Pictures of one name in different folders get the folder's before their own.
+    No two have the same name without their endings, by which annotations find their picture. Pictures of one
+    name in different folders get the folder's before their own. A character that a list of files cannot hold,
+    and a dot in front, which would hide the file, become ``_``.
+
+    Args:
+        annotations: of one split.
+        taken: names that are given already, without endings; those given now are added. None: none yet.
+        only: the pictures to name; None names all.
     """
-    taken: set[str] = set()
-    for index in range(len(annotations)):
+    taken = set() if taken is None else taken
+    for index in range(len(annotations)) if only is None else only:
         parts = PurePosixPath(annotations.path(index)).parts
-        name, depth = parts[-1], 1
-        while name.casefold() in taken:
+        name, depth = _plain(parts[-1]), 1
+        while _key(name) in taken:
             depth += 1
-            name = "_".join(parts[-depth:]).strip("/") if depth <= len(parts) else f"{index}_{name}"
-        taken.add(name.casefold())
+            whole = "_".join(part.strip("/") for part in parts[-depth:])
+            name = _plain(whole) if depth <= len(parts) else f"{index}_{name}"
+        taken.add(_key(name))
         yield name
+
+
+def _key(name: str) -> str:
+    """What must differ: some file systems know neither case nor the Unicode form of a name."""
+    return unicodedata.normalize("NFC", PurePosixPath(name).stem).casefold()
+
+
+def _plain(name: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "_" for letter in name).strip()
+    stem, ending = PurePosixPath(shown).stem.strip(), PurePosixPath(shown).suffix
+    return f"_{stem.lstrip('.')}{ending}" if not stem or stem.startswith(".") else f"{stem}{ending}"
+
+
+def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
+    """The class names of a data set.
+
+    Raises:
+        UserError: its splits number them differently.
+    """
+    names = {data.class_names: split for split, data in splits.items()}
+    if len(names) > 1:
+        first, second = list(names.values())[:2]
+        raise UserError(
+            f"The splits '{first}' and '{second}' have other class names, expected the same in the same "
+            "order. Write each into a data set of its own."
+        )
+    return next(iter(names), ())

@@ -1,0 +1,207 @@
+"""The files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's own ``.data``.
+
+Both name the classes and say for every split where its pictures are: folders, or lists of pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankless.data.formats.class_names import names_file, read_names
+from rankless.errors import UserError, printable
+
+_FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
+_REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
+_DATA_SPLITS = ("train", "valid", "val", "test")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What such a file says.
+
+    Attributes:
+        file: its place.
+        class_names: a label is a position in this list.
+        splits: name to the folders and lists of its pictures, as written.
+        bases: folders that these may be relative to, the likeliest first.
+        depends: further files that were read.
+    """
+
+    file: Path
+    class_names: tuple[str, ...]
+    splits: dict[str, list[str]]
+    bases: tuple[Path, ...]
+    depends: tuple[str, ...] = ()
+
+    def place(self, name: str) -> str:
+        """The file or folder that an entry means, or nothing.
+
+        Files written on another machine or for another trainer name folders that are not here; what the end
+        of such a path names beside the file is the best guess, Roboflow's ``../train/images`` included.
+        """
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)
+        cuts = [name, name.replace("\\", "/"), *("/".join(parts[cut:]) for cut in range(last, len(parts)))]
+        for cut in cuts:
+            for base in self.bases:
+                place = os.path.join(base, os.path.expanduser(cut))  # noqa: PTH111, PTH118 - never raises
+                if cut and os.path.exists(place):  # noqa: PTH110 - as above
+                    return os.fspath(Path(place))
+        return ""
+
+
+def description_in(root: Path) -> Path | None:
+    """The ``data.yaml`` or ``.data`` file that ``root`` is or has.
+
+    Raises:
+        UserError: a folder with several ``.data`` files.
+    """
+    if root.is_file():
+        return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
+    for name in ("data.yaml", "data.yml"):
+        if (root / name).is_file():
+            return root / name
+    files = sorted(file for file in root.glob("*.data") if file.is_file()) if root.is_dir() else []
+    if len(files) > 1:
+        listed = ", ".join(f"'{file.name}'" for file in files)
+        raise UserError(f"{root} has several .data files ({listed}): name one of them as data.root.")
+    return files[0] if files else None
+
+
+def read_description(file: Path) -> Description:
+    """Read one; ``file`` is of :func:`description_in`.
+
+    Raises:
+        UserError: it cannot be read, or says nothing usable; with all that is wrong.
+    """
+    return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}; expected text in UTF-8.") from error
+
+
+def _from_yaml(file: Path) -> Description:
+    try:
+        # Everything stays the text that is written: a class called 'no' or '007' keeps its name.
+        content = yaml.load(_text(file), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read as YAML: {printable(' '.join(str(error).split()), 300)}"
+        ) from error
+    if not isinstance(content, dict):
+        found = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
+        raise UserError(f"{file}: found {found}, expected keys such as train, val and names.")
+    if content.get("kpt_shape"):
+        raise UserError(
+            f"{file}: 'kpt_shape' says that the labels are key points, which no task trains. To train on the "
+            "boxes take the key out of the yaml, and the columns behind the fifth out of the label files."
+        )
+    splits: dict[str, list[str]] = {}
+    faults = []
+    for name, entry in content.items():
+        if not isinstance(name, str) or name in _FACTS | _REMARKS or not entry or isinstance(entry, dict):
+            continue
+        entries = entry if isinstance(entry, list) else [entry]
+        if not all(isinstance(each, str) for each in entries):
+            faults.append(
+                f"{file}: '{printable(name)}' holds lists or keys, expected a folder, or a list of folders."
+            )
+            continue
+        splits[name] = [each.strip() for each in entries if each.strip()]
+    if faults:
+        raise UserError(faults)
+    return Description(file, _yaml_names(file, content), splits, tuple(_yaml_bases(file, content)))
+
+
+def _yaml_bases(file: Path, content: dict[Any, Any]) -> Iterable[Path]:
+    beside = file.absolute().parent
+    path = content.get("path")
+    if isinstance(path, str) and path.strip():
+        # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
+        place = Description(file, (), {}, (beside,)).place(path.strip())
+        if place:
+            yield Path(place)
+    yield file.parent
+
+
+def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
+    names, count = content.get("names"), content.get("nc")
+    number = int(count) if isinstance(count, str) and count.isdecimal() else None
+    if isinstance(names, dict):
+        names = _numbered(file, names)
+    if not names and names != [] and number is not None and 0 < number < 100_000:
+        names = [str(each) for each in range(number)]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        found = (
+            f"'{printable(names)}'"
+            if isinstance(names, str) and names
+            else "empty"
+            if not names
+            else "nested"
+        )
+        raise UserError(f"{file}: 'names' is {found}, expected the list of class names.")
+    if count and number != len(names):
+        raise UserError(
+            f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}, expected "
+            f"{len(names)}, as many as 'names' has; correct one of the two."
+        )
+    return tuple(names)
+
+
+def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
+    by_id = {int(key): name for key, name in names.items() if isinstance(key, str) and key.isdecimal()}
+    if sorted(by_id) != list(range(len(names))):
+        listed = ", ".join(f"'{printable(str(key), 20)}'" for key in list(names)[:20])
+        expected = f"0 to {len(names) - 1}, each once"
+        raise UserError(f"{file}: the keys of 'names' are {listed}, expected {expected}.")
+    return [by_id[number] for number in range(len(by_id))]
+
+
+def _from_data(file: Path) -> Description:
+    """Darknet's options: ``key = value`` lines; its lists are relative to where Darknet was started."""
+    options: dict[str, str] = {}
+    faults = []
+    for number, line in enumerate(_text(file).splitlines(), 1):
+        written = line.strip()
+        if not written or written[0] in "#;":
+            continue
+        key, equals, value = (part.strip() for part in written.partition("="))
+        if not equals:
+            faults.append(
+                f"{file}:{number}: '{printable(written)}' is no 'key = value', such as 'classes = 2'."
+            )
+        options[key] = value
+    if faults:
+        raise UserError(faults[:20])
+    beside = file.absolute().parent
+    # Darknet's are relative to the folder it was started in, which is this one or above.
+    above = [beside, *list(beside.parents)[:3]]
+    bases = (file.parent, *above, *(base / "data" for base in above))
+    splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
+    described = Description(file, (), splits, bases)
+    names = described.place(options["names"]) if options.get("names") else ""
+    if options.get("names") and not names:
+        raise UserError(
+            f"{file}: 'names = {printable(options['names'])}' is not there; looked in "
+            f"{file.parent} and above."
+        )
+    found = Path(names) if names else names_file([file.parent])
+    if found is None:
+        raise UserError(f"{file}: found no 'names', expected 'names = FILE' with one class name a line.")
+    class_names = read_names(found)
+    if "classes" in options and options["classes"] != str(len(class_names)):
+        raise UserError(
+            f"{file}: 'classes' is {printable(options['classes'])}, expected {len(class_names)}, as many as "
+            f"{found} has lines; correct one of the two."
+        )
+    return Description(file, class_names, splits, bases, (os.fspath(found),))

@@ -1,0 +1,227 @@
+"""Writing Darknet and Pascal VOC: what is read back is equal to the last bit, and what is lost is said."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.formats import darknet, voc
+from rankless.data.formats.writing import PictureFiles
+from rankless.data.opening import examine, open_annotations
+from rankless.errors import UserError
+
+SIDES = np.array([(1, 1), (20, 40), (77, 31)])  # height, width of the pictures that tests annotate
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, (height, width) in enumerate(SIDES.tolist()):
+        Image.new("RGB", (width, height)).save(folder / f"{number}.png")
+    return [str(folder / f"{number}.png") for number in range(len(SIDES))]
+
+
+def made(
+    paths: list[str], boxes: list[list[tuple[float, ...]]], labels: list[list[int]], **more
+) -> Annotations:
+    """Annotations of pictures of :data:`SIDES`."""
+    path_bytes, path_ends = flat_paths(paths)
+    rows = sum(map(len, boxes))
+    flat = {
+        "boxes": np.array([box for each in boxes for box in each], np.float32).reshape(-1, 4),
+        "labels": np.array([label for each in labels for label in each], np.int32),
+        "offsets": np.cumsum([0, *map(len, boxes)]),
+        "sizes": SIDES[: len(paths)].astype(np.int32),
+        "flags": np.zeros(rows, np.uint8),
+        "areas": np.full(rows, np.nan, np.float32),
+        "class_names": ("ape", "cat", "über dog"),
+    }
+    return Annotations(
+        format="made",
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        spans=np.zeros((0, 2), np.int64),
+        **(flat | more),
+    )
+
+
+def written(page, out: Path, splits: Mapping[str, Annotations]) -> list[str]:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return page.write(out, splits, PictureFiles("link"))
+
+
+def same(one: Annotations, other: Annotations) -> bool:
+    return one.class_names == other.class_names and all(
+        np.array_equal(getattr(one, name).view(np.uint8), getattr(other, name).view(np.uint8))
+        and getattr(one, name).dtype == getattr(other, name).dtype
+        for name in ("sizes", "boxes", "labels")
+    ) and np.array_equal(one.offsets, other.offsets)  # fmt: skip
+
+
+# A float32 position on a picture; below 1e-5 pixels the centre and size of a box cannot hold its edge.
+PLACE = st.one_of(
+    st.just(0.0), st.floats(2**-13, 1, width=32), st.just(1.0), st.sampled_from([1 / 3, 0.1, 0.7])
+)
+
+
+def spans(draw: st.DrawFn, side: int) -> tuple[float, float]:
+    low, high = sorted(float(np.float32(draw(PLACE) * side)) for _ in range(2))
+    return (low, high) if low < high else (0.0, float(side))
+
+
+@st.composite
+def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list[int]]]:
+    """Boxes and classes for each picture of :data:`SIDES`; no box twice, and all three classes occur."""
+    boxes: list[list[tuple[float, ...]]] = []
+    labels: list[list[int]] = []
+    for height, width in SIDES.tolist():
+        rows = {}
+        for _ in range(draw(st.integers(0, 4))):
+            (x1, x2), (y1, y2) = spans(draw, width), spans(draw, height)
+            rows[(draw(st.integers(0, 2)), x1, y1, x2, y2)] = None
+        if height == 77:
+            rows |= {(label, 0.0, 0.0, 31.0, 77.0): None for label in range(3)}
+        boxes.append([row[1:] for row in rows])
+        labels.append([row[0] for row in rows])
+    return boxes, labels
+
+
+@settings(max_examples=60)
+@given(annotated())
+def test_through_both_formats_and_back(
+    pictures: list[str], tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list, list]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "round"
+    data = made(pictures, *drawn)
+    assert written(voc, folder / "voc", {"train": data}) == []
+    first = open_annotations(str(folder / "voc"), "train", "voc")
+    assert same(first, data)
+    assert written(darknet, folder / "darknet", {"train": first}) == []
+    second = open_annotations(str(folder / "darknet"), "train", "darknet")
+    assert same(second, data)
+    assert written(voc, folder / "again", {"train": second}) == []
+    assert same(open_annotations(str(folder / "again"), "train", "voc"), data)
+
+
+def test_a_label_file_as_others_read_it(tmp_path: Path, pictures: list[str]) -> None:
+    data = made(pictures, [[], [(0, 0, 40, 20), (10, 5, 20, 10)], []], [[], [2, 0], []])
+    written(darknet, tmp_path / "out", {"train": data, "val": data})
+    assert (tmp_path / "out/labels/train/1.txt").read_text() == "2 0.5 0.5 1 1\n0 0.375 0.375 0.25 0.25\n"
+    assert (tmp_path / "out/labels/val/0.txt").read_text() == ""
+    description = yaml.safe_load((tmp_path / "out/data.yaml").read_text(encoding="utf-8"))
+    names = ["ape", "cat", "über dog"]
+    assert description == {"train": "images/train", "val": "images/val", "names": names}
+    assert (tmp_path / "out/images/train/2.png").samefile(pictures[2])
+
+
+def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
+    boxes = [(0, 0, 8, 8), (1, 1, 9, 9), (2, 2, 8, 8), (1e-30, 0, 8, 8)]
+    data = made(
+        [pictures[2], pictures[1]],
+        [boxes, []],
+        [[0, 1, 2, 1], []],
+        sizes=SIDES[[2, 1]].astype(np.int32),
+        flags=np.array([0, DIFFICULT, CROWD, 0], np.uint8),
+        areas=np.array([5, np.nan, 7, np.nan], np.float32),
+    )
+    lost = "\n".join(written(darknet, tmp_path / "out", {"a/b": data}))
+    for said in (
+        "1 boxes are marked difficult",
+        "1 boxes are marked a crowd",
+        "1 boxes begin within",
+        "of 1 obj",
+    ):
+        assert said in lost
+    back = open_annotations(str(tmp_path / "out"), "a_b")
+    assert [Path(path).name for path in back.paths()] == ["2.png", "1.png"]
+    assert back.labels.tolist() == [0, 1] and back.boxes[1].tolist() == [0, 0, 8, 8]
+
+
+def test_voc_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
+    data = made(
+        pictures[:2],
+        [[], [(0, 0, 8, 8), (1, 1, 9, 9), (1e-30, 0, 8, 8)]],
+        [[], [2, 1, 1]],
+        flags=np.array([CROWD, DIFFICULT, 0], np.uint8),
+        areas=np.array([5, np.nan, np.nan], np.float32),
+        class_names=("x", "b", "a"),
+    )
+    lost = "\n".join(written(voc, tmp_path / "out", {"train": data}))
+    for said in (
+        "1 boxes mark a crowd",
+        "of 1 objects",
+        "1 boxes begin within",
+        "have no box",
+        "'x'",
+        "sorted",
+    ):
+        assert said in lost
+    back = open_annotations(str(tmp_path / "out"), "train")
+    assert back.class_names == ("a", "b") and back.labels.tolist() == [0, 1, 1]
+    assert back.flags.tolist() == [DIFFICULT, DIFFICULT, 0]
+
+
+def test_voc_writes_a_picture_of_several_splits_once(tmp_path: Path, pictures: list[str]) -> None:
+    drawn: tuple[list, list] = [[], [(0, 0, 8, 8)], []], [[], [1], []]
+    data, other = made(pictures, *drawn), made(pictures, drawn[0], [[], [2], []])
+    written(voc, tmp_path / "out", {"train": data, "val": data, "test": other})
+    out = tmp_path / "out"
+    again = f"{Path(pictures[1]).parent.name}_1.png"  # its boxes are others
+    assert {file.name for file in (out / "JPEGImages").iterdir()} == {"0.png", "1.png", "2.png", again}
+    for split in ("train", "val", "test"):
+        assert len(open_annotations(str(out), split)) == 3
+    assert open_annotations(str(out), "test").labels.tolist() == [1]  # of 'cat' and 'über dog'
+
+
+def test_names_of_pictures_differ_without_their_endings(tmp_path: Path) -> None:
+    alike = ["a/x.jpg", "b/x.png", "b/X.jpg", "b/é.jpg", "c/e\u0301.jpg"]
+    names = [*alike, "c/ .hidden.jpg", "c/line\nbreak.jpg", "c/a 1.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 20)).save(tmp_path / name)
+    paths = [str(tmp_path / name) for name in names]
+    boxes = [[(number, 0, 40, 20)] for number in range(len(names))]
+    sizes = np.array([[20, 40]] * len(names), np.int32)
+    data = made(paths, boxes, [[0]] * len(names), sizes=sizes, class_names=("ape",))
+    for page, name in ((darknet, "darknet"), (voc, "voc")):
+        written(page, tmp_path / name, {"train": data})
+        back = open_annotations(str(tmp_path / name), "train")
+        assert back.boxes[:, 0].tolist() == list(range(len(names))) and back.findings.counts == {}
+
+
+@pytest.mark.parametrize("names", [("a", "a "), ("", "b"), ("a\x01", "b"), ("\ud800", "b")])
+def test_class_names_that_voc_cannot_hold(
+    tmp_path: Path, pictures: list[str], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError, match="cannot be written as Pascal VOC"):
+        voc.write(tmp_path, {"train": made(pictures[:1], [[]], [[]], class_names=names)}, PictureFiles())
+
+
+def test_splits_that_number_classes_differently(tmp_path: Path, pictures: list[str]) -> None:
+    one, two = (made(pictures[:1], [[]], [[]], class_names=names) for names in (("a", "b"), ("b", "a")))
+    for page in (darknet, voc):
+        with pytest.raises(UserError, match="'train' and 'val' have other class names"):
+            written(page, tmp_path / "out", {"train": one, "val": two})
+
+
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
+def test_the_blood_cells_go_through_both_formats(tmp_path: Path) -> None:
+    root = str(Path(os.environ["RANKLESS_REAL_DATA"]) / "det_bccd")
+    source = {split: examine(root, split) for split in ("train", "val", "test")}
+    assert [len(data) for data in source.values()] == [205, 87, 72]
+    assert sum(len(data.boxes) + data.findings.counts.get("repeated", 0) for data in source.values()) == 4888
+    assert written(darknet, tmp_path / "darknet", source) == []
+    between = {split: open_annotations(str(tmp_path / "darknet"), split) for split in source}
+    assert written(voc, tmp_path / "voc", between) == []
+    for split, data in source.items():
+        assert same(open_annotations(str(tmp_path / "voc"), split), data)
+        assert same(between[split], data)
