@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data import pictures
+from rankless.data.annotation_cache import forget
 from rankless.data.annotations import Annotations
 from rankless.data.spans import open_source
 from rankless.errors import UserError, listed
@@ -54,8 +55,10 @@ class BoxedPictures:
 
         Raises:
             UnreadablePicture: the file is missing or damaged.
+            UserError: it is of another size than when the data was read.
         """
         image = pictures.read(open_source(self.annotations, index), name=self.annotations.path(index))
+        check_size(self.annotations, index, image)
         rows = self.annotations.rows(index)
         plain = self.annotations.flags[rows] == 0
         boxes = torch.from_numpy(self.annotations.boxes[rows][plain])
@@ -129,3 +132,20 @@ class ClassifiedPictures:
     def label(self, index: int) -> int:
         """The class of picture ``index``."""
         return self._numbers[int(self.annotations.labels[index])]
+
+
+def check_size(annotations: Annotations, index: int, image: Tensor) -> None:
+    """See that a decoded picture, (3, H, W), is the one whose size was read; boxes are no good for another.
+
+    Raises:
+        UserError: it is not.
+    """
+    height, width = annotations.sizes[index].tolist()
+    if tuple(image.shape[1:]) == (height, width):
+        return
+    forget(annotations)
+    was = f"was {width} × {height}" if height else "could not be read"
+    raise UserError(
+        f"The picture {annotations.path(index)} is {image.shape[2]} × {image.shape[1]} pixels, but {was} "
+        "when the data was read: it was replaced since. Start again, and the data is read anew."
+    )

@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankless.data.cache_folder import hold
 from rankless.data.findings import Findings
+from rankless.errors import UserError
 
 DIFFICULT, CROWD = 1, 2
 """Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
 
+_ABOUT = "about.json"
 _ARRAYS = {
     "path_bytes": np.uint8,
     "path_ends": np.int64,
@@ -109,15 +112,24 @@ class Annotations:
             "about": self.about,
             "findings": self.findings.as_json(),
         }
-        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
-        """Map what :meth:`save` wrote; nothing is read until it is asked for."""
+        """Map what :meth:`save` wrote; nothing is read until it is asked for.
+
+        The folder is not removed by another process while this one has it.
+
+        Raises:
+            UserError: it is gone.
+            OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
+        """
         place = Path(folder)
-        about: dict[str, Any] = json.loads((place / "about.json").read_text(encoding="utf-8"))
+        if not (place / _ABOUT).exists():
+            raise _gone(place)
+        about: dict[str, Any] = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-        return cls(
+        made = cls(
             class_names=tuple(about["class_names"]),
             format=about["format"],
             about=tuple(about["about"]),
@@ -125,11 +137,22 @@ class Annotations:
             folder=os.fspath(place),
             **arrays,
         )
+        hold(place, made)
+        return made
 
     def __reduce__(self) -> Any:
-        if self.folder is not None:
-            return Annotations.load, (self.folder,)
-        return super().__reduce__()
+        if self.folder is None:
+            return super().__reduce__()
+        if not Path(self.folder, _ABOUT).exists():  # told here, where it is shown as it is
+            raise _gone(Path(self.folder))
+        return Annotations.load, (self.folder,)
+
+
+def _gone(folder: Path) -> UserError:
+    return UserError(
+        f"What was read of the data is gone: no {folder}, expected it to stay while the program runs (see "
+        "RANKLESS_CACHE). Start again, and the data is read anew."
+    )
 
 
 def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rankless.data.annotation_cache import Key, cached
 from rankless.data.annotations import Annotations
 from rankless.data.formats.raw import settle
 from rankless.data.formats.registry import format_named, recognise
 from rankless.errors import UserError
 
 
-def open_annotations(root: str, split: str, format: str = "auto", *, max_bad: float = 1.0) -> Annotations:
+def open_annotations(
+    root: str, split: str, format: str = "auto", *, max_bad: float = 1.0, rescan: bool = False
+) -> Annotations:
     """One split, fit to be trained on.
 
     Args:
@@ -19,11 +22,12 @@ def open_annotations(root: str, split: str, format: str = "auto", *, max_bad: fl
         split: its name.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         max_bad: the largest share of pictures that may be unreadable.
+        rescan: whether the data is read anew though nothing seems to have changed.
 
     Raises:
         UserError: nothing there, no such split, or faults that stop a training: all of them at once.
     """
-    found = examine(root, split, format)
+    found = examine(root, split, format, rescan=rescan)
     found.findings.stop(
         f"Mend these, or let `rankless data check {root} --fix` write a copy of the annotations without them."
     )
@@ -39,14 +43,22 @@ def open_annotations(root: str, split: str, format: str = "auto", *, max_bad: fl
     return found
 
 
-def examine(root: str, split: str, format: str = "auto") -> Annotations:
+def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False) -> Annotations:
     """One split whatever is wrong with it; :attr:`Annotations.findings` says what.
 
+    It is read once and then kept until its files change: see :mod:`rankless.data.annotation_cache`.
+
     Raises:
-        UserError: nothing there, or no such split.
+        UserError: nothing there, no such split, or its files change while they are read.
     """
+    place = Path(root).expanduser().absolute()
     name, why = recognise(root, format)
-    page = format_named(name)
-    made = settle(page.read(Path(root).expanduser(), split), name)
-    read_as = f"{root}: read as {page.TITLE} because {why}: {len(made)} pictures of '{split}'"
-    return replace(made, about=(read_as, *made.about))
+
+    def read() -> tuple[Annotations, list[str]]:
+        page = format_named(name)
+        raw = page.read(place, split)
+        made = settle(raw, name)
+        read_as = f"{root}: read as {page.TITLE} because {why}: {len(made)} pictures of '{split}'"
+        return replace(made, about=(read_as, *made.about)), raw.depends
+
+    return cached(Key(str(place), split, name), read, rescan=rescan)

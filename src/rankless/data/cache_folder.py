@@ -1,0 +1,124 @@
+"""The folder of what was made once and can be made again: where it is, who may write there, what is removed.
+
+Locks are the kernel's (flock) and go with their process, however it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+UNUSED = 30 * 24 * 3600
+"""What was not used for so many seconds is removed when something is written."""
+
+
+def cache_folder() -> Path:
+    """``$RANKLESS_CACHE``, else ``$XDG_CACHE_HOME/rankless``, else ``~/.cache/rankless``; need not exist."""
+    if own := os.environ.get("RANKLESS_CACHE"):
+        return Path(own).expanduser().absolute()
+    general = os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(general) if general else Path.home() / ".cache"
+    except RuntimeError:  # no home
+        base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return (base / "rankless").absolute()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Alone in ``folder``, which is made; ``waiting`` is called where another has to be waited for.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    file = _lock(folder, waiting)
+    while not _is_still_there(folder, file):  # it was removed while it was waited for
+        os.close(file)
+        file = _lock(folder, waiting)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(folder: Path, waiting: Callable[[], None]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _is_still_there(folder: Path, file: int) -> bool:
+    try:
+        return (folder / "lock").stat().st_ino == os.fstat(file).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def hold(folder: Path, holder: object) -> None:
+    """Keep ``folder`` from :func:`remove_unheld` for as long as ``holder`` lives in this process."""
+    with contextlib.suppress(OSError):  # some network file systems have no locks; then nothing is kept
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(holder, os.close, file)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def remove_unheld(folder: Path) -> None:
+    """Remove ``folder`` unless a process holds it."""
+    with contextlib.suppress(OSError):
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(file)
+
+
+def remove_unused(home: Path, mark: str) -> None:
+    """Remove the folders in ``home`` whose file ``mark`` was not touched for :data:`UNUSED`."""
+    for folder in list(home.iterdir()):
+        with contextlib.suppress(OSError):
+            newest = (folder / mark).stat() if (folder / mark).exists() else folder.stat()
+            if time.time() - newest.st_mtime < UNUSED:
+                continue
+            with locked(folder, waiting=_another):
+                for entry in [each for each in folder.iterdir() if each.is_dir()]:
+                    remove_unheld(entry)
+                if not any(each.is_dir() for each in folder.iterdir()):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _another() -> None:
+    raise BlockingIOError("someone is at work there")
+
+
+def private_folder() -> Path:
+    """A temporary folder that goes with this process.
+
+    Raises:
+        OSError: no room there either.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rankless-"))
+    atexit.register(_remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)
