@@ -127,6 +127,8 @@ def test_layouts(tmp_path, file, pictures, split):
     assert len(found.boxes) == 1
     assert found.findings.counts == {}
     written = tmp_path / file
+    if written.parent.name == "annotations":
+        assert len(opened(written.parent, split)) == 2
     assert len(opened(written)) == 2  # the file itself, and it is the only split
     assert coco.recognise(written)
 
@@ -291,6 +293,8 @@ def test_not_one_picture_is_there(tmp_path):
     assert "not one of its pictures is there; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
     put(tmp_path, images=[])
     assert "it lists no picture" in fault(tmp_path)
+    put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
+    assert "no entry of 'images' can be used; the first: id 1, file_name None, expected" in fault(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +346,15 @@ def test_names_with_folders_other_separators_and_other_machines(tmp_path):
         f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
     ]
     assert any("2 pictures are not where their path says" in note for note in found.notes)
+
+
+def test_what_it_depends_on(tmp_path):
+    put(tmp_path, box(), file="annotations/instances_val.json")
+    file = put(tmp_path, box())
+    depends = coco.read(tmp_path, "train").depends
+    known = [tmp_path, tmp_path / "annotations", tmp_path / "images" / "train", file]
+    assert {str(each) for each in [*known, file.with_name("instances_val.json")]} <= set(depends)
+    assert len(depends) == len(set(depends)) < 30
 
 
 def test_other_folders_are_not_taken_for_coco(tmp_path):

@@ -75,7 +75,7 @@ def read(root: Path, split: str) -> Raw:
         [str(file)] * len(reading.paths),
         classes.names,
         reading.stated,
-        depends=[*looked_into(root), *map(str, files.values()), *search.listed],
+        depends=[*looked_into(root, files.values()), *map(str, files.values()), *search.listed],
         findings=reading.findings,
         about=[*classes.notes, *search.notes()],
     )
@@ -114,12 +114,14 @@ class _Reading:
             path = self.search.find(name)
             if not path:
                 missing = missing or name
-                self.tell("no picture", f"image {key}", f"no file '{printable(name)}'")
+                self.tell("no picture", f"image {_short(key)}", f"no file '{printable(name)}'")
             same = seen.get(path, len(self.paths)) if path else _GONE
             if self.numbers.setdefault(key, same) != same:
-                self.tell("not understood", f"image {key}", f"'{printable(name)}' has the id of another")
+                self.tell(
+                    "not understood", f"image {_short(key)}", f"'{printable(name)}' has the id of another"
+                )
             elif path in seen:
-                self.tell("listed twice", f"image {key}", f"'{printable(name)}'")
+                self.tell("listed twice", f"image {_short(key)}", f"'{printable(name)}'")
             elif path:
                 seen[path] = same
                 self.paths.append(path)
@@ -127,7 +129,13 @@ class _Reading:
         if not self.paths:
             looked = ", ".join(self.search.bases[:4])
             found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
-            raise UserError(f"{self.file}: {found if missing else 'it lists no picture'}.")
+            odd = self.findings.first.get("not understood", [])
+            nothing = (
+                f"no entry of 'images' can be used; the first: {odd[0].found}"
+                if odd
+                else "it lists no picture"
+            )
+            raise UserError(f"{self.file}: {found if missing else nothing}.")
 
     def boxes(self, parts: Parts) -> None:
         """The boxes in the file's order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rankless.data.formats.splits import without_year
@@ -33,9 +33,11 @@ def annotation_files(root: Path) -> dict[str, Path]:
     return {short: found[name] for short, name in without_year(found).items()}
 
 
-def looked_into(root: Path) -> list[str]:
-    """The folders that :func:`annotation_files` lists."""
-    return [] if root.is_file() else [str(root), str(root / "annotations")]
+def looked_into(root: Path, files: Iterable[Path]) -> list[str]:
+    """The folders where another annotation file would change what :func:`annotation_files` finds."""
+    if root.is_file():
+        return []
+    return list(dict.fromkeys(map(str, (root, root / "annotations", *(file.parent for file in files)))))
 
 
 def picture_folders(root: Path, split: str, file: Path) -> list[Path]:
@@ -43,8 +45,9 @@ def picture_folders(root: Path, split: str, file: Path) -> list[Path]:
     names = list(dict.fromkeys((stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
-    above = file.parent.parent if file.parent.name in {"annotations", "labels", "json"} else file.parent
-    tops = [root] if root.is_dir() else [above]
+    tops = [root if root.is_dir() else file.parent]
+    if file.parent == tops[0] and tops[0].name in {"annotations", "labels", "json"}:
+        tops = [file.parent.parent]  # its folder alone was given
     folders = [file.parent, file.parent / "images", file.parent / "data"] if file.name in _BESIDE else []
     for top in tops:
         for name in names:

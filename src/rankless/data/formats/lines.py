@@ -55,7 +55,8 @@ def read(root: Path, split: str) -> Raw:
     files = _found(root)
     name = chosen(root, split, files, LAYOUT)
     file, top = files[name], root if root.is_dir() else root.parent
-    classes = names_file([file.parent, top, top / "model_data", top.parent / "model_data"])
+    folders = [top, top / "model_data", top.parent / "model_data"]
+    classes = names_file(folders)
     if classes is None:
         raise UserError(
             f"{root}: found no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
@@ -65,7 +66,7 @@ def read(root: Path, split: str) -> Raw:
     search = PictureSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reading = _Reading(file, search, len(names))
     reading.all()
-    depends = [str(file), str(classes), str(top), *search.listed]
+    depends = [str(file), str(classes), *map(str, folders), *search.listed]
     return reading.rows.raw(
         reading.paths,
         [str(file)] * len(reading.paths),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from rankless.data.findings import Findings
 from rankless.data.formats.raw import Raw
 from rankless.data.scan import file_sizes
 
@@ -60,12 +60,13 @@ class Rows:
         places: Sequence[str],
         names: Sequence[str],
         stated: Sequence[tuple[int, int]] | None = None,
-        **more: Any,
+        depends: Iterable[str] = (),
+        findings: Findings | None = None,
+        about: Iterable[str] = (),
     ) -> Raw:
         """All of them as one split of boxed pictures, whose headers are read for their sizes."""
-        sizes, findings = file_sizes(paths)
-        if "findings" in more:
-            findings.update(more.pop("findings"))
+        sizes, found = file_sizes(paths)
+        found.update(findings or Findings())
         return Raw(
             paths=paths,
             sizes=sizes,
@@ -78,6 +79,7 @@ class Rows:
             areas=np.array(self.areas, np.float32),
             lines=np.array(self.lines, np.int64),
             names=names,
-            findings=findings,
-            **more,
+            depends=list(dict.fromkeys(depends)),
+            findings=found,
+            about=list(about),
         )
