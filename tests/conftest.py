@@ -27,6 +27,11 @@ settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
 
+# What is read of data is kept; here for this session alone, and for the processes that tests start.
+CACHE = tempfile.TemporaryDirectory(prefix="rankless-tests-")
+os.environ["RANKLESS_CACHE"] = CACHE.name
+
+
 class Ranks:
     """Real processes that meet over gloo; started when first needed and then kept."""
 

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -125,8 +126,11 @@ def load(path: Path) -> Raw:
     Raises:
         OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
     """
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-        arrays: dict[str, Any] = {name: found[name] for name in found.files}
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+            arrays: dict[str, Any] = {name: found[name] for name in found.files}
+    except zipfile.BadZipFile as error:  # it has a check sum
+        raise ValueError(f"{path} is damaged: {error}") from error
     rest = json.loads(arrays.pop(_WORDS).tobytes())
     rest["findings"] = Findings.from_json(rest["findings"])
     return Raw(**arrays, **rest)
