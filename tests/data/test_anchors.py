@@ -14,6 +14,8 @@ from torchvision.ops import box_iou
 
 from rankless.data import anchors
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import Annotations, flat_paths
 from rankless.data.builtin import DigitScenes
 from rankless.data.detection import DetectionExamples, open_pictures
 from rankless.errors import UserError
@@ -143,3 +145,32 @@ def test_difficult_and_no_boxes() -> None:
     assert box_sizes(Hard(), (50, 50)).tolist() == [[15, 20]]
     Hard.boxes = Hard.boxes[2:].repeat(3, 1)
     assert box_sizes(Hard(), (50, 50)).shape == (0, 2)
+
+
+def test_flat_arrays_give_the_sizes_that_pictures_give_one_by_one() -> None:
+    chance = np.random.default_rng(3)
+    counts = [2, 0, 3, 1, 4]
+    corners = chance.uniform(0, 20, (10, 2)).astype(np.float32)
+    boxes = np.concatenate((corners, corners + chance.uniform(0, 9, (10, 2)).astype(np.float32)), 1)
+    flags = np.array([0, 1, 0, 0, 2, 0, 0, 3, 0, 0], np.uint8)
+    path_bytes, path_ends = flat_paths([f"{number}.jpg" for number in range(5)])
+    found = Annotations(
+        class_names=("x",),
+        format="voc",
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        spans=np.zeros((0, 2), np.int64),
+        sizes=np.array([[40, 30], [0, 0], [30, 40], [40, 30], [333, 77]], np.int32),
+        offsets=np.cumsum([0, *counts]),
+        boxes=boxes,
+        labels=np.zeros(10, np.int32),
+        flags=flags,
+        areas=np.full(10, np.nan, np.float32),
+    )
+    scales = [min(64 / 40, 96 / 30), 0, min(64 / 30, 96 / 40), min(64 / 40, 96 / 30), min(64 / 333, 96 / 77)]
+    expected = [
+        (boxes[row, 2:] - boxes[row, :2]).astype(np.float64) * scale
+        for row, scale in enumerate(np.repeat(scales, counts))
+        if flags[row] == 0
+    ]
+    np.testing.assert_array_equal(box_sizes(BoxedPictures(found), (64, 96)), expected)

@@ -40,7 +40,7 @@ class Data:
     def read(self) -> tuple[Annotations, list[str]]:
         self.times += 1
         folder = str(self.root / "labels")
-        items = [(f"{folder}/{name}",) for name in sorted(os.listdir(folder))]
+        items = [(f"{folder}/{name}",) for name in sorted(path.name for path in Path(folder).iterdir())]
         raw = scan(works.numbers, items, "files", chunk=4, processes=1)
         return settle(raw, "voc"), [folder, *raw.depends]
 
@@ -325,7 +325,7 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(3)
     ]
     answers = [process.communicate(timeout=120)[0] for process in started]
-    assert answers == ["465.0\n"] * 3
+    assert answers == ["465.0\n"] * 2
     assert len(log.read_text().split()) == 30  # each file once
 
 

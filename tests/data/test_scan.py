@@ -1,4 +1,4 @@
-"""A scan gives the same however many processes do it, goes on where it was killed, and leaves nobody behind."""
+"""A scan gives the same with any number of processes, goes on where it was killed, and leaves none behind."""
 
 import os
 import signal
@@ -74,7 +74,7 @@ def test_a_killed_scan_goes_on(
 ) -> None:
     log = os.environ["LOG"]
     monkeypatch.setenv("FATAL", files[COUNT - 1][0])
-    with storing_in(store), pytest.raises(UserError, match="was killed .*what was read already is kept"):
+    with storing_in(store), pytest.raises(UserError, match=r"was killed .*what was read already is kept"):
         scan(works.dying, files, "files", chunk=5, processes=2)
     monkeypatch.delenv("FATAL")
     before = read_since(log)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import Annotations
 from rankless.data.builtin import DigitScenes
 from rankless.data.detection import Pictures, ground_truth
 from rankless.data.letterbox import fit
@@ -36,6 +38,8 @@ def box_sizes(pictures: Pictures, size: tuple[int, int]) -> Sizes:
         pictures: the training data.
         size: the input's (H, W) in pixels.
     """
+    if isinstance(pictures, BoxedPictures):
+        return _flat_sizes(pictures.annotations, size)
     count = len(pictures)
     asked = min(count, SCENES) if isinstance(pictures, DigitScenes) else count
     found = [np.zeros((0, 2))]
@@ -45,6 +49,17 @@ def box_sizes(pictures: Pictures, size: tuple[int, int]) -> Sizes:
         sides = (boxes[:, 2:] - boxes[:, :2]).numpy().astype(np.float64)
         found.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
     return np.concatenate(found)
+
+
+def _flat_sizes(found: Annotations, size: tuple[int, int]) -> Sizes:
+    """:func:`box_sizes` of flat arrays, without a step for every picture."""
+    kinds, kind = np.unique(found.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
+    scales = [fit(each >> 32, each & 0xFFFFFFFF, size) if each else 0.0 for each in kinds.tolist()]
+    scale = np.repeat(np.array(scales)[kind], np.diff(found.offsets))
+    sides = (found.boxes[:, 2:] - found.boxes[:, :2]).astype(np.float64)
+    kept = (found.flags == 0) & (sides > 0).all(1)
+    made: Sizes = sides[kept] * scale[kept, None]
+    return made
 
 
 def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float, float], ...]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
-import torch
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from rankless.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -78,6 +79,8 @@ def read(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> Tensor:
         raise UnreadablePicture(name or str(path), _reason(error)) from error
     if turn in _TRANSPOSE:
         pixels = pixels.transpose(_TRANSPOSE[turn])
+    import torch  # here, because processes that only ask for sizes start ten times as fast without
+
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 

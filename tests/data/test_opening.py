@@ -1,0 +1,90 @@
+"""A split is opened from what was kept; a picture that was replaced in secret is told, and then read anew."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless.data import opening
+from rankless.data.annotated import BoxedPictures
+from rankless.data.formats.raw import Raw
+from rankless.data.opening import examine, open_annotations
+from rankless.data.scan import headers
+from rankless.errors import UserError
+
+
+class OneBoxEach:
+    """A format: every ``.png`` of a folder has one box. Counts how often it is read."""
+
+    TITLE = "one box each"
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def read(self, root: Path, split: str) -> Raw:
+        self.times += 1
+        assert root.is_absolute()
+        paths = [str(path) for path in sorted(root.glob("*.png"))]
+        sizes, findings = headers(paths)
+        count = len(paths)
+        return Raw(
+            paths=paths,
+            sizes=sizes,
+            stated=np.zeros_like(sizes),
+            places=paths,
+            picture=np.arange(count),
+            boxes=np.tile([2.0, 1, 8, 90], (count, 1)),
+            labels=np.zeros(count, np.int64),
+            flags=np.zeros(count, np.uint8),
+            areas=np.full(count, np.nan, np.float32),
+            lines=np.ones(count, np.int64),
+            names=["thing"],
+            depends=[str(root)],
+            findings=findings,
+            about=["a sentence"],
+        )
+
+
+@pytest.fixture
+def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneBoxEach:
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
+    made = OneBoxEach()
+    monkeypatch.setattr(opening, "recognise", lambda root, format: ("voc", "its files end so"))
+    monkeypatch.setattr(opening, "format_named", lambda name: made)
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        Image.new("RGB", (20, 10 + number)).save(tmp_path / "data" / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_what_was_kept_says_the_same(format: OneBoxEach) -> None:
+    first = open_annotations("data", "train")
+    again = open_annotations("data", "train")
+    assert format.times == 1
+    assert first.about == again.about
+    assert again.about == (
+        "data: read as one box each because its files end so: 3 pictures of 'train'",
+        "a sentence",
+    )
+    assert again.findings.counts == {"over the edge": 3}
+    assert again.boxes[:, 3].tolist() == [10, 11, 12]
+    open_annotations("data", "train", rescan=True)
+    examine("data", "train", rescan=True)
+    assert format.times == 3
+
+
+@pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])
+def test_a_replaced_picture_is_told(format: OneBoxEach, before: bool, found: str) -> None:
+    file = Path("data/1.png")
+    if not before:
+        file.write_bytes(b"half a picture")
+    pictures = BoxedPictures(open_annotations("data", "train"))
+    assert tuple(pictures.picture(2).image.shape) == (3, 12, 20)
+    Image.new("RGB", (30, 44)).save(file)
+    with pytest.raises(UserError, match=rf"data/1\.png is 30 × 44 pixels, but {found} when .* Start again"):
+        pictures.picture(1)
+    again = BoxedPictures(open_annotations("data", "train"))
+    assert format.times == 2
+    assert again.picture(1).boxes.tolist() == [[2, 1, 8, 44]]
