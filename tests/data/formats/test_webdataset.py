@@ -158,6 +158,7 @@ def test_a_cut_shard_stops_a_training(tmp_path):
     ("files", "split", "words"),
     [
         (["train-0.tar"], "val", "no shards of a split 'val'; it has 'train'"),
+        (["notes.txt"], "train", "no shards of a split 'train'; expected 'train-000000.tar' and so on"),
         (["train-0.tar", "train/0.tar"], "train", "both a folder of shards and shards by its name"),
         (["train-00000.tar.gz"], "train", r"1 shards are compressed \('train-00000.tar.gz'\)"),
     ],
@@ -189,6 +190,11 @@ def test_a_change_of_a_shard_is_a_change(tmp_path):
     (tmp_path / "classes.txt").write_text("a\nb\n")
     depends = {Path(path).relative_to(tmp_path).as_posix() for path in page.read(tmp_path, "train").depends}
     assert depends == {".", "train", "train/0.tar", "classes.txt"}
+    (tmp_path / "classes.txt").unlink()
+    for split in ("train", "val"):  # boxes are numbered by the names of all splits
+        shard(tmp_path / split / "0.tar", pairs(['{"boxes": [[0, 0, 1, 1]], "labels": ["a"]}'], "json"))
+    depends = {Path(path).relative_to(tmp_path).as_posix() for path in page.read(tmp_path, "train").depends}
+    assert depends == {".", "train", "train/0.tar", "val", "val/0.tar"}
 
 
 def test_a_shard_that_shrinks_or_goes_is_an_unreadable_picture(tmp_path):

@@ -51,9 +51,8 @@ def read(root: Path, split: str) -> Raw:
     found = shard_layout.shards_of(root)
     split = shard_layout.known_as(split, list(found))
     if split not in found:
-        raise UserError(
-            f"{root} has no shards of a split '{split}'; it has {listed(list(found))}. Name one of these."
-        )
+        there = f"it has {listed(list(found))}: name one of these" if found else f"expected {LAYOUT}"
+        raise UserError(f"{root} has no shards of a split '{split}'; {there}.")
     shards = found[split]
     _refuse(root, split, shards)
     names, names_file = shard_layout.class_names(root, shards)
@@ -61,13 +60,15 @@ def read(root: Path, split: str) -> Raw:
     raw = _scanned(shards, kind, names)
     if not raw.paths:
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no pictures."])
+    others: list[list[Path]] = []
     if names is None:
-        # A class of a picture has a name in every split; of boxes every split has to number them alike.
-        others = [each for name, each in found.items() if name != split and kind != "cls"]
-        readable = [each for each in others if not any(map(shard_layout.is_compressed, each))]
-        _name(raw, [_scanned(each, kind, None).names for each in readable])
-    folders = dict.fromkeys(str(place) for shard in shards for place in (root, shard.parent))
-    raw.depends = [*folders, *([names_file] if names_file else []), *map(str, shards)]
+        if kind != "cls":  # a class of a picture has a name in every split; boxes need one numbering
+            others = [each for name, each in found.items() if name != split]
+            others = [each for each in others if not any(map(shard_layout.is_compressed, each))]
+        _name(raw, [_scanned(each, kind, None).names for each in others])
+    scanned = [shard for each in (shards, *others) for shard in each]
+    folders = dict.fromkeys(str(place) for shard in scanned for place in (root, shard.parent))
+    raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
 
 
