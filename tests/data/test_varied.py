@@ -192,6 +192,8 @@ def test_a_picture_is_a_function_of_seed_epoch_and_index() -> None:
     first = all_of(list(range(6)))
     for one, other in zip(first, all_of([5, 3, 0, 1, 2, 4]), strict=True):
         assert all(torch.equal(one[part], other[part]) for part in range(3)) and one[3] == other[3]
+    worn = [view(noisy, replace(OFF, noise=1.0), epoch=epoch)[0] for epoch in range(2)]
+    assert not torch.equal(*worn)
     for changed in (all_of(list(range(6)), epoch=1), all_of(list(range(6)), seed=2)):
         assert not any(torch.equal(one[0], other[0]) for one, other in zip(first, changed, strict=True))
 

@@ -132,6 +132,9 @@ def test_what_lies_beyond_the_horizon_is_grey() -> None:
     image = torch.full((3, *SIZE), 255, dtype=torch.uint8)
     got = sampled(image, origins(warp, SIZE), (1.0, 1.0), (0, 0))
     assert bool((got[:, 21:] == 114).all()) and bool((got[:, :12, :20] == 255).all())
+    # Of a picture that reaches from y = -60, what lies above -20 is not seen upside down below.
+    got = sampled(image, origins(warp, SIZE), (1.0, 1.0), (-60, -60))
+    assert bool((got[:, 21:] == 114).all()) and bool((got[:, :12, :20] == 255).all())
 
 
 def test_nothing_is_drawn_without_a_warp_and_parts_do_not_disturb_each_other() -> None:

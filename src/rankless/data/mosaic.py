@@ -7,7 +7,6 @@ of it than is seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,9 +36,8 @@ def mosaic(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Picture ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirror are of the mosaic, colour is of each picture. What the border or the
-    neighbour leaves too little of is dropped, as in :func:`rankless.data.augment.augment`; with a warp the
-    neighbour cuts first, and of what it leaves the border.
+    Zoom, shift, warp and mirror are of the mosaic, colour is of each picture. What the border leaves too
+    little of is dropped, as in :func:`rankless.data.augment.augment`.
 
     Args:
         read: gives a picture by its number; not asked for those of which nothing is seen.
@@ -97,23 +95,18 @@ class _Tiles:
         scale = fit(height, width, self.size) * factor
         left = self.meeting[0] - (0 if place % 2 else scaled(width, scale))
         top = self.meeting[1] - (0 if place // 2 else scaled(height, scale))
+        boxes, labels = picture.boxes, picture.labels
         if self._points is None:
             where = self._lay_flat(place, picture.image, matrix, (scale, left, top))
-            region = torch.tensor(self._quarter(place), dtype=torch.float32)
+            boxes, stays = clip(
+                to_input(boxes, where), torch.tensor(self._quarter(place), dtype=torch.float32)
+            )
+            boxes, labels = boxes[stays], labels[stays]
         else:
             where = Letterbox(scale, left, top, height, width)
             self._lay_warped(place, picture.image, matrix, where, self._points)
-            across, down = self.meeting
-            region = torch.tensor(
-                [
-                    across if place % 2 else -math.inf,
-                    down if place // 2 else -math.inf,
-                    math.inf if place % 2 else across,
-                    math.inf if place // 2 else down,
-                ]
-            )
-        clipped, stays = clip(to_input(picture.boxes, where), region)
-        self._found.append((clipped[stays], picture.labels[stays]))
+            boxes = to_input(boxes, where)
+        self._found.append((boxes, labels))
 
     def boxes(self) -> tuple[Tensor, Tensor]:
         """Boxes (N, 4) as the input shows them, and their labels (N,)."""
