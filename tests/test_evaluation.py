@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rankless.errors import UserError
 from rankless.evaluation import evaluate, fingerprint
-from rankless.recipe import Batch, Recipe
+from rankless.recipe import Batch, Data, Recipe
+from rankless.tasks.checks import check_order
+from rankless.types import Unreadable
 from rankless.world.join import World
 
 
@@ -28,6 +32,22 @@ class Numbers:
 
     def item(self, index: int, epoch: int) -> tuple[int, int]:
         return index, epoch
+
+
+class Sorted(Numbers):
+    """Examples that want the odd numbers before the even ones."""
+
+    def evaluation_order(self) -> Any:
+        return np.argsort(1 - np.arange(self.count) % 2, kind="stable")
+
+
+class Numbered(list[tuple[int, int]]):
+    """A batch of numbers that knows which are missing."""
+
+    unreadable: Sequence[Unreadable] = ()
+
+    def to(self, device: torch.device) -> Numbered:
+        return self
 
 
 class Counting:
@@ -56,6 +76,77 @@ class Counting:
             # adding floats: another order would show
             "sum": float(torch.tensor([x for *_, x in predictions]).cumsum(0)[-1]) if predictions else 0.0,
         }
+
+
+class CountingSorted(Counting):
+    """The same with :class:`Sorted` examples, of which the multiples of ``bad`` are missing."""
+
+    def __init__(self, count: int, bad: int) -> None:
+        super().__init__(count)
+        self.bad = bad
+
+    def evaluation_data(self) -> Sorted:
+        return Sorted(self.count)
+
+    def collate(self, items: Sequence[tuple[int, int]]) -> Any:
+        batch = Numbered(items)
+        missing = [index for index, _ in items if index % self.bad == 0]
+        batch.unreadable = [Unreadable(index, f"{index}.jpg", "gone") for index in missing]
+        return batch
+
+    def predict(self, model: nn.Module, batch: Any) -> list[tuple[int, int, float]]:
+        return [(index, 10 * min(batch)[0] + len(batch), 0.0) for index, _ in batch]
+
+
+def scores_in_order(
+    world: World, count: int, bad: int, share: float, limit: int | None
+) -> tuple[dict[str, Any], list[Unreadable]]:
+    recipe = Recipe(batch=Batch(images=2, micro=2), data=Data(max_bad=share), precision="fp32")
+    told: list[Unreadable] = []
+    task: Any = CountingSorted(count, bad)
+    try:
+        found = evaluate(task, nn.Identity(), recipe, world, limit=limit, unreadable=told.extend)
+    except UserError as error:
+        return {"faults": list(error.faults)}, told
+    return found, told
+
+
+@pytest.mark.processes
+def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their_numbers(ranks: Any) -> None:
+    ((alone, told),) = ranks(1, scores_in_order, 7, 100, 0.5, None)
+    assert alone["pictures"] == list(range(7))
+    # Predicted together: 1 and 3, 5 and 0, 2 and 4, 6: ten times the smallest, plus their number.
+    assert alone["batches"] == [2, 12, 22, 12, 22, 2, 61]
+    assert alone["unreadable"] == 1 and told == [Unreadable(0, "0.jpg", "gone")]
+    for size in (2, 3):
+        assert ranks(size, scores_in_order, 7, 100, 0.5, None) == [(alone, told)] * size
+    # Of the first five alone: 1 and 3, 0 and 2, 4.
+    first = ranks(1, scores_in_order, 7, 100, 0.5, 5)[0][0]
+    assert first.keys() == {"predictions", "unreadable"}
+    assert ranks(2, scores_in_order, 7, 100, 0.5, 5)[1][0] == first
+
+
+@pytest.mark.processes
+def test_too_many_unreadable_pictures_are_a_fault_on_every_rank(ranks: Any) -> None:
+    answers = ranks(2, scores_in_order, 9, 3, 0.3, None)
+    assert answers == [answers[0]] * 2
+    assert answers[0][0]["faults"] == [
+        "0.jpg cannot be read: gone",
+        "3.jpg cannot be read: gone",
+        "6.jpg cannot be read: gone",
+        "3 of the 9 pictures to be scored cannot be read, which is more than data.max_bad (0.3) allows: "
+        "replace them, or take them out of the data",
+    ]
+    assert ranks(2, scores_in_order, 9, 3, 0.34, None)[0][0]["unreadable"] == 3
+    nothing = ranks(1, scores_in_order, 3, 1, 1.0, None)[0][0]["faults"]
+    assert nothing[-1] == "none of the 3 pictures to be scored can be read: replace them"
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0.0, 1.0, 2.0]])
+def test_an_order_that_is_none_is_told(order: list[float]) -> None:
+    check_order(None, np.array([2, 0, 1]), 3)
+    with pytest.raises(UserError, match=r"evaluation_order\(\) .* expected None, or an int64 array"):
+        check_order(None, np.array(order), 3)
 
 
 def scores(world: World, count: int, micro: int, limit: int | None) -> dict[str, Any]:

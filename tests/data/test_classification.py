@@ -13,8 +13,10 @@ from torch import Tensor
 from rankless.data.builtin import DigitScenes
 from rankless.data.builtin_digits import DigitPictures
 from rankless.data.classification import ClassificationExamples, collate, open_pictures
+from rankless.data.pictures import UnreadablePicture
 from rankless.errors import UserError
 from rankless.recipe import Augment
+from rankless.types import Unreadable
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 
@@ -52,6 +54,41 @@ def test_an_item_is_a_placed_picture_and_its_class():
     assert item.index == 4 and item.target.tolist() == [0, 1, 0]
     assert item.image.shape == (3, 8, 8) and item.image.eq(40).all()
     assert found.labels().tolist() == [n % 3 for n in range(20)]
+
+
+class Damaged(Greys):
+    """Of which number 4 cannot be read."""
+
+    def image(self, index: int) -> Tensor:
+        if index == 4:
+            raise UnreadablePicture("four.jpg", "cut short")
+        return super().image(index)
+
+
+def damaged(varied: bool, **options) -> ClassificationExamples:
+    return ClassificationExamples(Damaged(), (8, 8), 0, Augment(**{**OFF.__dict__, **options}), varied=varied)
+
+
+FOUR = Unreadable(4, "four.jpg", "cut short")
+
+
+def test_another_picture_with_its_own_class_is_trained_on_in_place_of_one_that_cannot_be_read():
+    item = damaged(True).item(4, 0)
+    assert item.index == 4 and item.unreadable == (FOUR,)
+    number = int(item.image[0, 0, 0]) // 10
+    assert number != 4 and item.target.argmax() == number % 3
+    assert torch.equal(item.image, damaged(True).item(4, 7).image)  # the same in every epoch
+    batch = collate([damaged(True).item(5, 0), item])
+    assert batch.unreadable == [FOUR] and batch.to(torch.device("cpu")).unreadable == [FOUR]
+    mixed = [damaged(True, mixup=1.0).item(5, epoch).unreadable for epoch in range(200)]
+    assert {FOUR} == {one for each in mixed for one in each}  # as a partner, now and then
+    assert 1 <= sum(map(len, mixed)) <= 40
+
+
+def test_to_be_scored_an_unreadable_picture_is_grey():
+    item = damaged(False).item(4, 0)
+    assert item.image.eq(114).all() and item.image.shape == (3, 8, 8)
+    assert item.unreadable == (FOUR,) and item.target.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("options", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])

@@ -10,9 +10,10 @@ from PIL import Image
 
 from rankless.data.detection import DetectionExamples, collate, open_pictures
 from rankless.data.letterbox import letterbox, to_input, to_source
+from rankless.data.pictures import UnreadablePicture
 from rankless.errors import UserError
 from rankless.recipe import Augment
-from rankless.types import DetectionItem, Letterbox, Picture
+from rankless.types import DetectionItem, Letterbox, Picture, Unreadable
 
 
 class Drawn:
@@ -62,6 +63,66 @@ def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
     assert not torch.equal(image(1, 4, 2), image(2, 4, 2))
     copy = pickle.loads(pickle.dumps(examples))
     assert torch.equal(copy.item(4, 2).image, image(1, 4, 2))
+
+
+class Damaged(Drawn):
+    """Of which number 4 cannot be read."""
+
+    def picture(self, index: int) -> Picture:
+        if index == 4:
+            raise UnreadablePicture("four.jpg", "cut short")
+        return super().picture(index)
+
+    def ground_truth(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        if index == 4:
+            return torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, 0
+        picture = super().picture(index)
+        return picture.boxes, picture.labels, picture.image.shape[1], picture.image.shape[2]
+
+
+FOUR = Unreadable(4, "four.jpg", "cut short")
+
+
+def test_another_picture_is_trained_on_in_place_of_one_that_cannot_be_read() -> None:
+    options = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
+    examples = DetectionExamples(Damaged(), SIZE, 1, options)
+    item = examples.item(4, 0)
+    assert item.index == 4 and item.unreadable == (FOUR,)
+    others = [examples.item(index, 0) for index in (0, 1, 2, 3, 5)]
+    assert any(torch.equal(item.image, other.image) for other in others)
+    assert torch.equal(item.image, examples.item(4, 9).image)  # the same in every epoch
+    assert all(other.unreadable == () for other in others)
+    batch = collate([others[0], item, item])
+    assert batch.unreadable == [FOUR, FOUR] and batch.to(torch.device("cpu")).unreadable == [FOUR, FOUR]
+
+
+def test_a_mosaic_tells_of_every_partner_that_cannot_be_read() -> None:
+    examples = DetectionExamples(Damaged(), SIZE, 1, Augment(mosaic=1.0))
+    met = [len(examples.item(index, epoch).unreadable) for index in (0, 1, 2) for epoch in range(20)]
+    assert 0 < sum(met) < 60 and max(met) <= 4
+
+
+def test_to_be_scored_an_unreadable_picture_is_grey() -> None:
+    examples = DetectionExamples(Damaged(), SIZE, 1, None)
+    item = examples.item(4, 0)
+    assert (item.image == 114).all() and item.image.shape == (3, *SIZE)
+    assert item.unreadable == (FOUR,) and not len(item.labels)
+
+
+def test_pictures_of_like_aspect_share_a_small_input() -> None:
+    whole = DetectionExamples(Damaged(), (128, 128), 1, None)
+    examples = DetectionExamples(Damaged(), (128, 128), 1, None, rectangular=True)
+    assert whole.evaluation_order() is None
+    # Height to width of number i is (60 + 10 i) / (90 - 5 i), which rises; number 2 is
+    # square, and what cannot be read counts as such.
+    assert examples.evaluation_order().tolist() == [0, 1, 2, 4, 3, 5]
+    items = examples.items([(0, 0), (0, 1), (0, 4)], 0)
+    # 60 × 90 and 70 × 85 are 85 and 105 high where they are 128 wide.
+    assert {item.image.shape for item in items} == {(3, 128, 128)}
+    assert {item.image.shape for item in examples.items([(0, 0)], 0)} == {(3, 96, 128)}
+    alone, usual = examples.items([(0, 0)], 0)[0], whole.item(0, 0)
+    assert torch.equal(alone.image, usual.image[:, 16:112])
+    assert (alone.letterbox.top, alone.letterbox.scale) == (usual.letterbox.top - 16, usual.letterbox.scale)
 
 
 def test_collate_pads_to_the_longest() -> None:
