@@ -125,6 +125,21 @@ def test_pictures_of_like_aspect_share_a_small_input() -> None:
     assert (alone.letterbox.top, alone.letterbox.scale) == (usual.letterbox.top - 16, usual.letterbox.scale)
 
 
+class Wide(Drawn):
+    """Pictures of 193 × 256: on an input of 128 × 128 they are 96 and a half pixels high."""
+
+    def picture(self, index: int) -> Picture:
+        image = torch.full((3, 193, 256), 7, dtype=torch.uint8)
+        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+
+
+def test_a_small_input_makes_no_picture_smaller() -> None:
+    whole = DetectionExamples(Wide(), (128, 128), 1, None)
+    (item,) = DetectionExamples(Wide(), (128, 128), 1, None, rectangular=True).items([(0, 0)], 0)
+    assert item.image.shape == (3, 96, 128) and item.letterbox.scale == 0.5
+    assert torch.equal(item.image, whole.item(0, 0).image[:, 16:112])
+
+
 def test_collate_pads_to_the_longest() -> None:
     examples = DetectionExamples(Drawn(), SIZE, 0, None)
     items = [examples.item(index, 0) for index in (2, 0, 5, 1)]

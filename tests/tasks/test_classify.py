@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,10 @@ def test_true_answers_score_one():
     assert task.score([*right[1:], right[0]])[task.score_name] == pytest.approx(
         349 / 359
     )  # 9 borders and the last
+    wrong = replace(right[0], log_probabilities=-labels.new_ones(10).double() * torch.arange(10, 0, -1))
+    assert wrong.log_probabilities.argmax() == 9 != labels[0]
+    assert task.score([wrong, *right[1:]])[task.score_name] < 1
+    assert task.score([replace(wrong, unreadable=True), *right[1:]])[task.score_name] == 1  # left out
 
 
 def folders(root: Path, splits: dict[str, dict[str, int]]) -> Path:
