@@ -7,6 +7,7 @@ scores too well.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankless.curation.data_set import DataSet, open_data_set
-from rankless.curation.pixels import content, decoded
 from rankless.curation.progress import each
 from rankless.data.annotations import Annotations
 from rankless.data.findings import KINDS, Findings
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.pictures import UnreadablePicture, read
+from rankless.data.spans import content
 
 LEAK, TWIN = "same in two splits", "same picture twice"
 
@@ -141,12 +142,11 @@ def _look_at(look: _Look) -> _Seen:
     if look.broken:  # its header has told so already
         return _Seen(None, None)
     try:
-        decoded(look.annotations, look.number)
+        held = content(look.annotations, look.number)
+        read(io.BytesIO(held), name=look.annotations.path(look.number))
     except UnreadablePicture as fault:
         return _Seen(fault, None)
-    if not look.hashed:
-        return _Seen(None, None)
-    return _Seen(None, hashlib.blake2b(content(look.annotations, look.number), digest_size=16).digest())
+    return _Seen(None, hashlib.blake2b(held, digest_size=16).digest() if look.hashed else None)
 
 
 def _byte_counts(annotations: Annotations) -> list[int]:

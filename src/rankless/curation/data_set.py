@@ -158,18 +158,18 @@ def places(annotations: Annotations) -> list[tuple[str, int]]:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Each picture's file as seen from the data set's folder, with ``/``; of a shard, with its place in it.
+    """Each picture's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
 
     Such a name stays the same when the data set is moved, and when pictures are added to it.
     """
     place = Path(root).expanduser()
     top = (place if place.is_dir() else place.parent).resolve()
     found = []
-    for path, start in places(annotations):
+    for path in annotations.paths():
         real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
         name = os.path.relpath(real, top)
         name = os.path.basename(path) if name.startswith("..") else name  # noqa: PTH119
-        found.append(name.replace(os.sep, "/") + (f"@{start}" if len(annotations.spans) else ""))
+        found.append(name.replace(os.sep, "/"))
     return found
 
 

@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.curation.pixels import decoded
 from rankless.data.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.builtin import DigitScenes
 from rankless.data.detection import DIGITS
 from rankless.data.formats.registry import format_named, recognise
 from rankless.data.opening import examine
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.pictures import UnreadablePicture, read
+from rankless.data.spans import open_source
 from rankless.drawing import Mark
 from rankless.errors import UserError
 from rankless.randomness import generator
@@ -168,7 +168,7 @@ class _AsItIs:
                 self.source.source(index),
             )
         whole, rows = self.source, self.source.rows(index)
-        image = decoded(whole, index)
+        image = read(open_source(whole, index), name=whole.path(index))
         labels = whole.labels[rows].tolist()
         name = Path(whole.path(index)).name
         if not whole.has_boxes:

@@ -1,0 +1,123 @@
+"""A small detection format of the tests' own, and data sets of it with known content.
+
+One file says everything, so that a test can put any fault anywhere::
+
+    {"names": ["cat", "dog"], "splits": {"train": [{"file": "a.png", "boxes": [[x1, y1, x2, y2, label]]}]}}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless.data import scan
+from rankless.data.annotations import Annotations
+from rankless.data.formats import registry
+from rankless.data.formats.raw import Raw
+from rankless.data.formats.writing import PictureFiles, file_names
+
+NAMES = ["cat", "dog", "eel"]
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``small`` a format beside the real ones, asked first."""
+    page: Any = ModuleType("rankless.data.formats.small")
+    page.TITLE, page.LAYOUT = "small boxes", "a 'boxes.json'"
+    page.recognise = lambda root: "it has 'boxes.json'" if (root / "boxes.json").is_file() else ""
+    page.splits = lambda root: list(_content(root)["splits"])
+    page.read, page.write = read, write
+    monkeypatch.setitem(sys.modules, page.__name__, page)
+    monkeypatch.setattr(registry, "_PAGES", {"small": "small", "image-folder": "image_folder"})
+    monkeypatch.setattr(registry, "NAMES", ("small", "image-folder"))
+    monkeypatch.setattr("rankless.curation.data_set.NAMES", ("small", "image-folder"))
+
+
+def _content(root: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((root / "boxes.json").read_text())
+    return made
+
+
+def read(root: Path, split: str) -> Raw:
+    content = _content(root)
+    entries = content["splits"][split]
+    files = [str(root / entry["file"]) for entry in entries]
+    sizes, findings = scan.headers(files)
+    rows = [(number, *box) for number, entry in enumerate(entries) for box in entry["boxes"]]
+    table = np.array(rows, np.float64).reshape(len(rows), -1) if rows else np.zeros((0, 6))
+    return Raw(
+        paths=files,
+        sizes=sizes,
+        stated=np.zeros_like(sizes),
+        places=[str(root / "boxes.json")] * len(files),
+        picture=table[:, 0].astype(np.int64),
+        boxes=table[:, 1:5],
+        labels=table[:, 5].astype(np.int64),
+        flags=np.zeros(len(rows), np.uint8),
+        areas=np.full(len(rows), np.nan, np.float32),
+        lines=np.arange(1, len(rows) + 1),
+        names=content["names"],
+        findings=findings,
+    )
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+    content: dict[str, Any] = {"names": [], "splits": {}}
+    for split, whole in splits.items():
+        content["names"] = list(whole.class_names)
+        entries = []
+        for number, name in enumerate(file_names(whole)):
+            files.put(whole, number, out / split / name)
+            rows = whole.rows(number)
+            boxes = [
+                [*box, label]
+                for box, label in zip(whole.boxes[rows].tolist(), whole.labels[rows].tolist(), strict=True)
+            ]
+            entries.append({"file": f"{split}/{name}", "boxes": boxes})
+        content["splits"][split] = entries
+    (out / "boxes.json").write_text(json.dumps(content))
+    return []
+
+
+def picture(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
+    """A picture of its own for every seed; ``size`` is width and height."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+
+
+def detection(
+    root: Path, splits: Mapping[str, Sequence[Sequence[Sequence[float]]]], names: Sequence[str] = NAMES
+) -> Path:
+    """A data set: split to pictures, a picture to its boxes ``[x1, y1, x2, y2, label]``."""
+    root.mkdir(parents=True)
+    content: dict[str, Any] = {"names": list(names), "splits": {}}
+    seed = 0
+    for split, pictures in splits.items():
+        entries = []
+        for number, boxes in enumerate(pictures):
+            seed += 1
+            name = f"images/{split}-{number:03}.png"
+            picture(root / name, seed)
+            entries.append({"file": name, "boxes": [list(box) for box in boxes]})
+        content["splits"][split] = entries
+    (root / "boxes.json").write_text(json.dumps(content))
+    return root
+
+
+def classes(root: Path, counts: Mapping[str, Mapping[str, int]]) -> Path:
+    """Class folders: split to class to number of pictures."""
+    seed = 0
+    for split, of_class in counts.items():
+        for name, count in of_class.items():
+            for number in range(count):
+                seed += 1
+                picture(root / split / name / f"{number:03}.png", seed, (32, 24))
+    return root

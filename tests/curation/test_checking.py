@@ -1,0 +1,155 @@
+"""What a check finds, and that a mended copy has nothing left to find."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from small_data import classes, detection, picture
+
+from rankless.curation.checking import LEAK, TWIN, check
+from rankless.curation.fixing import fix
+from rankless.errors import UserError
+
+GOOD = [[[1, 1, 9, 9, 0]], [[2, 2, 30, 30, 1]], [[3, 3, 9, 9, 2]]]
+
+
+def counts(checked):
+    return {name: found.counts for name, found in checked.findings.items()}
+
+
+def cut_short(file: Path) -> None:
+    """The header stays, the pixels end."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def test_nothing_is_wrong_with_good_data(tmp_path):
+    found = check(str(detection(tmp_path / "d", {"train": GOOD, "val": GOOD})))
+    assert found.ok
+    assert counts(found) == {"train": {}, "val": {}}
+    assert found.between.counts == {}
+
+
+def test_a_picture_cut_short_is_found_by_decoding_alone(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD})
+    cut_short(root / "images/train-001.png")
+    assert check(str(root), quick=True).ok
+    found = check(str(root))
+    assert not found.ok
+    assert counts(found) == {"train": {"unreadable picture": 1}}
+    assert found.findings["train"].first["unreadable picture"][0].place == str(root / "images/train-001.png")
+    assert found.unreadable == {"train": {1}}
+
+
+def test_a_broken_header_is_counted_once(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD})
+    (root / "images/train-000.png").write_bytes(b"no picture")
+    (root / "images/train-002.png").unlink()
+    found = check(str(root))
+    assert found.findings["train"].counts["unreadable picture"] == 2
+    assert found.unreadable == {"train": {0, 2}}
+
+
+def test_a_leak_is_named_and_fails(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD, "test": GOOD})
+    shutil.copy(root / "images/train-001.png", root / "images/test-002.png")
+    found = check(str(root))
+    assert not found.ok
+    assert found.between.counts == {LEAK: 1}
+    said = str(found.between.first[LEAK][0])
+    assert "'train' " in said and "train-001.png" in said and "'test' " in said and "test-002.png" in said
+    assert found.leaked == {"train": {1}}
+    assert check(str(root), quick=True).between.counts == {}
+
+
+def test_as_many_bytes_are_no_leak(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD[:1], "val": GOOD[:1]})
+    for seed, name in enumerate(("train-000", "val-000")):  # BMPs of one size have equally many bytes
+        picture(root / f"images/{name}.bmp", seed)
+        os.replace(root / f"images/{name}.bmp", root / f"images/{name}.png")
+    sizes = {file.stat().st_size for file in (root / "images").iterdir()}
+    assert len(sizes) == 1
+    assert check(str(root)).ok
+
+
+def test_a_picture_twice_in_a_split_is_told_and_does_not_fail(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD})
+    shutil.copy(root / "images/train-000.png", root / "images/train-002.png")
+    found = check(str(root))
+    assert found.ok
+    assert counts(found) == {"train": {TWIN: 1}}
+
+
+@pytest.mark.parametrize(
+    ("box", "kind", "ok"),
+    [
+        ([1, 1, 9, 9, 3], "class out of range", False),
+        ([9, 1, 1, 9, 0], "ends before it begins", False),
+        ([1, 1, 99, 9, 0], "over the edge", False),
+        ([70, 1, 99, 9, 0], "outside", False),
+        ([1, 1, 2, 9, 0], "a pixel thin", True),
+    ],
+)
+def test_the_outcome_of_a_finding_decides(tmp_path, box, kind, ok):
+    found = check(str(detection(tmp_path / "d", {"train": [[box], *GOOD]})))
+    assert counts(found) == {"train": {kind: 1}}
+    assert found.ok is ok
+    report = json.loads(json.dumps(found.as_json()))
+    assert report["ok"] is ok
+    assert report["splits"]["train"]["findings"][kind]["count"] == 1
+
+
+def test_a_mended_copy_has_nothing_wrong(tmp_path):
+    bad = [[[1, 1, 9, 9, 3], [5, 5, 9, 9, 1]], [[1, 1, 99, 9, 0]], *GOOD]
+    root = detection(tmp_path / "d", {"train": bad, "val": GOOD})
+    cut_short(root / "images/train-003.png")
+    shutil.copy(root / "images/train-004.png", root / "images/val-000.png")
+    before = {file: file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    found = check(str(root))
+    fixed = fix(found, tmp_path / "clean")
+    assert fixed.changes == [
+        "train: 1 boxes have a class number without a name: left out",
+        "train: 1 boxes reach over the edge of their picture: clipped",
+        "train: 1 pictures cannot be read: left out",
+        "train: 1 pictures that another split has as well: left out",
+    ]
+    again = check(str(tmp_path / "clean"))
+    assert again.ok
+    assert counts(again) == {"train": {}, "val": {}}
+    train, val = again.data.splits["train"], again.data.splits["val"]
+    assert [Path(path).name for path in train.paths()] == [f"train-00{n}.png" for n in (0, 1, 2)]
+    assert train.boxes.tolist() == [[5, 5, 9, 9], [1, 1, 60, 9], [1, 1, 9, 9]]
+    assert len(val) == 3
+    assert {file: file.read_bytes() for file in root.rglob("*") if file.is_file()} == before
+
+
+def test_a_split_of_which_nothing_is_left_is_not_written(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD[:1]})
+    cut_short(root / "images/val-000.png")
+    with pytest.raises(UserError, match="no picture of the split 'val' would be left"):
+        fix(check(str(root)), tmp_path / "clean")
+    assert not (tmp_path / "clean").exists()
+
+
+def test_class_folders_are_checked_and_mended_too(tmp_path):
+    root = classes(tmp_path / "c", {"train": {"cat": 3, "dog": 2}, "val": {"cat": 1, "dog": 1}})
+    shutil.copy(root / "train/cat/000.png", root / "val/cat/000.png")
+    cut_short(root / "train/dog/001.png")
+    found = check(str(root))
+    assert counts(found)["train"] == {"unreadable picture": 1}
+    assert found.between.counts == {LEAK: 1}
+    fix(found, tmp_path / "clean")
+    again = check(str(tmp_path / "clean"))
+    assert again.ok
+    assert {name: len(each) for name, each in again.data.splits.items()} == {"train": 3, "val": 2}
+
+
+def test_a_turned_picture_is_readable(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD[:1]})
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(root / "images/train-000.png") as image:
+        image.save(root / "images/train-000.png", "JPEG", exif=exif)
+    assert check(str(root)).ok

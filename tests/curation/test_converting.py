@@ -1,0 +1,131 @@
+"""Data in another format reads back the same, and whatever does not is told."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_data import NAMES, classes, detection
+
+from rankless.curation import converting
+from rankless.curation.converting import convert
+from rankless.errors import UserError
+
+SPLITS = {"train": [[[1, 1, 9, 9, 0], [2, 2, 30, 30, 1]], []], "val": [[[3, 3, 9, 9, 2]]]}
+
+
+def changed(out, change):
+    """What a comparison says once ``change`` was made to the written file."""
+    file = out / "boxes.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def after(tmp_path, monkeypatch):
+    """Convert, with a change to the result before it is read back."""
+
+    def run(change):
+        real = converting.compare
+
+        def spoilt(splits, out, format, went):
+            changed(out, change)
+            return real(splits, out, format, went)
+
+        monkeypatch.setattr(converting, "compare", spoilt)
+        return convert(str(detection(tmp_path / "d", SPLITS)), "small", tmp_path / "out").differences
+
+    return run
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(corners=st.lists(st.tuples(*[st.floats(0, 30, width=32)] * 4, st.integers(0, 2)), max_size=4))
+def test_everything_reads_back(tmp_path_factory, corners):
+    place = tmp_path_factory.mktemp("data")
+    boxes = [[x, y, x + w + 1, y + h / 4 + 1, label] for x, y, w, h, label in corners]
+    done = convert(str(detection(place / "d", {"train": [boxes, []], "val": [[]]})), "small", place / "out")
+    assert done.differences == []
+    assert done.as_json()["equal"] is True
+
+
+@pytest.mark.parametrize("how", ["link", "copy"])
+def test_pictures_are_linked_or_copied(tmp_path, how):
+    root = detection(tmp_path / "d", SPLITS)
+    convert(str(root), "small", tmp_path / "out", how=how)
+    old, new = root / "images/train-000.png", tmp_path / "out/train/train-000.png"
+    assert old.read_bytes() == new.read_bytes()
+    assert old.samefile(new) is (how == "link")
+
+
+def test_a_box_moved_by_a_hair_is_told(after):
+    def move(content):
+        box = content["splits"]["train"][0]["boxes"][0]
+        box[0] = float(np.nextafter(np.float32(box[0]), np.float32(2)))
+
+    (told,) = after(move)
+    assert "train-000.png: it has 'cat' at [1.0000001" in told
+    assert "expected 'cat' at [1.0, 1.0, 9.0, 9.0]" in told
+
+
+def test_another_class_is_told(after):
+    (told,) = after(lambda content: content["splits"]["val"][0]["boxes"][0].__setitem__(4, 0))
+    assert told.endswith("it has 'cat' at [3.0, 3.0, 9.0, 9.0], expected 'eel' at [3.0, 3.0, 9.0, 9.0]")
+
+
+def test_a_lost_box_is_told(after):
+    (told,) = after(lambda content: content["splits"]["train"][0]["boxes"].pop())
+    assert told.endswith("train-000.png: it has 1 boxes, expected 2")
+
+
+def test_a_lost_picture_is_told(after):
+    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 pictures, expected 2"]
+
+
+def test_an_exchanged_picture_is_told(after):
+    def exchange(content):
+        entries = content["splits"]["train"]
+        entries[0]["file"], entries[1]["file"] = entries[1]["file"], entries[0]["file"]
+
+    assert len(after(exchange)) == 2
+
+
+def test_other_orders_are_no_difference(after):
+    def turn(content):
+        content["names"] = NAMES[::-1]
+        for entries in content["splits"].values():
+            entries.reverse()
+            for entry in entries:
+                entry["boxes"] = [[*box[:4], 2 - box[4]] for box in reversed(entry["boxes"])]
+
+    assert after(turn) == []
+
+
+def test_class_folders_convert_too(tmp_path):
+    root = classes(tmp_path / "c", {"train": {"cat": 3, "dog": 2}, "val": {"cat": 1, "dog": 1}})
+    assert convert(str(root), "image-folder", tmp_path / "out").differences == []
+    assert len(list((tmp_path / "out/train/cat").iterdir())) == 3
+
+
+def test_boxes_do_not_go_into_class_folders(tmp_path):
+    with pytest.raises(UserError, match="has boxes, which class folders have no place for"):
+        convert(str(detection(tmp_path / "d", SPLITS)), "image-folder", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_format_writes_nothing(tmp_path):
+    with pytest.raises(UserError, match="--to is 'yolo': expected one of small, image-folder"):
+        convert(str(detection(tmp_path / "d", SPLITS)), "yolo", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_faulty_data_is_not_converted(tmp_path):
+    with pytest.raises(UserError, match="class out of range"):
+        convert(str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 5]]]})), "small", tmp_path / "out")
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
+    (said,) = convert(str(root), "small", tmp_path / "out").lost
+    assert said.startswith("train: 1 boxes reach over the edge of their picture and were clipped")
