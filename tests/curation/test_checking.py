@@ -1,7 +1,6 @@
 """What a check finds, and that a mended copy has nothing left to find."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def test_as_many_bytes_are_no_leak(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD[:1], "val": GOOD[:1]})
     for seed, name in enumerate(("train-000", "val-000")):  # BMPs of one size have equally many bytes
         picture(root / f"images/{name}.bmp", seed)
-        os.replace(root / f"images/{name}.bmp", root / f"images/{name}.png")
+        (root / f"images/{name}.bmp").replace(root / f"images/{name}.png")
     sizes = {file.stat().st_size for file in (root / "images").iterdir()}
     assert len(sizes) == 1
     assert check(str(root)).ok

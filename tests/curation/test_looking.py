@@ -1,0 +1,164 @@
+"""The pictures that are shown, and the sheet they are shown on."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_data import classes, detection, picture
+
+from rankless import recipe_file
+from rankless.curation import contact_sheet
+from rankless.curation.looking import Selection, Shown, select
+from rankless.drawing import Mark, color
+from rankless.errors import UserError
+from rankless.tasks.detect import Detect
+
+BOXES = [[[1, 1, 9, 9, number % 3]] for number in range(12)]
+
+
+def captions(selection):
+    return [one.caption for one in selection.shown]
+
+
+def tensor(shown):
+    return torch.from_numpy(np.asarray(shown.image).copy()).permute(2, 0, 1)
+
+
+def recipe(task):
+    return recipe_file.load("digits", ["seed=5", "data.augment.mosaic=1"])
+
+
+# --- which ------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_with_its_boxes(tmp_path):
+    root = detection(tmp_path / "d", {"train": [[[1, 2, 9, 8, 2], [5, 5, 50, 30, 0]]]})
+    found = select(str(root))
+    assert found.title == "d · train · 1 of 1"
+    (one,) = found.shown
+    assert one.marks == [Mark((1, 2, 9, 8), "eel", 2), Mark((5, 5, 50, 30), "cat", 0)]
+    assert (one.caption, one.classes) == ("train-000.png", {0, 2})
+    with Image.open(root / "images/train-000.png") as stored:
+        assert np.array_equal(np.asarray(one.image), np.asarray(stored))
+
+
+def test_the_seed_decides_which(tmp_path):
+    root = str(detection(tmp_path / "d", {"train": BOXES}))
+    drawn = [captions(select(root, count=5, seed=seed)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 5
+    assert len(captions(select(root, count=99))) == 12
+
+
+def test_one_class_alone(tmp_path):
+    found = select(str(detection(tmp_path / "d", {"train": BOXES})), class_name="dog")
+    assert captions(found) == [f"train-{number:03}.png" for number in (1, 4, 7, 10)]
+    assert found.title == "d · train · 4 of 4 · with 'dog'"
+
+
+def test_an_unknown_class_names_the_known(tmp_path):
+    with pytest.raises(UserError, match="--class is 'dgo': expected one of cat, dog, eel"):
+        select(str(detection(tmp_path / "d", {"train": BOXES})), class_name="dgo")
+
+
+def test_a_broken_picture_has_its_place_and_its_reason(tmp_path):
+    root = detection(tmp_path / "d", {"train": BOXES[:2]})
+    (root / "images/train-001.png").write_bytes(b"nothing")
+    good, broken = select(str(root)).shown
+    assert good.image is not None
+    assert broken.image is None
+    assert broken.caption == "train-001.png: its content is no picture of a known format"
+
+
+def test_class_folders(tmp_path):
+    root = classes(tmp_path / "c", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}})
+    assert captions(select(str(root), split="val")) == ["cat · 000.png", "dog · 000.png"]
+
+
+def test_class_folders_as_trained_on(tmp_path):
+    root = classes(tmp_path / "c", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}})
+    asked = []
+
+    def chosen(task):
+        asked.append(task)
+        return recipe_file.load("digits-classify", ["data.augment.mixup=0.9", "model.image_size=32"])
+
+    found = select(str(root), augmented=chosen)
+    assert asked == ["classify"]
+    assert [one.image.size for one in found.shown] == [(32, 32)] * 4
+    assert any(re.match(r"(cat|dog): \d+%, (cat|dog): \d+% · 00", caption) for caption in captions(found))
+
+
+def test_the_built_in_data_as_trained_on_is_what_training_gets():
+    found = select("digits", count=3, augmented=recipe)
+    examples = Detect(recipe("detect")).training_data()
+    for one in found.shown:
+        number = int(one.caption.rpartition("/")[2])
+        item = examples.item(number, 0)
+        assert torch.equal(tensor(one), item.image)
+        assert [list(mark.box) for mark in one.marks] == item.boxes.tolist()
+
+
+def test_the_built_in_data_with_one_class():
+    found = select("digits", split="val", count=3, class_name="7")
+    assert len(found.shown) == 3
+    assert all("7" in {mark.text for mark in one.marks} for one in found.shown)
+
+
+# --- the sheet --------------------------------------------------------------------------------------------
+
+
+def grey(width, height, marks=(), caption="a.png"):
+    return Shown(Image.new("RGB", (width, height), (90, 90, 90)), list(marks), caption, frozenset())
+
+
+def test_boxes_are_drawn_where_they_are_at_the_sheets_scale():
+    one = grey(800, 400, [Mark((200, 100, 600, 300), "", 0)])
+    image = np.asarray(contact_sheet.sheet(Selection("t", ("cat",), [one])))
+    rows, columns = np.nonzero((image == color(0)).all(2))
+    # The legend's colour is above; the frame is just outside 100..300 × 50..150 of a picture 400 wide.
+    top = contact_sheet._TITLE + contact_sheet._LEGEND
+    frame = rows > top
+    assert abs(columns[frame].min() - 14 - 100) <= 4
+    assert abs(columns[frame].max() - 14 - 300) <= 4
+    assert abs(rows[frame].min() - top - 50) <= 4
+    assert abs(rows[frame].max() - top - 150) <= 4
+
+
+def test_rows_of_four():
+    shapes = {
+        count: contact_sheet.sheet(Selection("t", (), [grey(40, 40)] * count)).size for count in (1, 4, 5)
+    }
+    assert shapes[4][0] == shapes[5][0] == 4 * shapes[1][0] - 3 * 14
+    assert shapes[5][1] > shapes[4][1] == shapes[1][1]
+
+
+def test_tall_wide_tiny_and_broken_pictures_fit():
+    shown = [grey(10, 4000), grey(4000, 10), grey(1, 1), Shown(None, [], "gone", frozenset())]
+    assert contact_sheet.sheet(Selection("t" * 500, (), shown)).width == 4 * 414 + 14
+
+
+def test_a_page_needs_nothing_else(tmp_path):
+    shown = [grey(40, 40, [Mark((1, 1, 9, 9), "<b>", 0)], "<script>.png")]
+    contact_sheet.write(Selection("<i>", ("<b>",), shown), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<script" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
+    assert "&lt;script&gt;.png · 1 boxes" in text
+    assert re.findall(r'(?:src|href)="(.{22})', text) == ["data:image/jpeg;base64"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "sentence"),
+    [
+        ("sheet.doc", 1, "ends in .png, .jpg or .html"),
+        ("sheet.png", 0, "there is no such picture to show"),
+        ("file/sheet.png", 1, "it cannot be written"),
+    ],
+)
+def test_mistakes(tmp_path, name, shown, sentence):
+    picture(tmp_path / "file.png", 0)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=sentence):
+        contact_sheet.write(Selection("t", (), [grey(40, 40)] * shown), tmp_path / name)
