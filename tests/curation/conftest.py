@@ -12,6 +12,7 @@ import small_data
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See :mod:`small_data`."""
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """See :mod:`small_data`; what is read is kept for the one test alone."""
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
     small_data.install(monkeypatch)

@@ -125,7 +125,7 @@ def pack(
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
-    done = write(root, "webdataset", out, format, options={"shard_bytes": size * 2**20})
+    done = write(root, "webdataset", out, format, shard_bytes=size * 2**20)
     if as_json:
         print_json(done.as_json())
     else:

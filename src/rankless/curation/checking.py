@@ -88,7 +88,7 @@ def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick:
     Raises:
         UserError: nothing there, nothing known, or no such split.
     """
-    data = open_data_set(root, format, splits, examined=True)
+    data = open_data_set(root, format, splits, examined=True, rescan=True)
     findings: dict[str, Findings] = {}
     unreadable: dict[str, set[int]] = {}
     for name, whole in data.splits.items():

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rankless.curation.data_set import DataSet, known_format, new_folder, open_data_set
+from rankless.data import packing
 from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
@@ -19,6 +20,7 @@ from rankless.errors import UserError
 
 FIRST = 20
 """So many differences of a kind are named."""
+_CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each picture
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def convert(
     format: str = "auto",
     *,
     how: Literal["copy", "link"] = "link",
-    options: Mapping[str, Any] | None = None,
+    shard_bytes: int | None = None,
 ) -> Converted:
     """Write all splits in the format ``to``, read them back, and compare.
 
@@ -83,21 +85,34 @@ def convert(
         out: the new folder; must not be there or be empty.
         format: of ``root``.
         how: whether pictures are copied, or linked.
-        options: further arguments of the format's ``write``.
+        shard_bytes: the largest size of a shard, of tar shards.
 
     Raises:
         UserError: faulty data, a format that cannot hold it, or ``out`` cannot be written.
     """
     known_format(to, "--to", also=())
     data = open_data_set(root, format)
-    if data.has_boxes and to == "image-folder":
-        raise UserError(f"--to image-folder: {root} has boxes, which class folders have no place for.")
+    _must_hold(to, data)
     files = _Noted(how)
     with new_folder(out):
-        lost = format_named(to).write(out, data.splits, files, **(options or {}))
+        if shard_bytes is None:
+            lost = format_named(to).write(out, data.splits, files)
+        else:
+            packing.pack(data.splits, out, shard_bytes)
+            lost = []
         differences = compare(data.splits, out, to, files.went)
     skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
     return Converted(data, to, out, [*lost, *skipped], differences)
+
+
+def _must_hold(to: str, data: DataSet) -> None:
+    if data.has_boxes and to == "image-folder":
+        raise UserError(f"--to image-folder: {data.root} has boxes, which class folders have no place for.")
+    if not data.has_boxes and to not in _CLASSES:
+        raise UserError(
+            f"--to {to}: {data.root} has a class for each picture and no boxes, which this format has no "
+            f"place for; expected one of {', '.join(_CLASSES)}."
+        )
 
 
 def compare(
@@ -118,7 +133,7 @@ def compare(
     told: list[str] = []
     for name, old in splits.items():
         try:
-            new = examine(str(out), name, format)
+            new = examine(str(out), name, format, rescan=True)
         except UserError as error:
             told += [f"{name}: {fault}" for fault in error.faults]
             continue

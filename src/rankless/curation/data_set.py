@@ -55,7 +55,12 @@ class DataSet:
 
 
 def open_data_set(
-    root: str, format: str = "auto", splits: Sequence[str] = (), *, examined: bool = False
+    root: str,
+    format: str = "auto",
+    splits: Sequence[str] = (),
+    *,
+    examined: bool = False,
+    rescan: bool = False,
 ) -> DataSet:
     """A data set of files.
 
@@ -64,6 +69,7 @@ def open_data_set(
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
         examined: take it whatever is wrong with it.
+        rescan: read it anew, pictures' headers too, though no annotation seems to have changed.
 
     Raises:
         UserError: nothing there, nothing known, no such split; unless examined, faults that stop a training.
@@ -79,8 +85,8 @@ def open_data_set(
     wanted = list(splits) or page.splits(Path(root).expanduser())
     if not wanted:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}.")
-    read: Callable[[str, str, str], Annotations] = examine if examined else open_annotations
-    return DataSet(root, name, {split: read(root, split, format) for split in wanted})
+    read: Callable[..., Annotations] = examine if examined else open_annotations
+    return DataSet(root, name, {split: read(root, split, format, rescan=rescan) for split in wanted})
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:

@@ -1,0 +1,247 @@
+"""``rankless data``: what its commands take, print, write and exit with, on data in real formats."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless import cli
+
+VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
+HEAVY = {"torch", "numpy", "PIL", "matplotlib"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working directory, and nothing kept from other tests."""
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def picture(file: Path, seed: int, size: tuple[int, int] = (64, 48)) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+
+
+@pytest.fixture
+def cells():
+    """Darknet labels: eight training pictures with a red and every other a white one, two for validation."""
+    for number in range(10):
+        split = "train" if number < 8 else "val"
+        picture(Path(f"cells/images/{split}/{number}.png"), number)
+        lines = ["0 0.5 0.5 0.25 0.25"] + ["1 0.25 0.25 0.125 0.5"] * (number % 2)
+        label = Path(f"cells/labels/{split}/{number}.txt")
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text("\n".join(lines) + "\n")
+    Path("cells/data.yaml").write_text("train: images/train\nval: images/val\nnames: [red, white]\n")
+    return "cells"
+
+
+@pytest.fixture
+def pets():
+    """Class folders."""
+    for number in range(12):
+        picture(
+            Path(f"pets/{'train' if number < 8 else 'val'}/{('cat', 'dog')[number % 2]}/{number}.png"), number
+        )
+    return "pets"
+
+
+def run(capsys, *words, code=0):
+    """What a command prints."""
+    assert cli.main(["data", *words]) == code, capsys.readouterr()
+    return capsys.readouterr().out
+
+
+def report(capsys, *words, code=0):
+    return json.loads(run(capsys, *words, "--json", code=code))
+
+
+# --- help and mistakes ------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_with_an_example(capsys):
+    page = run(capsys, "--help")
+    for verb in VERBS:
+        assert f"│ {verb} " in page
+        own = run(capsys, verb, "--help")
+        assert own.startswith(f"Usage: rankless data {verb} ROOT ")
+        assert f"Example:\n  rankless data {verb}" in own.replace("Examples", "Example")
+        assert len(own.splitlines()) < 35
+
+
+@pytest.mark.parametrize("words", [["data", "--help"], ["data", "split", "--help"]])
+def test_help_imports_nothing_heavy(words):
+    code = f"import sys; from rankless import cli; cli.main({words!r}); print(*{HEAVY!r} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["chek"], 'Unknown command "chek". Did you mean "check"?'),
+        (["check"], "ROOT requires an argument"),
+        (["check", "gone"], "'gone': no such file or folder"),
+        (["check", "digits"], "'digits' is built in"),
+        (
+            ["check", "cells", "--format", "yolo"],
+            "--format is 'yolo': expected one of auto, ",
+        ),
+        (["check", "cells", "--split", "tset"], "tset"),
+        (["check", "cells", "--out", "new"], "--out says where --fix writes"),
+        (["check", "cells", "--fix", "--out", "cells"], "--out cells: it is there already"),
+        (["stats", "cells", "--out", "stats.doc"], "ends in .png, .svg or .pdf"),
+        (["show", "cells", "epochs=1"], "'epochs=1' would change nothing"),
+        (["show", "cells", "--count", "0"], "--count has '0'"),
+        (["show", "cells", "--class", "blue"], "--class is 'blue': expected one of red, white"),
+        (["show", "cells", "--out", "sheet.doc"], "ends in .png, .jpg or .html"),
+        (["show", "cells", "--augmented", "data.augment.mosiac=1"], "did you mean 'data.augment.mosaic'?"),
+        (["show", "cells", "--augmented", "digits", "more"], "'more': expected key=value"),
+        (["anchors", "cells", "--image-size", "wide"], "--image-size has 'wide'"),
+        (["anchors", "cells", "--image-size", "4"], "--image-size has '4'"),
+        (["anchors", "cells", "--count", "x"], "--count has 'x'"),
+        (["anchors", "pets"], "its pictures have classes and no boxes"),
+        (["convert", "cells", "--out", "new"], "--to"),
+        (["convert", "cells", "--to", "coco"], "--out"),
+        (
+            ["convert", "cells", "--to", "coc", "--out", "new"],
+            "--to is 'coc': expected one of web",
+        ),
+        (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: it is there already"),
+        (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format has no place for"),
+        (["split", "cells"], "--out"),
+        (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a share"),
+        (["split", "cells", "--out", "new", "--val", "some"], "--val"),
+        (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
+        (["split", "cells", "--out", "pets"], "--out pets: it is there already"),
+        (["pack", "cells", "--out", "new", "--shard-size", "big"], "--shard-size has 'big'"),
+        (["pack", "cells", "--out", "pets"], "--out pets: it is there already"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words, sentence):
+    before = sorted(Path().rglob("*"))
+    assert cli.main(["data", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert sentence in err
+    assert sorted(Path().rglob("*")) == before
+
+
+# --- the verbs --------------------------------------------------------------------------------------------
+
+
+def test_check_and_fix(cells, capsys):
+    assert run(capsys, "check", cells).endswith("\nnothing is wrong\n")
+    Path("cells/labels/train/3.txt").write_text(
+        "0 0.5 0.5 0.25 0.25\n7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n"
+    )
+    Path("cells/images/train/5.png").write_bytes(Path("cells/images/train/5.png").read_bytes()[:3000])
+    Path("cells/images/val/8.png").write_bytes(Path("cells/images/train/2.png").read_bytes())
+    said = run(capsys, "check", cells, code=1)
+    assert "✗ boxes have a class number without a name: 1 (a training stops)" in said
+    assert "cells/labels/train/3.txt:2: class 7 at" in said
+    assert "✗ boxes reach over the edge of their picture: 1 (a training clips them)" in said
+    assert "✗ pictures cannot be read: 1 (a training takes others instead)" in said
+    assert "between the splits\n  ✗ pictures are in two splits, byte for byte" in said
+    assert said.endswith("4 findings are wrong (✗); --fix writes a copy without them\n")
+    quick = report(capsys, "check", cells, "--quick", code=1)
+    assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
+    fixed = report(capsys, "check", cells, "--fix", code=1)["fixed"]
+    assert fixed["out"] == str(Path("cells-fixed").absolute())
+    assert len(fixed["changes"]) == 4
+    again = report(capsys, "check", "cells-fixed")
+    assert again["ok"] is True
+    assert {name: split["pictures"] for name, split in again["splits"].items()} == {"train": 6, "val": 2}
+
+
+def test_check_one_split(cells, capsys):
+    Path("cells/labels/train/3.txt").write_text("7 0.5 0.5 0.25 0.25\n")
+    assert list(report(capsys, "check", cells, "--split", "val")["splits"]) == ["val"]
+
+
+def test_stats(cells, capsys):
+    said = run(capsys, "stats", cells, "--out", "stats.png")
+    rows = {" ".join(line.split()[:-2]): line.split()[-2:] for line in said.splitlines() if line}
+    assert rows["pictures"] == ["8", "2"]
+    assert rows["width"] == ["64", "64"]
+    assert "red        8  66.7%    2  66.7%" in said
+    assert said.endswith("\ndrawn: stats.png\n")
+    assert run(capsys, "stats", cells, "--out", "stats.png").endswith("stats.png (replaced)\n")
+    numbers = report(capsys, "stats", cells)["splits"]["train"]
+    assert numbers["classes"] == {"red": 8, "white": 4}
+    assert numbers["boxes"] == 12
+
+
+def test_stats_of_class_folders(pets, capsys):
+    said = run(capsys, "stats", pets)
+    assert "boxes" not in said
+    assert "cat        4  50.0%    2  50.0%" in said
+
+
+def test_show(cells, capsys):
+    assert run(capsys, "show", cells) == "cells · train · 8 of 8: contact-sheet.png\n"
+    said = run(capsys, "show", cells, "--class", "white", "--count", "3", "--out", "a/b.html")
+    assert said == "cells · train · 3 of 4 · with 'white': a/b.html\n"
+    assert Path("a/b.html").read_text().count("<figure>") == 3
+    assert run(capsys, "show", cells).endswith("contact-sheet.png (replaced)\n")
+
+
+def test_show_as_trained_on(cells, pets, capsys):
+    words = ["--augmented", "model.image_size=64", "--count", "2", "--out"]
+    assert "as trained on" in run(capsys, "show", cells, "data.augment.mosaic=1", *words, "a.png")
+    assert "as trained on" in run(capsys, "show", pets, *words, "b.png")
+    assert "as trained on" in run(capsys, "show", "digits", *words, "c.png")
+    for name in "abc":
+        with Image.open(f"{name}.png") as sheet:
+            assert sheet.width == 2 * 414 + 14
+
+
+def test_anchors(cells, capsys):
+    said = run(capsys, "anchors", cells, "--model", "yolov4-tiny", "--count", "2", "--image-size", "64")
+    assert said.splitlines()[0] == "2 anchors for 12 boxes on an input of 64 × 64 pixels"
+    assert "model.anchors=[[16,12],[8,24]]" in said or "model.anchors=[[8,24],[16,12]]" in said
+    assert "yolov4-tiny takes 6 anchors" in said
+    found = report(capsys, "anchors", cells, "--count", "2", "--image-size", "[96,128]")
+    assert (found["image_size"], found["average_iou"]) == ([96, 128], 1.0)
+
+
+@pytest.mark.parametrize("format", ["voc", "coco", "lines", "csv", "webdataset", "darknet"])
+def test_convert(cells, capsys, format):
+    said = run(capsys, "convert", cells, "--to", format, "--out", "new")
+    assert "read back and compared: pictures' sizes, classes and boxes are equal, bit for bit" in said
+    assert run(capsys, "check", "new").endswith("\nnothing is wrong\n")
+    assert report(capsys, "convert", "new", "--to", "darknet", "--out", "back")["equal"] is True
+
+
+@pytest.mark.parametrize("format", ["image-folder", "webdataset", "csv"])
+def test_convert_class_folders(pets, capsys, format):
+    assert report(capsys, "convert", pets, "--to", format, "--out", "new", "--copy")["equal"] is True
+
+
+def test_split(cells, capsys):
+    words = ["--val", "0.3", "--stratify", "--out", "new"]
+    said = run(capsys, "split", cells, *words)
+    assert (
+        "pictures  7  70.0%  3   30.0%" in said.replace("    ", "  ").replace("   ", "  ") or "70.0%" in said
+    )
+    assert {split["pictures"] for split in report(capsys, "check", "new")["splits"].values()} == {7, 3}
+
+
+def test_pack(cells, capsys):
+    made = report(capsys, "pack", cells, "--out", "shards", "--shard-size", "1")
+    assert made["equal"] is True
+    assert sorted(file.name for file in Path("shards").glob("*.tar")) == [
+        "train-000000.tar",
+        "val-000000.tar",
+    ]
+    assert report(capsys, "check", "shards")["ok"] is True
