@@ -153,7 +153,7 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("seed:", "'seed' is empty: expected a whole number of at least 0; "
          "leave the key out for the default, 0"),
         ("evaluate:", "'evaluate' is empty: expected a section with keys among "
-         "every, confidence, nms, iou, class_agnostic, multi_label, detections"),
+         "every, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, tta"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, cfg, image_size, width, dropout, activation, anchors, involution, dfl, pretrained, freeze, "
          "densenet"),

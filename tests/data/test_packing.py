@@ -23,6 +23,7 @@ from rankless.data.formats import webdataset as page
 from rankless.data.formats.raw import Raw, settle
 from rankless.data.formats.writing import PictureFiles
 from rankless.data.loader import micro_batches
+from rankless.data.order import Line
 from rankless.data.packing import pack
 from rankless.data.spans import content
 from rankless.errors import UserError
@@ -195,7 +196,7 @@ def test_a_disk_without_room(tmp_path, four):
 def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
     made = boxed(four, [(n, [1, 1, 9 + n, 9], n % 3, n == 3, 5.0) for n in range(4)])
     pack({"train": made}, tmp_path / "out", 4000)
-    plan = [[(0, 0), (1, 3)], [(5, 1), (0, 2)]]
+    plan = [Line(0, [(0, 0), (1, 3)]), Line(1, [(5, 1), (0, 2)])]
     seen = []
     for one in (made, unpacked(tmp_path / "out", "train")):
         examples = DetectionExamples(BoxedPictures(one), (32, 32), 0, Augment(mosaic=0.5), 9)
