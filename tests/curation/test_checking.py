@@ -152,3 +152,10 @@ def test_a_turned_picture_is_readable(tmp_path):
     with Image.open(root / "images/train-000.png") as image:
         image.save(root / "images/train-000.png", "JPEG", exif=exif)
     assert check(str(root)).ok
+
+
+def test_two_pictures_alone_of_their_size_are_compared(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
+    picture(root / "images/train-001.png", 9, (17, 90))
+    shutil.copy(root / "images/train-001.png", root / "images/val-002.png")
+    assert check(str(root)).between.counts == {LEAK: 1}

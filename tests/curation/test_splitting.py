@@ -88,6 +88,13 @@ def test_with_one_label_each_every_class_has_its_share_to_one_picture(labels, sh
             assert abs(here - share * counts[:, label].sum()) < 1 + 1e-9
 
 
+def test_a_group_counts_as_many_times_as_it_has_pictures():
+    # Four pictures wanted of each half; without labels the half that wants most takes the next: 3 to the
+    # first (wants 1), 1 to the second (3), 1 to the second (2), 3 to the second (-1).
+    nothing = np.zeros((4, 1), int)
+    assert stratified(nothing, np.array([3, 1, 1, 3]), [0.5, 0.5]).tolist() == [0, 1, 1, 1]
+
+
 def test_a_rare_class_is_in_every_split(tmp_path):
     # Four in a hundred pictures: drawn by chance, a fifth of them would often have none.
     boxes = [[[1, 1, 9, 9, 2 if number % 25 == 0 else 0], [1, 1, 20, 20, 1]] for number in range(100)]
