@@ -60,16 +60,23 @@ def test_only_join_reads_what_launchers_set():
     assert found == {"world/join.py"}
 
 
-def test_the_recipe_page_lists_the_recipe_as_it_is():
-    place = ROOT / "docs" / "make_recipe_table.py"
-    spec = importlib.util.spec_from_file_location("make_recipe_table", place)
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("make_recipe_table", "`data.augment.translate`"),
+        ("make_findings_table", "| outside | boxes lie outside"),
+    ],
+)
+def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
+    place = ROOT / "docs" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     text = maker.PAGE.read_text(encoding="utf-8")
-    assert maker.page(text) == text, "run: python docs/make_recipe_table.py"
-    assert "`data.augment.translate`" in text
+    assert maker.page(text) == text, f"run: python docs/{name}.py"
+    assert row in text
 
 
 def commands() -> list[tuple[str, str]]:

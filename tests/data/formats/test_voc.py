@@ -404,7 +404,8 @@ def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b", thing(), split="val")
     found = set(read(tmp_path, "train").depends)
-    for name in ("Annotations", "Annotations/a.xml", "Annotations/b.xml", "JPEGImages",
+    assert str(tmp_path) in found
+    for name in ("ImageSets/Main", "Annotations", "Annotations/a.xml", "Annotations/b.xml", "JPEGImages",
                  "ImageSets/Main/train.txt", "ImageSets/Main/val.txt"):  # fmt: skip
         assert str(tmp_path / name) in found
 

@@ -67,12 +67,12 @@ def _shares(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Centres and sizes in shares of the picture, (N, 4), and which of them give back the same float32, (N,).
 
-    A box at the left or upper edge gets a centre that is just half its size, which gives back 0 and no more.
+    At the left and the upper edge the centre is exactly half the size, which gives back 0.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]
     size = (high - low) / sides
-    centre = np.where(low == 0, size / 2, (low + high) / 2 / sides)
+    centre = (low + high) / 2 / sides
     back = np.concatenate((centre - size / 2, centre + size / 2), 1) * np.tile(sides, 2)
     exact = (back.clip(0, np.tile(sides, 2)).astype(np.float32) == boxes).all(1)
     return np.concatenate((centre, size), 1), exact

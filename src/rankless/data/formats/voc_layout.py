@@ -95,7 +95,7 @@ def find_split(root: Path, split: str) -> VocSplit:
         name = chosen(root, split, shown, str(lists / f"{split}.txt"))
     else:
         name = split
-    result, wanted = VocSplit(), found[name]
+    result, wanted = VocSplit(depends=_listed(root, parts)), found[name]
     short = name.rsplit("/", 1)[-1] if name not in wanted[0].lists else name
     if len(parts) > 1 and any(part.lists[short] for part in wanted):
         result.notes.append(f"the split '{split}' is of {', '.join(part.name for part in wanted)}")
@@ -107,6 +107,13 @@ def find_split(root: Path, split: str) -> VocSplit:
         what = f"{where}: the split '{name}' has no pictures; expected a picture's name a line."
         raise UserError([what, *missing])
     return result
+
+
+def _listed(root: Path, parts: list[Part]) -> list[str]:
+    """The folders in which a new year, list or split would be found."""
+    sets = [part.annotations.parent / "ImageSets" for part in parts]
+    places = [root, root / "VOCdevkit", *sets, *(place / "Main" for place in sets)]
+    return [os.fspath(place) for place in dict.fromkeys(places) if place.is_dir()]
 
 
 def _parts(root: Path) -> list[Part]:

@@ -1,0 +1,38 @@
+"""Writes the table of what can be wrong in ``docs/data.md``: ``python docs/make_findings_table.py``.
+
+Kinds and their outcomes stand in ``rankless.data.findings`` alone. A test compares them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankless.data.findings import KINDS
+
+PAGE = Path(__file__).with_name("data.md")
+START, END = "<!-- table: made by make_findings_table.py -->\n", "<!-- end of table -->\n"
+THEN = {
+    "stops": "**stops** before the first step",
+    "dropped": "left out, counted",
+    "clipped": "clipped, counted",
+    "replaced": "another picture takes its place, counted",
+    "told": "counted",
+}
+
+
+def table() -> str:
+    """What stops a training first, each outcome in the order of the code."""
+    ordered = sorted(KINDS.items(), key=lambda one: list(THEN).index(one[1].outcome))
+    rows = [f"| {name} | {kind.what} | {THEN[kind.outcome]} |" for name, kind in ordered]
+    return "\n".join(["| kind | so many … | then |", "|---|---|---|", *rows]) + "\n"
+
+
+def page(text: str) -> str:
+    """The page with its table made anew."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return before + START + "\n" + table() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
