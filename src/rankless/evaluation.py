@@ -106,7 +106,8 @@ def evaluate(
 def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
     """All batches of ``size`` pictures, of the first ``limit`` alone if there is one."""
     count = len(data) if limit is None else min(limit, len(data))
-    ordered = getattr(data, "evaluation_order", lambda: None)()
+    own = getattr(data, "evaluation_order", None)
+    ordered = own() if callable(own) else None
     if ordered is None:
         order: Sequence[int] = range(count)
     else:

@@ -103,11 +103,12 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
 
 
 def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
-    from rankless.evaluation import evaluate
+    from rankless.evaluation import evaluate, listed
     from rankless.models.weights import load, load_into
     from rankless.recipe_file import from_json
     from rankless.tasks import open_task
     from rankless.training.settings import computes_like
+    from rankless.types import Unreadable
     from rankless.world.join import join
 
     recipe = from_json(job.recipe)
@@ -123,9 +124,10 @@ def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             )
         model = task.model()
         load_into(model, weights.state, job.weights)
-        scores = evaluate(task, model.to(world.device), recipe, world)
+        missing: list[Unreadable] = []
+        scores = evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
         world.barrier()
-    return {"exit": 0, "scores": scores}
+    return {"exit": 0, "scores": scores, "warnings": listed(missing)}
 
 
 def _settle(job: Job, rank: int, launcher: int) -> None:

@@ -35,6 +35,8 @@ class Noise:
 class Strict:
     """Items that are pictures of noise, or a fault."""
 
+    items = ("data", "and no method")
+
     def __len__(self) -> int:
         return 20
 

@@ -136,7 +136,7 @@ class _Fetch(Dataset[Any]):
     def __getitems__(self, line: Line) -> list[Any] | _Fault:
         try:
             draw = getattr(self.examples, "items", None)
-            if draw is None:
+            if not callable(draw):  # there may be data of that name
                 return [self.examples.item(index, epoch) for epoch, index in line.pictures]
             items: list[Any] = draw(line.pictures, line.step)
             _check_count(self.examples, items, len(line.pictures))

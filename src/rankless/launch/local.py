@@ -130,6 +130,8 @@ def evaluate(
         if ending.signal is signal.SIGINT:
             raise KeyboardInterrupt
         raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
+    for sentence in ending.note.get("warnings", ()):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
     return {"weights": str(path), **ending.note["scores"]}
 
 

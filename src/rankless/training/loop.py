@@ -114,7 +114,7 @@ def train(
     told = [] if start else state.start_from_pretrained()
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
     due = Due(recipe, run, state, task.class_names, world, start)
-    facts: Callable[[int], dict[str, Any]] = getattr(data, "facts", lambda _: {})
+    facts = getattr(data, "facts", None)
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
     with (
         Teller(last, start, recipe.batch.images, speaks=world.is_first and not rehearsal) as teller,
@@ -146,7 +146,8 @@ def train(
             norm, skipped = state.update(step, totals)
 
             done, stopping = step + 1, bool(totals.stop)
-            entry = _entry(done, plan, lr, totals, skipped) | facts(step)
+            entry = _entry(done, plan, lr, totals, skipped)
+            entry |= facts(step) if callable(facts) else {}
             if norm is not None:
                 entry["gradient_norm"] = float(norm)
             seconds = time.perf_counter() - began
@@ -172,7 +173,8 @@ def train(
             if stopping and done < last:
                 due.event("stop", done, waiting.summary())
                 return False
-        due.event("end", last, waiting.summary())
+        if start < last:
+            due.event("end", last, waiting.summary())
     return True
 
 
