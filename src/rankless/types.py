@@ -36,11 +36,15 @@ class Picture:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
+        reduced: one pixel of ``image`` is so many of the source's: it was made smaller while it was decoded.
+        source: (H, W) of the source in pixels; None is as large as ``image``.
     """
 
     image: Tensor
     boxes: Tensor
     labels: Tensor
+    reduced: int = 1
+    source: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

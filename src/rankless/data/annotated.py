@@ -13,6 +13,8 @@ from torch import Tensor
 from rankless.data import pictures
 from rankless.data.annotation_cache import forget
 from rankless.data.annotations import Annotations
+from rankless.data.picture_cache import PictureCache
+from rankless.data.pictures import Decoded, Shown
 from rankless.data.spans import open_source
 from rankless.errors import UserError, listed
 from rankless.types import Picture
@@ -24,9 +26,11 @@ class BoxedPictures:
 
     Attributes:
         annotations: of one split.
+        cache: keeps decoded pictures; None decodes them each time.
     """
 
     annotations: Annotations
+    cache: PictureCache | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -51,19 +55,39 @@ class BoxedPictures:
         return self.annotations.path(index)
 
     def picture(self, index: int) -> Picture:
-        """Picture ``index`` decoded, with the boxes to train on: neither difficult nor crowds.
+        """Picture ``index`` decoded, every pixel of it, with the boxes to train on.
 
         Raises:
             UnreadablePicture: the file is missing or damaged.
             UserError: it is of another size than when the data was read.
         """
-        image = pictures.read(open_source(self.annotations, index), name=self.annotations.path(index))
-        check_size(self.annotations, index, image)
+        return self.shown_picture(index, None)
+
+    def shown_picture(self, index: int, shown: Shown | None) -> Picture:
+        """Picture ``index``, reduced as ``shown`` allows, with the boxes to train on.
+
+        They are neither difficult nor crowds, and in pixels of the reduced picture.
+
+        Raises:
+            UnreadablePicture, UserError: see :meth:`decoded`.
+        """
+        decoded = self.decoded(index, shown)
         rows = self.annotations.rows(index)
         plain = self.annotations.flags[rows] == 0
-        boxes = torch.from_numpy(self.annotations.boxes[rows][plain])
+        boxes = torch.from_numpy(self.annotations.boxes[rows][plain] / np.float32(decoded.reduced))
         labels = torch.from_numpy(self.annotations.labels[rows][plain].astype("int64"))
-        return Picture(image, boxes, labels)
+        return Picture(decoded.image, boxes, labels, decoded.reduced, decoded.source)
+
+    def decoded(self, index: int, shown: Shown | None) -> Decoded:
+        """Picture ``index`` alone, from the cache if there is one.
+
+        Raises:
+            UnreadablePicture: the file is missing or damaged.
+            UserError: it is of another size than when the data was read.
+        """
+        found = _decoded(self.annotations, self.cache, index, shown)
+        check_size(self.annotations, index, found.source)
+        return found
 
     def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]:
         """Boxes xyxy in pixels, labels, height and width of picture ``index``, the boxes' flags and areas."""
@@ -134,18 +158,29 @@ class ClassifiedPictures:
         return self._numbers[int(self.annotations.labels[index])]
 
 
-def check_size(annotations: Annotations, index: int, image: Tensor) -> None:
-    """See that a decoded picture, (3, H, W), is the one whose size was read; boxes are no good for another.
+def _decoded(
+    annotations: Annotations, cache: PictureCache | None, index: int, shown: Shown | None
+) -> Decoded:
+    def decode() -> Decoded:
+        return pictures.read_for(open_source(annotations, index), shown, name=annotations.path(index))
+
+    if cache is None or shown is None:
+        return decode()
+    return cache.read(annotations, index, shown, decode)
+
+
+def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
+    """See that a decoded picture of (H, W) is the one whose size was read; boxes are no good for another.
 
     Raises:
         UserError: it is not.
     """
     height, width = annotations.sizes[index].tolist()
-    if tuple(image.shape[1:]) == (height, width):
+    if size == (height, width):
         return
     forget(annotations)
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
-        f"The picture {annotations.path(index)} is {image.shape[2]} × {image.shape[1]} pixels, but {was} "
-        "when the data was read: it was replaced since. Start again, and the data is read anew."
+        f"The picture {annotations.path(index)} is {size[1]} × {size[0]} pixels, but {was} when the data was "
+        "read: it was replaced since. Start again, and the data is read anew."
     )

@@ -111,21 +111,18 @@ def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.flo
 def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     """uint8 (3, H, W) times a colour matrix, rounded and clipped to 0..255.
 
-    Written out with NumPy, product by product: a matrix multiplication may add in another order with another
-    number of threads, and the picture would depend on who loads it.
+    The matrix is rounded to steps so wide that every product and every sum is a float32 without rounding.
+    Then the order in which a matrix multiplication adds, which may depend on threads and processors, is of
+    no matter.
     """
-    source = image.numpy().astype(np.float32, order="C")  # (3, H, W)
-    result = np.empty(source.shape, np.uint8)
-    product = np.empty_like(source[0])
-    for channel in range(3):
-        total = source[0] * matrix[channel, 0]
-        for other in (1, 2):
-            np.multiply(source[other], matrix[channel, other], out=product)
-            total += product
-        total += np.float32(0.5)
-        np.clip(total, 0, 255, out=total)
-        result[channel] = total
-    return torch.from_numpy(result)
+    largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # than any sum
+    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # in 1; float32 has 24 binary digits
+    rounded = np.rint(matrix * steps) / steps
+    source = image.numpy().reshape(3, -1).astype(np.float32, order="C")  # (3, H · W)
+    result = rounded @ source
+    result += np.float32(0.5)
+    np.clip(result, 0, 255, out=result)
+    return torch.from_numpy(result.astype(np.uint8)).view(image.shape)
 
 
 def recoloured_patch(

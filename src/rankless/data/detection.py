@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.builtin import DigitScenes
-from rankless.data.letterbox import GREY, Fit, stretched, to_input, whole
+from rankless.data.letterbox import GREY, Fit, in_source, stretched, to_input, whole
 from rankless.data.opening import open_annotations
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.pictures import Shown, UnreadablePicture
 from rankless.data.rectangles import by_aspect, tight
 from rankless.data.replacing import readable
 from rankless.data.step_sizes import StepSizes
@@ -97,6 +97,7 @@ class DetectionExamples:
         sizes: of the input step by step, in place of ``size``.
         rectangular: whether pictures of like aspect come one after another, on inputs no larger than they
             need.
+        detail: how far pictures may be reduced while they are decoded; see :class:`Shown`.
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
@@ -113,6 +114,7 @@ class DetectionExamples:
         *,
         sizes: StepSizes | None = None,
         rectangular: bool = False,
+        detail: float = 2.0,
     ) -> None:
         self.pictures = pictures
         self.size = size
@@ -122,6 +124,8 @@ class DetectionExamples:
         self.fit = fit
         self.sizes = sizes
         self.rectangular = rectangular
+        # As detailed as the largest input asks for, so that a picture is the same in every step.
+        self.shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
 
     def __len__(self) -> int:
@@ -168,18 +172,20 @@ class DetectionExamples:
     def _plain(self, index: int, size: tuple[int, int]) -> DetectionItem:
         """Picture ``index`` as it is scored; grey and without boxes if it cannot be read."""
         try:
-            picture = self.pictures.picture(index)
+            picture = decoded(self.pictures, index, self.shown)
         except UnreadablePicture as error:
             grey = torch.full((3, *size), GREY, dtype=torch.uint8)
             nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
             missing = Unreadable(index, error.path, error.reason)
             return DetectionItem(grey, *nothing, index, Letterbox(1.0, 0.0, 0.0, *size), (missing,))
         image, where = whole(picture.image, size, self.fit, self.size)
-        return DetectionItem(image, to_input(picture.boxes, where), picture.labels, index, where)
+        boxes = to_input(picture.boxes, where)
+        where = in_source(where, picture.reduced, picture.source)
+        return DetectionItem(image, boxes, picture.labels, index, where)
 
     def _picture(self, index: int, size: tuple[int, int]) -> Picture:
         """Picture ``index`` before it is varied; stretched already, if it is to be."""
-        picture = self.pictures.picture(index)
+        picture = decoded(self.pictures, index, self.shown)
         if self.fit == "letterbox":
             return picture
         image, where = stretched(picture.image, size)
@@ -197,6 +203,12 @@ class DetectionExamples:
     def ground_truth(self, index: int) -> GroundTruth:
         """The unaltered truth of picture ``index``, for scoring; files are not decoded for it."""
         return ground_truth(self.pictures, index)
+
+
+def decoded(pictures: Pictures, index: int, shown: Shown | None) -> Picture:
+    """Picture ``index``, reduced as ``shown`` allows by a source that has ``shown_picture(index, shown)``."""
+    reduced: Callable[[int, Shown | None], Picture] | None = getattr(pictures, "shown_picture", None)
+    return pictures.picture(index) if reduced is None else reduced(index, shown)
 
 
 def ground_truth(pictures: Pictures, index: int) -> GroundTruth:

@@ -1,15 +1,25 @@
-"""Reading picture files: one decoder, one orientation, always uint8 RGB.
+"""Reading picture files: one decoder for each format, one orientation, always uint8 RGB.
 
-Pillow decodes everything: torchvision's decoders are deprecated since 0.29 and read fewer formats, and a
-picture that two decoders see differently would train differently on two machines.
+Sound JPEGs are decoded by libjpeg-turbo straight into the array that is used (simplejpeg). All else, and
+every JPEG that it finds anything wrong with, is decoded by Pillow: it knows more of what is out there, and
+its word on what is damaged is the last. Both decode a JPEG to the same bits.
+
+A picture that is shown much smaller than it is can be made smaller while it is decoded: see :class:`Shown`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, cast
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rankless.errors import UserError
@@ -22,16 +32,21 @@ EXTENSIONS = frozenset(
 )
 """Endings by which a file counts as a picture, compared in lower case."""
 
+MOST_PIXELS = 178_956_970
+"""Pillow refuses larger pictures: a small file can claim any size, and this many take half a gigabyte."""
+
+Source = str | os.PathLike[str] | BinaryIO
+"""A file, or an opened one that begins with the picture."""
+
+Pixels = NDArray[np.uint8]
+"""(H, W, 3)."""
+
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_UPSIDE_DOWN, _SIDEWAYS, _TURNED = (
+    {3, 4, 6, 7},
+    {2, 3, 7, 8},
+    {5, 6, 7, 8},
+)  # rows or columns reversed, swapped
 
 
 class UnreadablePicture(UserError):  # noqa: N818 - it is what the user sees
@@ -52,69 +67,174 @@ class UnreadablePicture(UserError):  # noqa: N818 - it is what the user sees
         return UnreadablePicture, (self.path, self.reason)  # it crosses from loader processes
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How large pictures will be shown, which decides how far they are reduced while they are decoded.
+
+    Attributes:
+        size: the network's input (H, W) in pixels.
+        fit: how a whole picture would lie on it: inside, stretched, or covering it.
+        detail: a picture is halved, up to three times, as long as each side stays at least so many times as
+            long as it is shown; 0 never halves.
+    """
+
+    size: tuple[int, int]
+    fit: Literal["letterbox", "stretch", "cover"] = "letterbox"
+    detail: float = 2.0
+
+    def reduction(self, height: int, width: int) -> int:
+        """1, 2, 4 or 8: so many pixels of an upright picture become one. A function of its size alone."""
+        if not self.detail:
+            return 1
+        down, across = self.size[0] / height, self.size[1] / width
+        scale = min(down, across) if self.fit == "letterbox" else max(down, across)
+        return next((factor for factor in (8, 4, 2) if factor * scale * self.detail <= 1), 1)
+
+
+class Decoded(NamedTuple):
+    """A picture as it was read.
+
+    Attributes:
+        image: uint8 RGB, (3, H, W).
+        reduced: one pixel of ``image`` is so many of the file's, from its upper left corner on.
+        source: (H, W) of the upright picture in the file.
+    """
+
+    image: Tensor
+    reduced: int
+    source: tuple[int, int]
+
+
 def is_picture(path: str | os.PathLike[str]) -> bool:
     """Whether the file's ending is one of :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
 
 
-def read(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> Tensor:
-    """A picture as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
+def read(path: Source, *, name: str = "") -> Tensor:
+    """A whole picture as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
-    Grey becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read.
+    Grey becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
+    colour profiles are not applied.
 
     Args:
         path: a file, or an opened one.
         name: of an opened file, for reports.
 
     Raises:
-        UnreadablePicture: missing, damaged, cut short, or no picture.
+        UnreadablePicture: missing, damaged, cut short, too large, or no picture.
+    """
+    return read_for(path, None, name=name).image
+
+
+def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
+    """:func:`read`, reduced as ``shown`` allows: every pixel is about the mean of those it stands for.
+
+    Args:
+        path, name: as for :func:`read`.
+        shown: how large it will be; None reads every pixel.
+
+    Raises:
+        UnreadablePicture: as :func:`read`.
     """
     try:
-        with Image.open(path) as image:
+        with _quiet(), _opened(path) as file, Image.open(file) as image:
+            width, height = _header(image)
             turn = _orientation(image)
-            image.load()
-            pixels = _rgb(image)
+            source = (width, height) if turn in _TURNED else (height, width)
+            factor = 1 if shown is None else shown.reduction(*source)
+            pixels = _pixels(image, file, turn, factor)
     except Exception as error:  # on a damaged file a decoder raises anything, from struct.error to KeyError
         raise UnreadablePicture(name or str(path), _reason(error)) from error
-    if turn in _TRANSPOSE:
-        pixels = pixels.transpose(_TRANSPOSE[turn])
     import torch  # here, because processes that only ask for sizes start ten times as fast without
 
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+    return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
 
 
-def size(path: str | os.PathLike[str] | BinaryIO, *, name: str = "") -> tuple[int, int]:
+def size(path: Source, *, name: str = "") -> tuple[int, int]:
     """(H, W) of what :func:`read` would return, from the file's header alone (a TIFF is decoded).
 
     Args:
-        path: a file, or an opened one.
-        name: of an opened file, for reports.
+        path, name: as for :func:`read`.
 
     Raises:
         UnreadablePicture: missing, or the header is no picture's.
     """
-    height, width, turned = _header(path, name)
+    height, width, turned = _stored(path, name)
     return (width, height) if turned else (height, width)
 
 
-def sideways(path: str | os.PathLike[str]) -> bool:
+def sideways(path: Source) -> bool:
     """Whether the picture's EXIF orientation turns it by a quarter; False where its header cannot be read."""
     try:
-        return _header(path, "")[2]
+        return _stored(path, "")[2]
     except UnreadablePicture:
         return False
 
 
-def _header(path: str | os.PathLike[str] | BinaryIO, name: str) -> tuple[int, int, bool]:
+def _stored(path: Source, name: str) -> tuple[int, int, bool]:
     """Height and width as stored, and whether EXIF swaps them."""
     try:
-        with Image.open(path) as image:
-            if image.format == "TIFF":
-                image.load()  # only then every version of Pillow has turned it
-            width, height = image.size
-            return height, width, _orientation(image) >= 5
+        with _quiet(), _opened(path) as file, Image.open(file) as image:
+            width, height = _header(image)
+            return height, width, _orientation(image) in _TURNED
     except Exception as error:
         raise UnreadablePicture(name or str(path), _reason(error)) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, what decoders warn of (odd metadata, large pictures) is not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _opened(path: Source) -> Iterator[BinaryIO]:
+    if not isinstance(path, str | os.PathLike):
+        yield path
+        return
+    mode = os.stat(path).st_mode  # noqa: PTH116 - half the cost of a Path
+    if not stat.S_ISREG(mode):  # to open a pipe would wait for its writer
+        raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is no file but a pipe or a device")
+    with open(path, "rb") as file:  # noqa: PTH123 - the same
+        yield file
+
+
+def _header(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an opened picture, before its EXIF orientation."""
+    if image.format == "TIFF":
+        image.load()  # only then every version of Pillow has turned it
+    return image.size
+
+
+def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
+    """The decoded, upright, reduced picture."""
+    width, height = image.size
+    # A last row or column that stands for fewer pixels must not come first: all is read and turned before.
+    uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
+    early = 1 if uneven else factor
+    found = _jpeg(image, file, early)
+    if found is None:
+        image.load()
+        whole = _rgb(image)
+        found = np.array(whole if early == 1 else whole.reduce(early))
+    found = _upright(found, turn)
+    return np.array(Image.fromarray(found).reduce(factor)) if uneven else found
+
+
+def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
+    """A JPEG decoded without detours, reduced by its own transform; None if anything is amiss."""
+    if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
+        return None
+    file.seek(0)
+    height, width = -(-image.height // factor), -(-image.width // factor)
+    least = (height, width) if factor > 1 else (0, 0)
+    try:
+        found = simplejpeg.decode_jpeg(file.read(), min_height=least[0], min_width=least[1], strict=True)
+    except ValueError:  # also for what Pillow mends
+        return None
+    return cast(Pixels, found) if found.shape == (height, width, 3) else None
 
 
 def _orientation(image: Image.Image) -> int:
@@ -126,11 +246,17 @@ def _orientation(image: Image.Image) -> int:
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 
+def _upright(pixels: Pixels, turn: int) -> Pixels:
+    """A picture turned by its EXIF orientation."""
+    turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
+    return np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255 instead of scaling
-        upper = np.asarray(image).astype(np.int64) >> 8
+        upper = np.asarray(image) >> 8
         return Image.fromarray(upper.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("its pixels are floating point numbers of no stated range, expected 8 or 16 bits")
@@ -142,6 +268,8 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "its content is no picture of a known format"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it has more than {MOST_PIXELS // 10**6} million pixels, the most that are read"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).rstrip(".") or type(error).__name__
