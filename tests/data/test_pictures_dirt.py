@@ -1,0 +1,241 @@
+"""Dirt in pictures: each kind with its outcome, and nothing but UnreadablePicture whatever the bytes are."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+
+from rankless.data import pictures
+from rankless.data.pictures import UnreadablePicture, read, read_for, size
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+RGB = Image.fromarray(PIXELS)
+RED = (200, 30, 40)
+
+
+def flat(mode: str, colour: object) -> Image.Image:
+    return Image.new(mode, (24, 16), colour)  # type: ignore[arg-type]
+
+
+def colour_of(path: Path) -> list[int]:
+    """The colour of a picture that has but one, to within 3 levels."""
+    found = read(path)
+    assert found.shape == (3, 16, 24) and size(path) == (16, 24)
+    low, high = found.amin((1, 2)), found.amax((1, 2))
+    assert (high.int() - low.int()).max() <= 3
+    return found.float().mean((1, 2)).round().int().tolist()
+
+
+def near(found: list[int], expected: tuple[int, int, int], slack: int = 3) -> bool:
+    return all(abs(a - b) <= slack for a, b in zip(found, expected, strict=True))
+
+
+def test_kinds_of_pixels(tmp_path: Path) -> None:
+    kinds: dict[str, tuple[Image.Image, tuple[int, int, int]]] = {
+        "grey.png": (flat("L", 77), (77, 77, 77)),
+        "grey.jpg": (flat("L", 77), (77, 77, 77)),
+        "grey_alpha.png": (flat("LA", (77, 9)), (77, 77, 77)),
+        "alpha.png": (flat("RGBA", (*RED, 0)), RED),
+        "alpha.webp": (flat("RGBA", (*RED, 255)), RED),
+        "palette.png": (flat("RGB", RED).quantize(4), RED),
+        "bilevel.png": (flat("1", 1), (255, 255, 255)),
+        "bilevel.tif": (flat("1", 0), (0, 0, 0)),
+        "deep.png": (flat("I;16", 77 << 8 | 200), (77, 77, 77)),
+        "deep.tif": (flat("I;16", 77 << 8 | 200), (77, 77, 77)),
+        "cmyk.tif": (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
+        "cmyk.jpg": (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
+        "lab.tif": (flat("LAB", (128, 128, 128)), (119, 119, 119)),
+        "ycbcr.tif": (flat("RGB", RED).convert("YCbCr"), RED),
+    }
+    for name, (image, expected) in kinds.items():
+        image.save(tmp_path / name)
+        assert near(colour_of(tmp_path / name), expected, 4), name
+
+
+def test_a_transparent_entry_of_a_palette_keeps_its_colour(tmp_path: Path) -> None:
+    flat("RGB", RED).quantize(4).save(tmp_path / "a.png", transparency=0)
+    flat("RGB", RED).quantize(4).save(tmp_path / "a.gif", transparency=0)
+    for name in ("a.png", "a.gif"):
+        assert near(colour_of(tmp_path / name), RED)
+
+
+@pytest.mark.parametrize("transform", [0, 2])
+def test_adobes_cmyk_and_ycck(tmp_path: Path, transform: int) -> None:
+    """Adobe stores inks inverted, as CMYK (transform 0) or YCCK (2); OpenCV reads the file on its own."""
+    cv2 = pytest.importorskip("cv2")
+    flat("CMYK", (0, 200, 100, 30)).save(tmp_path / "a.jpg", quality=95)
+    content = (tmp_path / "a.jpg").read_bytes()
+    at = content.index(b"Adobe\x00")
+    assert content[at + 11] in (0, 2)
+    changed = content[: at + 11] + bytes([transform]) + content[at + 12 :]
+    (tmp_path / "a.jpg").write_bytes(changed)
+    expected = cv2.imdecode(np.frombuffer(changed, np.uint8), cv2.IMREAD_COLOR)[8, 8, ::-1]
+    assert near(colour_of(tmp_path / "a.jpg"), tuple(expected.tolist()), 12)
+
+
+def test_sixteen_bits_of_colour_become_the_upper_eight(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    deep = np.empty((16, 24, 3), np.uint16)
+    deep[:] = [(level << 8) | 90 for level in RED[::-1]]
+    cv2.imwrite(str(tmp_path / "a.png"), deep)
+    assert colour_of(tmp_path / "a.png") == list(RED)
+
+
+def test_floating_point_is_refused(tmp_path: Path) -> None:
+    flat("F", 0.5).save(tmp_path / "a.tif")
+    with pytest.raises(UnreadablePicture, match="floating point numbers of no stated range"):
+        read(tmp_path / "a.tif")
+
+
+def test_profiles_are_not_applied(tmp_path: Path) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    RGB.save(tmp_path / "with.jpg", icc_profile=profile)
+    RGB.save(tmp_path / "without.jpg")
+    assert np.array_equal(read(tmp_path / "with.jpg"), read(tmp_path / "without.jpg"))
+
+
+def test_progressive_jpeg_is_read_alike(tmp_path: Path) -> None:
+    RGB.save(tmp_path / "a.jpg", quality=90)
+    RGB.save(tmp_path / "b.jpg", quality=90, progressive=True)
+    assert np.array_equal(read(tmp_path / "a.jpg"), read(tmp_path / "b.jpg"))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": "4:2:2"}])
+def test_both_decoders_give_the_same_bits(
+    tmp_path: Path, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, image in enumerate((RGB, RGB.resize((133, 77)), RGB.resize((61, 200)).convert("L"))):
+        image.save(tmp_path / f"{number}.jpg", **options)
+        with monkeypatch.context() as patched:
+            quick = read(tmp_path / f"{number}.jpg")
+            patched.setattr(pictures, "_jpeg", lambda *_: None)
+            assert np.array_equal(read(tmp_path / f"{number}.jpg"), quick)
+
+
+def test_of_moving_pictures_the_first(tmp_path: Path) -> None:
+    for ending in ("gif", "webp", "png", "tif"):
+        frames = [flat("RGB", RED), flat("RGB", (0, 0, 255))]
+        lossless = {"lossless": True} if ending == "webp" else {}
+        frames[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=frames[1:], **lossless)
+        assert near(colour_of(tmp_path / f"a.{ending}"), RED), ending
+
+
+def test_names_and_links(tmp_path: Path) -> None:
+    for name in ("with space.PNG", "图片/血液.Png", "🩸.png", "a.b.c.png", "-x.png", "%d.png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        RGB.save(path, format="png")
+        assert np.array_equal(read(path).permute(1, 2, 0), PIXELS), name
+        assert size(str(path)) == (20, 30)
+    (tmp_path / "link.png").symlink_to(tmp_path / "-x.png")
+    assert np.array_equal(read(tmp_path / "link.png").permute(1, 2, 0), PIXELS)
+    (tmp_path / "dead.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UnreadablePicture, match="No such file"):
+        read(tmp_path / "dead.png")
+
+
+def test_the_content_decides_not_the_ending(tmp_path: Path) -> None:
+    RGB.save(tmp_path / "a.jpg", format="png")
+    assert np.array_equal(read(tmp_path / "a.jpg").permute(1, 2, 0), PIXELS)
+
+
+def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "folder.jpg").mkdir()
+    os.mkfifo(tmp_path / "pipe.jpg")
+    started = time.monotonic()
+    for name, reason in (("folder.jpg", "it is a folder"), ("pipe.jpg", "it is no file but a pipe")):
+        for reader in (read, size):
+            with pytest.raises(UnreadablePicture, match=reason):
+                reader(tmp_path / name)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no picture of a known format"),
+        (b"hello, I am a text\n" * 30, "no picture of a known format"),
+        (b"<html><body>404 Not Found</body></html>", "no picture of a known format"),
+        (b"\xff\xd8\xff", "no picture of a known format|truncated|broken|end of"),
+    ],
+)
+def test_files_that_are_no_pictures(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "a.jpg").write_bytes(content)
+    for reader in (read, size):
+        with pytest.raises(UnreadablePicture, match=reason):
+            reader(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
+    RGB.resize((300, 200)).save(tmp_path / f"a.{ending}")
+    content = (tmp_path / f"a.{ending}").read_bytes()
+    (tmp_path / f"a.{ending}").write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(UnreadablePicture):
+        read(tmp_path / f"a.{ending}")
+
+
+def test_a_hundred_megapixels_are_read_and_more_than_the_limit_told(tmp_path: Path) -> None:
+    flat("L", 77).resize((10000, 10000)).save(tmp_path / "large.jpg")
+    assert size(tmp_path / "large.jpg") == (10000, 10000)
+    found = read_for(tmp_path / "large.jpg", pictures.Shown((416, 416)))
+    assert (found.reduced, tuple(found.image.shape)) == (8, (3, 1250, 1250))
+    header = b"IHDR" + struct.pack(">IIBBBBB", 20000, 9000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    content += struct.pack(">I", 10) + b"IDAT" + bytes(14)
+    (tmp_path / "bomb.png").write_bytes(content)
+    for reader in (read, size):
+        with pytest.raises(UnreadablePicture, match="more than 178 million pixels"):
+            reader(tmp_path / "bomb.png")
+
+
+def encoded(ending: str) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    target = io.BytesIO()
+    RGB.resize((60, 40)).save(target, format=ending, exif=exif)
+    return target.getvalue()
+
+
+SOUND = {ending: encoded(ending) for ending in ("jpeg", "png", "webp", "tiff")}
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def survives(content: bytes) -> None:
+    """Read or refused, whole, reduced and by its header; a warning would be an error here."""
+    for reader in (read, size, lambda file, name: read_for(file, pictures.Shown((4, 4)), name=name)):
+        try:
+            reader(io.BytesIO(content), name="a.jpg")  # type: ignore[operator]
+        except UnreadablePicture as error:
+            assert error.path == "a.jpg" and error.reason
+
+
+@QUICK
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([b"", b"\xff\xd8\xff\xe1", b"\x89PNG\r\n\x1a\n", b"II*\0", b"GIF89a"]),
+)
+def test_random_bytes(content: bytes, start: bytes) -> None:
+    survives(start + content)
+
+
+@QUICK
+@given(st.sampled_from(sorted(SOUND)), st.data())
+def test_mutated_pictures(ending: str, data: st.DataObject) -> None:
+    content = bytearray(SOUND[ending])
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    survives(
+        bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    )
