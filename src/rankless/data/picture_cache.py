@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,14 @@ import simplejpeg
 import torch
 
 from rankless.data.annotations import Annotations
-from rankless.data.cache_folder import cache_folder, hold, remove_unheld
+from rankless.data.cache_folder import cache_folder, hold, remove_unheld, remove_unused
 from rankless.data.pictures import Decoded, Shown
 from rankless.errors import UserError
 
 MEMORY = Path("/dev/shm")
 """A file system that lives in memory."""
 
-_KINDS = f"1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoders may decode otherwise
+_KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoders may decode otherwise
 _HEADER = struct.Struct(
     "<8s8q"
 )  # magic; modified, bytes of the source; its H, W; the factor; H, W kept; picture
@@ -54,6 +55,10 @@ class PictureCache:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.durable:
+            weakref.finalize(
+                self, remove_unheld, self.folder
+            )  # finalizers run last made first: after the hold
         hold(self.folder, self)
 
     def __reduce__(self) -> Any:
@@ -126,21 +131,20 @@ def open_cache(
     """
     if kind == "none" or not len(annotations):
         return None, ()
-    name = f"{_KINDS}-{_digest(annotations)}"
     need = needed(annotations, shown)
     size = f"{need / 2**30:.2g} GiB for {len(annotations)} pictures"
     if kind == "disk":
-        folder = cache_folder() / "pictures" / name
-        cache = _on_disk(folder, need, size)
-        return cache, (f"Decoded pictures are kept in {folder}: {size}.",)
+        cache = _on_disk(cache_folder() / "pictures" / _digest(annotations), need, size)
+        return cache, (f"Decoded pictures are kept in {cache.folder}: {size}.",)
     home = MEMORY / f"rankless-{os.getuid()}"
+    folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
         home.mkdir(mode=0o700, exist_ok=True)
         for left in home.iterdir():  # by runs that were killed
-            if left.name != name:
+            if left != folder:
                 remove_unheld(left)
-        _refuse_without_room(home, home / name, need)
-        cache = PictureCache(home / name, durable=False)
+        _refuse_without_room(home, folder, need)
+        cache = PictureCache(folder, durable=False)
     except (OSError, UserError) as error:
         reason = "; ".join(error.faults) if isinstance(error, UserError) else (error.strerror or str(error))
         return None, (f"Decoded pictures are not kept in memory ({size}): {reason}.",)
@@ -160,8 +164,13 @@ def needed(annotations: Annotations, shown: Shown) -> int:
 
 def _on_disk(folder: Path, need: int, size: str) -> PictureCache:
     try:
-        cache = PictureCache(folder)
-        _refuse_without_room(folder, folder, need)
+        cache = PictureCache(folder / _KINDS)
+        for old in folder.iterdir():
+            if old.is_dir() and old != cache.folder:
+                remove_unheld(old)
+        (folder / "used").touch()
+        remove_unused(folder.parent, "used")
+        _refuse_without_room(folder, cache.folder, need)
     except OSError as error:
         raise UserError(
             f"data.cache is disk, but {folder} cannot be written to ({error.strerror or error}): name "
@@ -189,6 +198,7 @@ def _refuse_without_room(place: Path, folder: Path, need: int) -> None:
 def _digest(annotations: Annotations) -> str:
     """What the numbers of a split's pictures stand for: its paths and spans, in their order."""
     made = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
+    made.update(os.path.abspath(annotations.path(0)).encode(errors="surrogateescape"))  # noqa: PTH100 - names links
     made.update(annotations.path_ends.tobytes())
     made.update(annotations.spans.tobytes())
     return made.hexdigest()

@@ -1,0 +1,270 @@
+"""Kept pictures: the same bits as decoded ones, one copy for all, and never one of a source that changed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rankless.data import picture_cache
+from rankless.data.annotated import BoxedPictures
+from rankless.data.annotations import Annotations, flat_paths
+from rankless.data.detection import DetectionExamples
+from rankless.data.picture_cache import PictureCache, needed, open_cache
+from rankless.data.pictures import Decoded, Shown, UnreadablePicture, read_for
+from rankless.errors import UserError
+from rankless.recipe import Augment
+
+SIZE = (64, 96)
+SHOWN = Shown(SIZE)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(picture_cache, "MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+
+
+def drawn(path: Path, seed: int, size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Annotations:
+    """Four pictures of several formats and sizes; one is reduced, one cannot be read."""
+    sizes = [(64, 96), (300, 500), (50, 40), (0, 0)]
+    paths = [str(tmp_path / name) for name in ("a.png", "b.jpg", "c.png", "d.jpg")]
+    for number, (path, size) in enumerate(zip(paths[:3], sizes[:3], strict=True)):
+        drawn(Path(path), number, size)
+    Path(paths[3]).write_text("no picture")
+    names, ends = flat_paths(paths)
+    return Annotations(
+        class_names=("thing",),
+        format="test",
+        path_bytes=names,
+        path_ends=ends,
+        spans=np.zeros((0, 2), np.int64),
+        sizes=np.array(sizes, np.int32),
+        offsets=np.arange(5),
+        boxes=np.array([[3, 4, 30, 40]] * 4, np.float32),
+        labels=np.zeros(4, np.int32),
+        flags=np.zeros(4, np.uint8),
+        areas=np.full(4, np.nan, np.float32),
+    )
+
+
+def opened(kind: str, known: Annotations) -> PictureCache:
+    cache, _ = open_cache(kind, known, SHOWN)  # type: ignore[arg-type]
+    assert cache is not None
+    return cache
+
+
+def never() -> Decoded:
+    raise AssertionError("a kept picture was decoded again")
+
+
+def decoder(known: Annotations, index: int):
+    return lambda: read_for(known.path(index), SHOWN)
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_items_are_the_same_bits_kept_or_not(kind: str, known: Annotations) -> None:
+    options = Augment(mosaic=0.5)
+    plain = DetectionExamples(BoxedPictures(known), SIZE, 1, options)
+    kept = DetectionExamples(BoxedPictures(known, opened(kind, known)), SIZE, 1, options)
+    for epoch in range(6):
+        for index in range(3):
+            try:
+                one = plain.item(index, epoch)
+            except UnreadablePicture:
+                with pytest.raises(UnreadablePicture):
+                    kept.item(index, epoch)
+                continue
+            other = kept.item(index, epoch)
+            assert torch.equal(one.image, other.image) and torch.equal(one.boxes, other.boxes)
+            assert one.letterbox == other.letterbox
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_the_second_time_nothing_is_decoded(kind: str, known: Annotations) -> None:
+    cache = opened(kind, known)
+    for index in range(3):
+        made = cache.read(known, index, SHOWN, decoder(known, index))
+        copy = pickle.loads(pickle.dumps(cache))  # as in a loader process
+        found = copy.read(known, index, SHOWN, never)
+        assert torch.equal(made.image, found.image) and made[1:] == found[1:]
+    assert found.reduced == 1 and cache.read(known, 1, SHOWN, never).reduced == 2
+
+
+def test_what_is_written_into_a_picture_stays_there(known: Annotations) -> None:
+    cache = opened("disk", known)
+    cache.read(known, 0, SHOWN, decoder(known, 0))
+    found = cache.read(known, 0, SHOWN, never).image
+    found.zero_()
+    assert cache.read(known, 0, SHOWN, never).image.any()
+
+
+def test_processes_share_one_copy(known: Annotations) -> None:
+    """A mapped picture is none of a process's own pages (proportional and private memory, smaps)."""
+    cache = opened("disk", known)
+    cache.read(known, 1, SHOWN, decoder(known, 1))
+    found = cache.read(known, 1, SHOWN, never).image
+    assert int(found.sum()) > 0  # every page was touched
+    address, mine = found.data_ptr(), None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()
+        if "-" in head[0] and not head[0].endswith(":"):
+            first, last = (int(end, 16) for end in head[0].split("-"))
+            mine = first <= address < last
+        elif mine and head[0] == "Private_Dirty:":
+            assert int(head[1]) == 0
+            return
+    raise AssertionError("not mapped")
+
+
+def test_a_changed_source_is_decoded_anew(known: Annotations) -> None:
+    cache = opened("disk", known)
+    cache.read(known, 0, SHOWN, decoder(known, 0))
+    before = Path(known.path(0)).stat()
+    drawn(Path(known.path(0)), 99, (64, 96))
+    os.utime(known.path(0), ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    found = cache.read(known, 0, SHOWN, decoder(known, 0))
+    assert torch.equal(found.image, read_for(known.path(0), SHOWN).image)
+    assert torch.equal(cache.read(known, 0, SHOWN, never).image, found.image)
+    Path(known.path(0)).unlink()
+    with pytest.raises(UnreadablePicture, match="No such file"):
+        cache.read(known, 0, SHOWN, decoder(known, 0))
+
+
+@pytest.mark.parametrize("left", [0, 10, 72, -1])
+def test_a_cut_file_is_not_believed(left: int, known: Annotations) -> None:
+    cache = opened("disk", known)
+    made = cache.read(known, 0, SHOWN, decoder(known, 0))
+    (file,) = (path for path in cache.folder.rglob("*") if path.is_file())
+    content = file.read_bytes()
+    file.write_bytes(content[: left if left >= 0 else len(content) - 1])
+    again = cache.read(known, 0, SHOWN, decoder(known, 0))
+    assert torch.equal(made.image, again.image)
+    assert torch.equal(cache.read(known, 0, SHOWN, never).image, made.image)
+
+
+def test_other_pictures_under_the_same_numbers_are_other_files(known: Annotations) -> None:
+    cache = opened("disk", known)
+    names, ends = flat_paths([known.path(number) for number in (2, 1, 0, 3)])
+    turned = replace(known, path_bytes=names, path_ends=ends, sizes=known.sizes[[2, 1, 0, 3]])
+    assert opened("disk", turned).folder != cache.folder
+
+
+def test_where_there_is_no_room_to_keep_a_picture_it_is_decoded(
+    known: Annotations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened("disk", known)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    made = cache.read(known, 0, SHOWN, decoder(known, 0))
+    assert torch.equal(made.image, read_for(known.path(0), SHOWN).image)
+    assert not [path for path in cache.folder.rglob("*") if path.is_file()]  # nothing half-written stays
+
+
+def test_the_size_by_hand(known: Annotations) -> None:
+    header = 72
+    assert needed(known, SHOWN) == 3 * header + 3 * (64 * 96 + 150 * 250 + 50 * 40)
+    _, (note,) = open_cache("disk", known, SHOWN)
+    assert "GiB for 4 pictures" in note
+
+
+def cramped(_: object) -> SimpleNamespace:
+    return SimpleNamespace(f_bavail=10, f_frsize=4096, f_blocks=100)
+
+
+def test_a_disk_without_room_is_refused_with_what_to_do(
+    known: Annotations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(3):
+        opened("disk", known).read(known, index, SHOWN, decoder(known, index))
+    monkeypatch.setattr(os, "statvfs", cramped)
+    assert opened("disk", known)  # all is there already
+    drawn(Path(known.path(0)), 1, (64, 96))
+    for file in opened("disk", known).folder.rglob("1-*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"needs .* GiB for 4 pictures.*RANKLESS_CACHE.*data\.cache to none"):
+        open_cache("disk", known, SHOWN)
+
+
+def test_memory_without_room_or_missing_is_a_note(
+    known: Annotations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", cramped)
+        cache, (note,) = open_cache("ram", known, SHOWN)
+        assert cache is None and "are not kept in memory" in note and "to spare" in note
+    monkeypatch.setattr(picture_cache, "MEMORY", tmp_path / "nowhere")
+    cache, (note,) = open_cache("ram", known, SHOWN)
+    assert cache is None and "No such file" in note
+
+
+def test_a_cache_folder_that_is_a_file_is_told(
+    known: Annotations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot be written to .*Not a directory.*RANKLESS_CACHE"):
+        open_cache("disk", known, SHOWN)
+
+
+def test_memory_is_given_back_with_the_last_user(known: Annotations) -> None:
+    cache = opened("ram", known)
+    cache.read(known, 0, SHOWN, decoder(known, 0))
+    other, folder = pickle.loads(pickle.dumps(cache)), cache.folder
+    del cache
+    gc.collect()
+    assert folder.exists() and other.read(known, 0, SHOWN, never)
+    del other
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_path: Path) -> None:
+    home = tmp_path / "memory" / f"rankless-{os.getuid()}"
+    (home / "left" / "00").mkdir(parents=True)
+    held = PictureCache(home / "held")
+    opened("ram", known)
+    assert not (home / "left").exists() and held.folder.exists()
+
+
+@pytest.mark.processes
+def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Path) -> None:
+    with (tmp_path / "known.pickle").open("wb") as file:
+        pickle.dump((known, PictureCache(tmp_path / "shared")), file)
+    code = (
+        "import pickle, sys\n"
+        "from rankless.data.pictures import Shown, read_for\n"
+        "known, cache = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "for turn in range(40):\n"
+        "    for index in range(3):\n"
+        "        shown = Shown((64, 96))\n"
+        "        found = cache.read(known, index, shown, lambda: read_for(known.path(index), shown))\n"
+        "        assert found.image.equal(read_for(known.path(index), shown).image)\n"
+        "        if turn % 2: [path.unlink(missing_ok=True) for path in cache.folder.glob('*/*-*')]\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "known.pickle")]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors.decode()
+    assert not list((tmp_path / "shared").rglob(".*"))
