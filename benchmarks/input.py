@@ -1,0 +1,130 @@
+"""How fast training pictures are made, by one process with one thread, beside other libraries at the same work.
+
+    python benchmarks/input.py [FOLDER] [--peers-python PATH] [--turns 15]
+
+All contenders take turns in one run, a few batches at a time; the seconds are the process's CPU time, which other
+work on the machine changes least. What the work is says ``input_contenders.py``. Libraries that are not installed
+are named and left out; ``--peers-python`` (or ``INPUT_PEERS_PYTHON``) is the Python that has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+BATCH = 16
+PEERS = ("torchvision", "albumentations", "ultralytics")
+OURS = ("decode", "rankless", "rankless-ram")
+
+
+class Contender:
+    """One process that makes batches when it is told to."""
+
+    def __init__(self, name: str, folder: Path, mosaic: bool, python: str) -> None:
+        self.name = name
+        script = Path(__file__).with_name("input_contenders.py")
+        command = [python, str(script), name, str(folder), *(["mosaic"] if mosaic else [])]
+        one = {f"{kind}_NUM_THREADS": "1" for kind in ("OMP", "MKL", "OPENBLAS")}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **one},
+        )
+        self.state = self._answer()
+        self.seconds: list[float] = []  # of CPU per picture, by turn
+
+    def turn(self, batches: int) -> None:
+        """Let it make some batches."""
+        assert self.process.stdin is not None
+        print(batches, file=self.process.stdin, flush=True)
+        self.seconds.append(float(self._answer().split()[0]) / (batches * BATCH))
+
+    def end(self) -> None:
+        """End its process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def draw(folder: Path, count: int = 256) -> None:
+    """Photo-like JPEGs of 640 × 480: noise of every scale, coarse more than fine, about 60 kB each."""
+    chance = np.random.default_rng(0)
+    for number in range(count):
+        total = np.full((480, 640, 3), 127.0)
+        for level in range(1, 8):
+            cells = chance.normal(0, 64 / level, (3 * 2**level, 4 * 2**level, 3)).clip(-127, 127) + 128
+            layer = Image.fromarray(cells.astype(np.uint8)).resize((640, 480), Image.Resampling.BICUBIC)
+            total += (np.asarray(layer, np.float64) - 128) / level
+        Image.fromarray(total.clip(0, 255).astype(np.uint8)).save(folder / f"{number:04}.jpg", quality=90)
+
+
+def measure(folder: Path, mosaic: bool, python: str, turns: int, batches: int) -> dict[str, list[float]]:
+    """Seconds per picture of every contender that is there, by turn."""
+    made = [Contender(name, folder, mosaic, sys.executable) for name in OURS]
+    made += [Contender(name, folder, mosaic, python) for name in PEERS]
+    there = [each for each in made if each.state == "ready"]
+    for each in made:
+        if each not in there:
+            print(f"  {each.name} is left out: {each.state or 'it ended with an error'}")
+    for number in range(turns):
+        order = there if number % 2 else there[::-1]
+        for each in order:
+            each.turn(batches)
+    for each in made:
+        each.end()
+    return {each.name: each.seconds for each in there}
+
+
+def tell(title: str, found: dict[str, list[float]]) -> None:
+    """A table: pictures per second, and how many times as fast Rankless is, turn by turn."""
+    print(f"\n{title}\n{'':16}{'best/s':>9}{'median/s':>10}{'Rankless is … times as fast: best, median':>45}")
+    for name, seconds in found.items():
+        best = min(seconds) / min(found["rankless"])
+        paired = statistics.median(b / a for a, b in zip(found["rankless"], seconds, strict=True))
+        speeds = f"{1 / min(seconds):9.0f}{1 / statistics.median(seconds):10.0f}"
+        print(f"{name:16}{speeds}{best:38.2f}{paired:7.2f}")
+
+
+def main() -> int:
+    """Run both parts and print them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="JPEGs; made if not given")
+    parser.add_argument("--peers-python", default=os.environ.get("INPUT_PEERS_PYTHON", sys.executable))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=2, help="of 16 pictures, in a turn")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = options.folder or Path(made)
+        if options.folder is None:
+            draw(folder)
+        parts = {}
+        for title, mosaic in (("plain", False), ("mosaic", True)):
+            parts[title] = measure(folder, mosaic, options.peers_python, options.turns, options.batches)
+            if not options.json:
+                tell(title, parts[title])
+    if options.json:
+        print(json.dumps(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
