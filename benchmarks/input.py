@@ -1,10 +1,10 @@
-"""How fast training pictures are made, by one process with one thread, beside other libraries at the same work.
+"""How fast training pictures are made, by one process with one thread, beside other libraries.
 
     python benchmarks/input.py [FOLDER] [--peers-python PATH] [--turns 15]
 
-All contenders take turns in one run, a few batches at a time; the seconds are the process's CPU time, which other
-work on the machine changes least. What the work is says ``input_contenders.py``. Libraries that are not installed
-are named and left out; ``--peers-python`` (or ``INPUT_PEERS_PYTHON``) is the Python that has them.
+All contenders take turns in one run, a few batches at a time; the seconds are the process's CPU time, which
+other work on the machine changes least. What the work is says ``input_contenders.py``. Libraries that are not
+installed are named and left out; ``--peers-python`` (or ``INPUT_PEERS_PYTHON``) is the Python that has them.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python input_contenders.py NAME FOLDER [mosaic]
 
-It says ``ready``, or ``missing: …`` and ends; then, for every number n on a line of its input, it makes n batches
-and answers with the seconds of CPU and of the clock that they took. Every contender reads JPEGs of ``FOLDER`` in
-turn, with ten boxes each, and makes uint8 batches of 16 × 3 × 416 × 416: letterboxed, scaled by up to a half and
-moved by up to a tenth of a side, recoloured (hue 0.015, saturation 0.7, value 0.4) and half of them mirrored.
-Only its own library is imported, so that it can run under another Python.
+It says ``ready``, or ``missing: …`` and ends; then, for every number n on a line of its input, it makes n
+batches and answers with the seconds of CPU and of the clock that they took. Every contender reads JPEGs of
+``FOLDER`` in turn, with ten boxes each, and makes uint8 batches of 16 × 3 × 416 × 416: letterboxed, scaled by
+up to a half, moved by up to a tenth of a side, recoloured (hue 0.015, saturation 0.7, value 0.4) and half of
+them mirrored. Only its own library is imported, so that it can run under another Python.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def albumentations(files: list[str], mosaic: bool) -> Step:
 
 
 def ultralytics(files: list[str], mosaic: bool) -> Step:
-    """Ultralytics' training data set as it is: a mosaic takes one new picture and three of the last ones read."""
+    """Ultralytics' own data set: a mosaic has one new picture and three of the last ones read."""
     os.environ["YOLO_OFFLINE"] = "1"
     import cv2
     from ultralytics.cfg import get_cfg

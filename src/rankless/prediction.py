@@ -23,7 +23,8 @@ from torch import Tensor
 
 from rankless.data import pictures
 from rankless.data.builtin import DigitScenes
-from rankless.data.letterbox import whole
+from rankless.data.letterbox import in_source, whole
+from rankless.data.pictures import Decoded, Shown
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError
 from rankless.models import weights
@@ -136,11 +137,11 @@ def predict(
     _make_folder(out)
     for source, name in zip(found, names, strict=True):
         try:
-            image = _read(source, finder)
+            image, view = _read(source, finder)
         except pictures.UnreadablePicture as error:
             report.failed.append((source, error.reason))
             continue
-        rows, marks = finder.find(image)
+        rows, marks = finder.find(view)
         height, width = image.shape[-2:]
         kinds = ([], rows) if isinstance(finder, ClassFinder) else (rows, [])
         _write_annotated(image, marks, out / name)
@@ -270,6 +271,7 @@ class _DetectionFinder:
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place
+        self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
         """A scene of the built-in data, uint8 (3, H, W)."""
@@ -277,9 +279,10 @@ class _DetectionFinder:
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).picture(index).image
 
-    def find(self, image: Tensor) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """What is in a picture, uint8 (3, H, W), and what to draw on it; each box with its best class."""
-        placed, where = whole(image, self.task.size, self.task.recipe.data.fit)
+    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
+        """What is in a picture, in its own pixels, and what to draw on it; each box with its best class."""
+        placed, where = whole(view.image, self.task.size, self.task.recipe.data.fit)
+        where = in_source(where, view.reduced, view.source)
         item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
         with torch.inference_mode():
             (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.place))
@@ -315,12 +318,17 @@ def _finder(
     )
 
 
-def _read(source: str, finder: _DetectionFinder | ClassFinder) -> Tensor:
-    """The picture, uint8 (3, H, W)."""
+def _read(source: str, finder: _DetectionFinder | ClassFinder) -> tuple[Tensor, Decoded]:
+    """The whole picture to draw on, uint8 (3, H, W), and as the network gets it: reduced as in training."""
     scene = _SCENES.fullmatch(source)
     if scene is None or Path(source).exists():
-        return pictures.read(Path(source))
-    return finder.scene(scene[1], int(scene[2]))
+        image = pictures.read(Path(source))
+        height, width = image.shape[-2:]
+        if finder.shown.reduction(height, width) > 1:
+            return image, pictures.read_for(Path(source), finder.shown)
+    else:
+        image = finder.scene(scene[1], int(scene[2]))
+    return image, Decoded(image, 1, (image.shape[1], image.shape[2]))
 
 
 def _write_annotated(image: Tensor, marks: Sequence[Mark], path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rankless.data.builtin_digits import DigitPictures
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.classification_input import shown_as
+from rankless.data.pictures import Decoded, UnreadablePicture
 from rankless.drawing import Mark
 from rankless.models import weights
 from rankless.tasks.classify import Classify
@@ -36,6 +37,8 @@ class ClassFinder:
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place
+        data = loaded.recipe.data
+        self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
         """A digit of the built-in data, uint8 (3, H, W).
@@ -49,9 +52,9 @@ class ClassFinder:
             raise UnreadablePicture(f"digits:{split}:{index}", reason)
         return digits.image(index)
 
-    def find(self, image: Tensor) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """The best classes of a picture, uint8 (3, H, W), the likeliest first, and its caption."""
-        batch = self.task.collate([self.task.item(image)])
+    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
+        """The best classes of a picture, the likeliest first, and its caption."""
+        batch = self.task.collate([self.task.item(view.image)])
         with torch.inference_mode():
             (found,) = self.task.predict(self.model, batch.to(self.place))
         scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
@@ -61,7 +64,7 @@ class ClassFinder:
             for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)
             if score >= self.confidence
         ]
-        height, width = image.shape[-2:]
+        height, width = view.source
         whole = (0.0, 0.0, float(width), float(height))
         return rows, [
             Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"])) for best in rows[:1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from rankless.data import pictures
 from rankless.data.annotation_cache import forget
 from rankless.data.annotations import Annotations
-from rankless.data.picture_cache import PictureCache
+from rankless.data.picture_cache import PictureCache, open_cache
 from rankless.data.pictures import Decoded, Shown
 from rankless.data.spans import open_source
 from rankless.errors import UserError, listed
@@ -89,6 +91,17 @@ class BoxedPictures:
         check_size(self.annotations, index, found.source)
         return found
 
+    def kept(
+        self, kind: Literal["none", "ram", "disk"], shown: Shown
+    ) -> tuple[BoxedPictures, tuple[str, ...]]:
+        """The same pictures with the cache that ``data.cache`` asks for, and what to say of it.
+
+        Raises:
+            UserError: the disk has not the room for it.
+        """
+        cache, notes = open_cache(kind, self.annotations, shown)
+        return replace(self, cache=cache), notes
+
     def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]:
         """Boxes xyxy in pixels, labels, height and width of picture ``index``, the boxes' flags and areas."""
         rows = self.annotations.rows(index)
@@ -124,6 +137,7 @@ class ClassifiedPictures:
                 "make a folder per class (pictures with boxes are for task: detect)."
             )
         self.annotations = annotations
+        self.cache: PictureCache | None = None
         self.class_names = own if class_names is None else tuple(class_names)
         places = {name: number for number, name in enumerate(self.class_names)}
         seen = [own[label] for label in np.unique(annotations.labels)]
@@ -146,12 +160,32 @@ class ClassifiedPictures:
         return self.annotations.path(index)
 
     def image(self, index: int) -> Tensor:
-        """Picture ``index``, uint8 RGB (3, H, W).
+        """Picture ``index``, every pixel of it, uint8 RGB (3, H, W).
 
         Raises:
             UnreadablePicture: the file is missing or damaged.
         """
-        return pictures.read(open_source(self.annotations, index), name=self.source(index))
+        return _decoded(self.annotations, None, index, None).image
+
+    def shown_image(self, index: int, shown: Shown) -> Tensor:
+        """Picture ``index``, reduced as ``shown`` allows, from the cache if there is one; uint8 (3, H, W).
+
+        Raises:
+            UnreadablePicture: the file is missing or damaged.
+        """
+        return _decoded(self.annotations, self.cache, index, shown).image
+
+    def kept(
+        self, kind: Literal["none", "ram", "disk"], shown: Shown
+    ) -> tuple[ClassifiedPictures, tuple[str, ...]]:
+        """The same pictures with the cache that ``data.cache`` asks for, and what to say of it.
+
+        Raises:
+            UserError: the disk has not the room for it.
+        """
+        made = copy.copy(self)
+        made.cache, notes = open_cache(kind, self.annotations, shown)
+        return made, notes
 
     def label(self, index: int) -> int:
         """The class of picture ``index``."""

@@ -103,9 +103,10 @@ def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.flo
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
-    cross = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-    rotation = math.cos(angle) * np.eye(3) + along * np.ones((3, 3)) + across * cross
-    return (value * ((1 - saturation) / 3 * np.ones((3, 3)) + saturation * rotation)).astype(np.float32)
+    grey = (1 - saturation) / 3
+    own = value * (grey + saturation * (math.cos(angle) + along))
+    before, after = (value * (grey + saturation * (along + side)) for side in (across, -across))
+    return np.array([[own, after, before], [before, own, after], [after, before, own]], np.float32)
 
 
 def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from rankless.data.annotated import ClassifiedPictures
 from rankless.data.builtin_digits import DigitPictures
-from rankless.data.classification_input import place, vary
+from rankless.data.classification_input import place, shown_as, vary
 from rankless.data.letterbox import GREY
 from rankless.data.mixing import cutmix, mixup, target_of
 from rankless.data.opening import open_annotations
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.pictures import Shown, UnreadablePicture
 from rankless.data.replacing import readable
 from rankless.errors import UserError
 from rankless.randomness import generator
@@ -56,6 +56,8 @@ class ClassificationExamples:
         augment: how the recipe varies training pictures; its ``crop`` decides how a picture is placed.
         varied: whether they are varied; if not, they are placed as in evaluation and prediction.
         epochs: of the whole run, by which the last ones are known; None knows no end.
+        detail: how far pictures may be reduced while they are decoded; see :func:`shown_as`.
+        cache: where decoded pictures are kept.
 
     Attributes:
         notes: what was divided or left out when the pictures were opened, as sentences.
@@ -70,14 +72,20 @@ class ClassificationExamples:
         *,
         varied: bool,
         epochs: int | None = None,
+        detail: float = 2.0,
+        cache: Literal["none", "ram", "disk"] = "none",
     ) -> None:
-        self.pictures = pictures
         self.size = size
         self.seed = seed
         self.augment = augment
         self.varied = varied
         self.epochs = epochs
+        self.shown = shown_as(size, augment.crop < 1, detail)
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
+        if isinstance(pictures, ClassifiedPictures) and cache != "none":
+            pictures, said = pictures.kept(cache, self.shown)
+            self.notes += said
+        self.pictures = pictures
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -115,11 +123,16 @@ class ClassificationExamples:
         """The class of every picture, int64 (N,)."""
         return torch.tensor([self.pictures.label(index) for index in range(len(self))], dtype=torch.int64)
 
+    def _image(self, index: int) -> Tensor:
+        """Picture ``index`` as it was decoded, reduced where it is shown small."""
+        reduced: Callable[[int, Shown], Tensor] | None = getattr(self.pictures, "shown_image", None)
+        return self.pictures.image(index) if reduced is None else reduced(index, self.shown)
+
     def _view(self, index: int, epoch: int, unreadable: list[Unreadable]) -> tuple[Tensor, Tensor]:
         """The picture, or one that stands in for it, before it is mixed, and its target."""
 
         def read(number: int) -> tuple[Tensor, int]:
-            return self.pictures.image(number), self.pictures.label(number)
+            return self._image(number), self.pictures.label(number)
 
         source, label = readable(read, index, len(self), self.seed, unreadable)
         image = vary(source, self.size, self.augment, (self.seed, "augment", epoch, index))
@@ -129,7 +142,7 @@ class ClassificationExamples:
         """Picture ``index`` as it is scored; grey if it cannot be read."""
         target = target_of(self.pictures.label(index), len(self.pictures.class_names))
         try:
-            image = self.pictures.image(index)
+            image = self._image(index)
         except UnreadablePicture as error:
             grey = torch.full((3, *self.size), GREY, dtype=torch.uint8)
             return ClassificationItem(grey, target, index, (Unreadable(index, error.path, error.reason),))

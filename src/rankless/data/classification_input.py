@@ -16,6 +16,7 @@ from rankless.data.augment import colour_matrix, recolour
 from rankless.data.degrade import degrade
 from rankless.data.keyed import Key, drawing, one_thread
 from rankless.data.letterbox import GREY
+from rankless.data.pictures import Shown
 from rankless.data.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.randomness import generator
 from rankless.recipe import Augment
@@ -49,6 +50,16 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
     larger = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
     middle: Tensor = TF.center_crop(_resize(image, larger), list(size))
     return middle
+
+
+def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
+    """How large :func:`place` shows pictures: how far they may be reduced while they are decoded.
+
+    A random crop shows them larger; ``detail`` is counted without it.
+    """
+    if not cropped:
+        return Shown(size, "stretch", detail)
+    return Shown((round(size[0] * MARGIN), round(size[1] * MARGIN)), "cover", detail)
 
 
 @one_thread()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -98,6 +98,7 @@ class DetectionExamples:
         rectangular: whether pictures of like aspect come one after another, on inputs no larger than they
             need.
         detail: how far pictures may be reduced while they are decoded; see :class:`Shown`.
+        cache: where decoded pictures are kept.
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
@@ -115,8 +116,8 @@ class DetectionExamples:
         sizes: StepSizes | None = None,
         rectangular: bool = False,
         detail: float = 2.0,
+        cache: Literal["none", "ram", "disk"] = "none",
     ) -> None:
-        self.pictures = pictures
         self.size = size
         self.seed = seed
         self.augment = augment
@@ -127,6 +128,10 @@ class DetectionExamples:
         # As detailed as the largest input asks for, so that a picture is the same in every step.
         self.shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
+        if isinstance(pictures, BoxedPictures) and cache != "none":
+            pictures, said = pictures.kept(cache, self.shown)
+            self.notes += said
+        self.pictures = pictures
 
     def __len__(self) -> int:
         return len(self.pictures)

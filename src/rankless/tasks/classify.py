@@ -124,7 +124,14 @@ class Classify:
         )
         recipe = self.recipe
         return ClassificationExamples(
-            pictures, self.size, recipe.seed, data.augment, varied=varied, epochs=recipe.epochs
+            pictures,
+            self.size,
+            recipe.seed,
+            data.augment,
+            varied=varied,
+            epochs=recipe.epochs,
+            detail=data.detail,
+            cache=data.cache,
         )
 
 

@@ -140,6 +140,8 @@ class Detect:
             self.recipe.epochs,
             data.fit,
             sizes=sizes if data.multi_scale else None,
+            detail=data.detail,
+            cache=data.cache,
         )
 
     @cached_property
@@ -147,9 +149,15 @@ class Detect:
         data = self.recipe.data
         # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
         pictures = self._open(data.val, data.val_images, 0)
-        rectangular = self.recipe.evaluate.rectangular
         return DetectionExamples(
-            pictures, self.size, self.recipe.seed, None, fit=data.fit, rectangular=rectangular
+            pictures,
+            self.size,
+            self.recipe.seed,
+            None,
+            fit=data.fit,
+            rectangular=self.recipe.evaluate.rectangular,
+            detail=data.detail,
+            cache=data.cache,
         )
 
     def _open(self, split: str, images: int, seed: int) -> Pictures:
