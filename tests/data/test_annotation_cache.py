@@ -305,12 +305,21 @@ def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 OPENING = """
-import sys
+import os, sys, time
 sys.path.insert(0, {folder!r})
 from pathlib import Path
 import test_annotation_cache as page
-data = page.Data.__new__(page.Data)
+
+class Slow(page.Data):
+    def read(self):
+        time.sleep(1)
+        return super().read()
+
+data = Slow.__new__(Slow)
 data.root, data.times = Path({root!r}), 0
+(data.root / f"ready-{{os.getpid()}}").touch()
+while len(list(data.root.glob("ready-*"))) < 2:
+    time.sleep(0.01)
 print(sum(data.widths()))
 """
 
@@ -322,7 +331,7 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path) -> None:
     environment = {**os.environ, "LOG": str(log)}
     command = [sys.executable, "-c", text]
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(3)
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)
     ]
     answers = [process.communicate(timeout=120)[0] for process in started]
     assert answers == ["465.0\n"] * 2
