@@ -29,6 +29,7 @@ TITLE = "tar shards (WebDataset)"
 LAYOUT = (
     "'train-000000.tar' and so on, or a folder of tar files per split, with pictures and '.cls' or '.json'"
 )
+_MUCH = 1024**3  # bytes; reading less at once takes no longer than to start other processes
 
 
 def recognise(root: Path) -> str:
@@ -112,7 +113,9 @@ def _first(findings: Findings) -> list[object]:
 
 
 def _scanned(shards: list[Path], kind: str, names: list[str] | None) -> Raw:
-    return scan(index, [(str(shard), kind, json.dumps(names)) for shard in shards], "shards")
+    much = sum(shard.stat().st_size for shard in shards) > _MUCH
+    items = [(str(shard), kind, json.dumps(names)) for shard in shards]
+    return scan(index, items, "shards", chunk=1 if much else len(items))
 
 
 def _name(raw: Raw, others: list[Sequence[str]]) -> None:
