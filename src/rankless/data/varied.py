@@ -19,6 +19,7 @@ from rankless.data.augment import augment
 from rankless.data.copy_paste import copy_paste
 from rankless.data.crop import cropped
 from rankless.data.degrade import degrade
+from rankless.data.letterbox import in_source
 from rankless.data.mixing import blended
 from rankless.data.mosaic import mosaic
 from rankless.randomness import generator
@@ -109,7 +110,9 @@ class _Varied:
                 # The mosaic is its own source: no one picture's place on it says where a box came from.
                 return *made, Letterbox(1.0, 0.0, 0.0, *self.size)
         chance = generator(self.seed, "augment", self.epoch, index)
-        return augment(self.source(index), self.size, self.options, chance)
+        picture = self.source(index)
+        image, boxes, labels, where = augment(picture, self.size, self.options, chance)
+        return image, boxes, labels, in_source(where, picture.reduced, picture.source)
 
     def _another(self, index: int, further: int) -> int:
         """A picture other than ``index``: the one so many places after the next."""
