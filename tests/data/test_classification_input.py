@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from rankless.data.classification_input import place, vary
+from rankless.data.classification_input import place, shown_as, vary
 from rankless.data.warp import drawn_warp
 from rankless.randomness import generator
 from rankless.recipe import Augment
@@ -182,3 +182,10 @@ def test_a_warp_by_nearly_nothing_is_the_stretched_picture():
     for size in [(32, 40), (50, 70), (20, 140)]:
         found = vary(picture(), size, options, key(3))
         assert (found.int() - place(picture(), size, cropped=False).int()).abs().float().mean() < 6
+
+
+def test_how_far_pictures_may_be_reduced_by_hand() -> None:
+    assert shown_as((100, 100), False, 2.0).reduction(400, 800) == 2  # the short side is shown at 100 of 400
+    assert shown_as((100, 100), False, 2.0).reduction(399, 800) == 1
+    assert shown_as((224, 224), True, 2.0).reduction(1024, 2000) == 2  # covered at 256 of 1024
+    assert shown_as((224, 224), True, 2.0).reduction(1023, 2000) == 1

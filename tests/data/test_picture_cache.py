@@ -19,7 +19,7 @@ from PIL import Image
 from rankless.data import picture_cache
 from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import Annotations, flat_paths
-from rankless.data.detection import DetectionExamples
+from rankless.data.detection import DetectionExamples, collate
 from rankless.data.picture_cache import PictureCache, needed, open_cache
 from rankless.data.pictures import Decoded, Shown, UnreadablePicture, read_for
 from rankless.errors import UserError
@@ -95,6 +95,31 @@ def test_items_are_the_same_bits_kept_or_not(kind: str, known: Annotations) -> N
             other = kept.item(index, epoch)
             assert torch.equal(one.image, other.image) and torch.equal(one.boxes, other.boxes)
             assert one.letterbox == other.letterbox
+
+
+def test_weights_are_the_same_bits_whatever_is_kept(known: Annotations) -> None:
+    def trained(kind: str) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 2, 3, stride=4)
+        examples = DetectionExamples(BoxedPictures(known), SIZE, 1, Augment(), cache=kind)  # type: ignore[arg-type]
+        for epoch in range(3):
+            batch = collate([examples.item(index, epoch) for index in range(3)])
+            model.zero_grad()
+            model(batch.images / 255).square().mean().backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= weight.grad
+        return torch.cat([weight.flatten() for weight in model.parameters()]).tolist()
+
+    assert trained("none") == trained("ram") == trained("disk")
+
+
+def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
+    examples = DetectionExamples(BoxedPictures(known), SIZE, 1, None, cache="disk")
+    assert "Decoded pictures are kept in" in examples.notes[-1]
+    examples.item(0, 0)
+    assert isinstance(examples.pictures, BoxedPictures) and examples.pictures.cache is not None
+    assert len([path for path in examples.pictures.cache.folder.rglob("*") if path.is_file()]) == 1
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])

@@ -14,7 +14,9 @@ from PIL import Image, ImageOps
 from rankless.data import pictures
 from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import Annotations, flat_paths
+from rankless.data.classification import ClassificationExamples
 from rankless.data.detection import DetectionExamples
+from rankless.data.formats.image_folder import ImageFolder
 from rankless.data.letterbox import to_input, to_source
 from rankless.data.pictures import Shown, read, read_for
 from rankless.recipe import Augment
@@ -150,3 +152,20 @@ def test_a_huge_panorama_is_read(tmp_path: Path) -> None:
     found = read_for(tmp_path / "a.jpg", Shown((416, 416)))
     assert (found.reduced, found.source, tuple(found.image.shape)) == (8, (3000, 20000), (3, 375, 2500))
     assert (found.image.float().mean((1, 2)) - torch.tensor([200.0, 100, 50])).abs().max() < 2
+
+
+def test_a_classifier_reads_large_pictures_reduced(tmp_path: Path) -> None:
+    """Nearly the same input as from every pixel, and labels untouched."""
+    smooth(900, 1300).save(tmp_path / "a.jpg", quality=95)
+    folder = ImageFolder(("one", "two"), [str(tmp_path / "a.jpg")], np.array([1]))
+    for crop in (1.0, 0.5):
+        made = [
+            ClassificationExamples(folder, (64, 64), 0, Augment(crop=crop), varied=False, detail=detail).item(
+                0, 0
+            )
+            for detail in (0.0, 2.0)
+        ]
+        assert made[1].target.tolist() == [0, 1]
+        assert 0 < (made[0].image.int() - made[1].image.int()).abs().max() <= 8
+    shown = ClassificationExamples(folder, (64, 64), 0, Augment(), varied=True).shown
+    assert tuple(folder.shown_image(0, shown).shape) == (3, 225, 325)
