@@ -1,6 +1,7 @@
 """Augmentation: boxes follow their pixels, colour follows the colour wheel, nothing else moves."""
 
 import colorsys
+import math
 
 import numpy as np
 import pytest
@@ -160,6 +161,23 @@ def test_hue_turns_as_on_the_colour_wheel(rgb: tuple[float, float, float], hue: 
     turned = (after[0] - before[0] + 0.5) % 1 - 0.5
     # The hexagon of HSV against the circle of a rotation: their angles differ by at most 1.12°, either end.
     assert abs(turned - hue) < 2 * 1.2 / 360 + 1e-3
+
+
+@given(
+    st.lists(st.floats(-8, 8), min_size=9, max_size=9),
+    st.integers(0, 2**31),
+    st.sampled_from([1, 7, 64, 333]),
+)
+def test_recolouring_adds_without_rounding(numbers: list[float], seed: int, width: int) -> None:
+    """In integers, with the rounded matrix, the result is the same: no order of adding can change it."""
+    matrix = np.array(numbers, np.float32).reshape(3, 3)
+    image = np.random.default_rng(seed).integers(0, 256, (3, 2, width), dtype=np.uint8)
+    largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))
+    steps = 2 ** (24 - math.ceil(math.log2(largest)))
+    whole = np.rint(matrix.astype(np.float64) * steps).astype(np.int64)
+    sums = np.einsum("ij,jhw->ihw", whole, image.astype(np.int64))
+    expected = ((sums + steps // 2) // steps).clip(0, 255)
+    assert np.array_equal(recolour(torch.from_numpy(image), matrix).numpy(), expected)
 
 
 def test_recolour_against_float64() -> None:

@@ -87,6 +87,18 @@ def test_memory_layout_does_not_matter() -> None:
     assert torch.equal(letterbox(rows_first, SIZE)[0], letterbox(rows_first.contiguous(), SIZE)[0])
 
 
+def test_threads_do_not_change_a_bit() -> None:
+    image = torch.randint(0, 256, (901, 1203, 3), dtype=torch.uint8).permute(2, 0, 1)
+    threads, made = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            made.append(letterbox(image, (416, 416))[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+
+
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), data=st.data())
 def test_to_source_undoes_to_input(height: int, width: int, data: st.DataObject) -> None:
     where = Letterbox(
