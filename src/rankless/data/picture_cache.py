@@ -28,6 +28,7 @@ import torch
 from rankless.data.annotations import Annotations
 from rankless.data.cache_folder import cache_folder, hold, remove_unheld, remove_unused
 from rankless.data.pictures import Decoded, Shown
+from rankless.data.spans import file_of
 from rankless.errors import UserError
 
 MEMORY = Path("/dev/shm")
@@ -206,8 +207,7 @@ def _digest(annotations: Annotations) -> str:
 
 def _state(path: str) -> tuple[int, int]:
     """When a file, or the shard a picture lies in, was changed in nanoseconds, and how many bytes it has."""
-    cut = path.find("//", 1)
-    found = os.stat(path if cut < 0 else path[:cut])  # noqa: PTH116 - half the cost of a Path
+    found = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
     return found.st_mtime_ns, found.st_size
 
 
