@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from rankless.data import pictures
-from rankless.data.annotated import BoxedPictures
+from rankless.data.annotated import BoxedPictures, ClassifiedPictures
 from rankless.data.annotations import Annotations, flat_paths
 from rankless.data.classification import ClassificationExamples
 from rankless.data.detection import DetectionExamples
-from rankless.data.formats.image_folder import ImageFolder
 from rankless.data.letterbox import to_input, to_source
 from rankless.data.pictures import Shown, read, read_for
 from rankless.recipe import Augment
@@ -157,7 +157,9 @@ def test_a_huge_panorama_is_read(tmp_path: Path) -> None:
 def test_a_classifier_reads_large_pictures_reduced(tmp_path: Path) -> None:
     """Nearly the same input as from every pixel, and labels untouched."""
     smooth(900, 1300).save(tmp_path / "a.jpg", quality=95)
-    folder = ImageFolder(("one", "two"), [str(tmp_path / "a.jpg")], np.array([1]))
+    data = boxed(tmp_path / "a.jpg", [0, 0, 1, 1], (900, 1300)).annotations
+    whole = replace(data, class_names=("one", "two"), boxes=data.boxes[:0], labels=data.labels + 1)
+    folder = ClassifiedPictures(whole, None, "here")
     for crop in (1.0, 0.5):
         made = [
             ClassificationExamples(folder, (64, 64), 0, Augment(crop=crop), varied=False, detail=detail).item(

@@ -21,7 +21,7 @@ PAGE_WIDTH = 900
 """Of a picture on a page, at most."""
 LARGEST_ZOOM = 6
 CROWDED = 12
-"""With more boxes than so many, their classes are told by colour and legend alone."""
+"""If any picture has more boxes than so many, classes are told by colour and legend alone."""
 _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
@@ -49,7 +49,8 @@ def write(selection: Selection, out: Path) -> None:
 
 def sheet(selection: Selection) -> Image.Image:
     """All pictures in rows of four, with captions and a title."""
-    cells = [_cell(one, WIDTH, TALLEST) for one in selection.shown]
+    named = _are_named(selection.shown)
+    cells = [_cell(one, WIDTH, TALLEST, named) for one in selection.shown]
     columns = min(COLUMNS, len(cells))
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     heights = [max(cell.height for cell in row) for row in rows]
@@ -75,7 +76,8 @@ def sheet(selection: Selection) -> Image.Image:
 
 def page(selection: Selection) -> str:
     """An HTML page that needs no other file."""
-    figures = "\n".join(_figure(one) for one in selection.shown)
+    named = _are_named(selection.shown)
+    figures = "\n".join(_figure(one, named) for one in selection.shown)
     chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
     title = html.escape(selection.title)
     return f"""<!doctype html>
@@ -112,9 +114,14 @@ def _chip(label: int, name: str) -> str:
     return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{html.escape(name)}</span>'
 
 
-def _figure(one: Shown) -> str:
+def _are_named(shown: Sequence[Shown]) -> bool:
+    """Whether boxes have their class written on them: on all pictures or on none."""
+    return max((len(one.marks) for one in shown), default=0) <= CROWDED
+
+
+def _figure(one: Shown, named: bool) -> str:
     buffer = io.BytesIO()
-    _cell(one, PAGE_WIDTH, PAGE_WIDTH).save(buffer, "JPEG", quality=88)
+    _cell(one, PAGE_WIDTH, PAGE_WIDTH, named).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
     caption = html.escape(one.caption) + (f" · {len(one.marks)} boxes" if one.marks else "")
     return (
@@ -123,14 +130,13 @@ def _figure(one: Shown) -> str:
     )
 
 
-def _cell(one: Shown, width: int, tallest: int) -> Image.Image:
+def _cell(one: Shown, width: int, tallest: int, named: bool) -> Image.Image:
     """A picture as large as it fits, its boxes drawn at that size, so that their labels can be read."""
     if one.image is None:
         return _blank(width)
     scale = min(width / one.image.width, tallest / one.image.height, LARGEST_ZOOM)
     size = max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
-    named = len(one.marks) <= CROWDED
     marks = [
         Mark(
             (box[0] * scale, box[1] * scale, box[2] * scale, box[3] * scale),

@@ -88,7 +88,7 @@ def _class_bars(axes: Any, splits: dict[str, Annotations], what: str) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     more = f" (the {MOST_CLASSES} most frequent of {len(total)})" if len(total) > MOST_CLASSES else ""
     axes.set_title(f"{what.capitalize()} by class{more}", **_STYLE)
-    axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderpad=0)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
     _bare(axes)
 
 
