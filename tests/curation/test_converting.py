@@ -128,4 +128,4 @@ def test_faulty_data_is_not_converted(tmp_path):
 def test_what_is_left_out_is_said(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
-    assert said.startswith("train: 1 boxes reach over the edge of their picture and were clipped")
+    assert said.startswith("train: boxes reach over the edge of their picture: 1, clipped")

@@ -148,8 +148,8 @@ class Findings:
             outcome, what = KINDS[kind]
             if outcome == "stops":
                 continue
-            done = {"dropped": " and were left out", "clipped": " and were clipped"}.get(outcome, "")
-            made.append(f"{count} {what}{done}" + (f"; the first: {first[0]}" if first else ""))
+            done = {"dropped": ", left out", "clipped": ", clipped"}.get(outcome, "")
+            made.append(f"{what}: {count}{done}" + (f"; the first: {first[0]}" if first else ""))
         return made
 
     def as_json(self) -> dict[str, Any]:

@@ -36,9 +36,26 @@ def settled(recipe: Recipe) -> Recipe:
         from rankless.tasks.detect import Detect, settled_detection
 
         Detect(recipe, class_names=())  # the faults that need no data are told here and now
+        _read_data(recipe)
         return settled_detection(recipe)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
 
         Classify(recipe, class_names=())
+        _read_data(recipe)
     return recipe
+
+
+def _read_data(recipe: Recipe) -> None:
+    """Read new data here, where a person sees how far it is and can end it; the ranks find it read.
+
+    Raises:
+        UserError: nothing there, or faults that stop a training.
+    """
+    from rankless.data.detection import DIGITS
+    from rankless.data.opening import open_annotations
+
+    data = recipe.data
+    if data.root != DIGITS:
+        for split in dict.fromkeys((data.train, data.val)):
+            open_annotations(data.root, split, data.format, max_bad=data.max_bad)
