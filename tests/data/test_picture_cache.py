@@ -19,6 +19,7 @@ from PIL import Image
 from rankless.data import picture_cache
 from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import Annotations, flat_paths
+from rankless.data.builtin import DigitScenes
 from rankless.data.detection import DetectionExamples, collate
 from rankless.data.picture_cache import PictureCache, needed, open_cache
 from rankless.data.pictures import Decoded, Shown, UnreadablePicture, read_for
@@ -120,6 +121,13 @@ def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
     examples.item(0, 0)
     assert isinstance(examples.pictures, BoxedPictures) and examples.pictures.cache is not None
     assert len([path for path in examples.pictures.cache.folder.rglob("*") if path.is_file()]) == 1
+
+
+def test_where_there_are_no_files_nothing_is_kept_and_that_is_said() -> None:
+    digits = DigitScenes("val", 2, 0, (64, 64))
+    examples = DetectionExamples(digits, (64, 64), 0, None, cache="disk")
+    assert "data.cache is disk" in examples.notes[-1] and "none is kept" in examples.notes[-1]
+    assert examples.pictures is digits
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])

@@ -14,6 +14,7 @@ from rankless.data.classification_input import place, shown_as, vary
 from rankless.data.letterbox import GREY
 from rankless.data.mixing import cutmix, mixup, target_of
 from rankless.data.opening import open_annotations
+from rankless.data.picture_cache import kept
 from rankless.data.pictures import Shown, UnreadablePicture
 from rankless.data.replacing import readable
 from rankless.errors import UserError
@@ -81,11 +82,8 @@ class ClassificationExamples:
         self.varied = varied
         self.epochs = epochs
         self.shown = shown_as(size, augment.crop < 1, detail)
-        self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
-        if isinstance(pictures, ClassifiedPictures) and cache != "none":
-            pictures, said = pictures.kept(cache, self.shown)
-            self.notes += said
-        self.pictures = pictures
+        self.pictures, said = kept(pictures, cache, self.shown)
+        self.notes: tuple[str, ...] = (*getattr(pictures, "notes", ()), *said)
 
     def __len__(self) -> int:
         return len(self.pictures)

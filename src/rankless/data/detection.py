@@ -16,6 +16,7 @@ from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.builtin import DigitScenes
 from rankless.data.letterbox import GREY, Fit, in_source, stretched, to_input, whole
 from rankless.data.opening import open_annotations
+from rankless.data.picture_cache import kept
 from rankless.data.pictures import Shown, UnreadablePicture
 from rankless.data.rectangles import by_aspect, tight
 from rankless.data.replacing import readable
@@ -127,11 +128,8 @@ class DetectionExamples:
         self.rectangular = rectangular
         # As detailed as the largest input asks for, so that a picture is the same in every step.
         self.shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
-        self.notes: tuple[str, ...] = tuple(getattr(pictures, "notes", ()))
-        if isinstance(pictures, BoxedPictures) and cache != "none":
-            pictures, said = pictures.kept(cache, self.shown)
-            self.notes += said
-        self.pictures = pictures
+        self.pictures, said = kept(pictures, cache, self.shown)
+        self.notes: tuple[str, ...] = (*getattr(pictures, "notes", ()), *said)
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import PIL
@@ -30,6 +30,8 @@ from rankless.data.cache_folder import cache_folder, hold, remove_unheld, remove
 from rankless.data.pictures import Decoded, Shown
 from rankless.data.spans import file_of
 from rankless.errors import UserError
+
+T = TypeVar("T")
 
 MEMORY = Path("/dev/shm")
 """A file system that lives in memory."""
@@ -150,6 +152,20 @@ def open_cache(
         reason = "; ".join(error.faults) if isinstance(error, UserError) else (error.strerror or str(error))
         return None, (f"Decoded pictures are not kept in memory ({size}): {reason}.",)
     return cache, (f"Decoded pictures are kept in memory: {size}, once for all processes of a machine.",)
+
+
+def kept(pictures: T, kind: Literal["none", "ram", "disk"], shown: Shown) -> tuple[T, tuple[str, ...]]:
+    """A source of pictures with the cache that ``data.cache`` asks for, and what to say of it.
+
+    Raises:
+        UserError: the disk has not the room for it.
+    """
+    if kind == "none":
+        return pictures, ()
+    keep: Callable[..., tuple[T, tuple[str, ...]]] | None = getattr(pictures, "kept", None)
+    if keep is None:
+        return pictures, (f"data.cache is {kind}, but these pictures come from no files: none is kept.",)
+    return keep(kind, shown)
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:

@@ -42,11 +42,9 @@ Pixels = NDArray[np.uint8]
 """(H, W, 3)."""
 
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
-_UPSIDE_DOWN, _SIDEWAYS, _TURNED = (
-    {3, 4, 6, 7},
-    {2, 3, 7, 8},
-    {5, 6, 7, 8},
-)  # rows or columns reversed, swapped
+_UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the stored rows …
+_SIDEWAYS = {2, 3, 7, 8}  # … that reverse the columns …
+_TURNED = {5, 6, 7, 8}  # … and that, after this, make rows of columns
 
 
 class UnreadablePicture(UserError):  # noqa: N818 - it is what the user sees
