@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rankless.curation import data_set
 from rankless.data import scan
 from rankless.data.annotations import Annotations
 from rankless.data.formats import registry
@@ -35,9 +36,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     page.splits = lambda root: list(_content(root)["splits"])
     page.read, page.write = read, write
     monkeypatch.setitem(sys.modules, page.__name__, page)
-    monkeypatch.setattr(registry, "_PAGES", {"small": "small", "image-folder": "image_folder"})
-    monkeypatch.setattr(registry, "NAMES", ("small", "image-folder"))
-    monkeypatch.setattr("rankless.curation.data_set.NAMES", ("small", "image-folder"))
+    known = ("small", *registry.NAMES)
+    monkeypatch.setattr(registry, "_PAGES", {"small": "small", **registry._PAGES})
+    monkeypatch.setattr(registry, "NAMES", known)
+    monkeypatch.setattr(data_set, "NAMES", known)
 
 
 def _content(root: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_boxes_do_not_go_into_class_folders(tmp_path):
 
 
 def test_an_unknown_format_writes_nothing(tmp_path):
-    with pytest.raises(UserError, match="--to is 'yolo': expected one of small, image-folder"):
+    with pytest.raises(UserError, match="--to is 'yolo': expected one of small, webdataset, coco"):
         convert(str(detection(tmp_path / "d", SPLITS)), "yolo", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

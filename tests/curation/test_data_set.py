@@ -84,7 +84,7 @@ def test_the_built_in_data_has_no_files():
 
 
 def test_an_unknown_format_names_the_known_ones(tmp_path):
-    with pytest.raises(UserError, match=r"--format is 'cooc': expected one of auto, small, image-folder"):
+    with pytest.raises(UserError, match=r"--format is 'cooc': expected one of auto, small, webdataset, coco"):
         open_data_set(str(tmp_path), "cooc")
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Format, Json, Root, flag, part, whole_number
+from rankless.cli.words import Format, Json, Root, flag, part, recipe_and_overrides, whole_number
+from rankless.errors import UserError
 from rankless.printing import print_json
 
 app = part()
@@ -108,26 +109,77 @@ def split(
 
 @app.command(
     sort_key=7,
-    usage="Usage: rankless data pack ROOT --out FOLDER [OPTIONS]",
-    help_epilogue="Example:\n  rankless data pack mydata --out shards --shard-size 256\n",
+    usage="Usage: rankless data pack ROOT --out FOLDER [OPTIONS]\n"
+    "       rankless data pack ROOT --decoded [RECIPE] [KEY=VALUE ...]",
+    help_epilogue="""\
+Examples:
+  rankless data pack mydata --out shards --shard-size 256
+  rankless data pack mydata --decoded my.yaml
+""",
 )
 def pack(
     root: Root,
     /,
-    *,
-    out: Out,
+    *recipe: Annotated[
+        str,
+        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the recipe to train by, and changes to it."),
+    ],
+    out: Annotated[
+        Path | None, Parameter(help="The new folder; nothing there is replaced.", metavar="FOLDER")
+    ] = None,
     shard_size: Annotated[str, Parameter(help="Of a shard, in MiB.", metavar="N")] = "512",
+    decoded: Annotated[
+        bool, Parameter(help="Fill the cache of data.cache=disk, so that no training need decode."), flag
+    ] = False,
     format: Format = "auto",
     as_json: Json = False,
 ) -> int:
-    """Pack a data set into tar shards, which are quick to read from slow disks."""
+    """Pack a data set into tar shards, or keep its pictures decoded."""
+    if decoded == (out is not None):
+        raise UserError(
+            "give one of the two: --out FOLDER for tar shards, or --decoded to fill the cache of "
+            "data.cache=disk"
+        )
+    if decoded:
+        return _fill(root, format, recipe, as_json)
+    if recipe:
+        raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --decoded")
     size = whole_number("--shard-size", shard_size, " (MiB)")
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
+    assert out is not None  # the check above
     done = write(root, "webdataset", out, format, shard_bytes=size * 2**20)
     if as_json:
         print_json(done.as_json())
     else:
         print_conversion(done)
     return 1 if done.differences else 0
+
+
+def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
+    name, overrides = recipe_and_overrides(words)
+    from rankless import recipe_file
+    from rankless.curation.filling import fill
+
+    overrides = [*overrides, f"data.root={root}", f"data.format={format}"]
+    done = fill(recipe_file.load(name, overrides) if name else recipe_file.default(overrides))
+    if as_json:
+        print_json(
+            [
+                {
+                    "split": one.split,
+                    "pictures": one.pictures,
+                    "unreadable": [[fault.path, fault.reason] for fault in one.unreadable],
+                }
+                for one in done
+            ]
+        )
+        return 0
+    for one in done:
+        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
+        print(f"{one.split}: {one.pictures} pictures{failed}", *one.notes, sep="\n  ")
+        for fault in one.unreadable[:20]:
+            print(f"  {fault.path}: {fault.reason}")
+    print("a training finds them with data.cache=disk")
+    return 0
