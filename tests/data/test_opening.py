@@ -1,5 +1,6 @@
 """A split is opened from what was kept; a picture that was replaced in secret is told, and then read anew."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,25 @@ def test_what_was_kept_says_the_same(format: OneBoxEach) -> None:
     open_annotations("data", "train", rescan=True)
     examine("data", "train", rescan=True)
     assert format.times == 3
+
+
+def test_what_was_kept_is_said_as_it_is_opened_now(
+    format: OneBoxEach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command may have named the format, or the data by another path, when it was read."""
+    open_annotations("data", "train")
+    monkeypatch.setattr(opening, "recognise", lambda root, format: ("voc", "data.format says so"))
+    again = open_annotations(f"{tmp_path}/data", "train")
+    assert format.times == 1
+    said = "read as one box each because data.format says so: 3 pictures of 'train'"
+    assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
+    Path("data/3.png").touch()  # the data is read anew, and what was kept before is still held
+    assert len(open_annotations("data", "train").paths()) == 4
+    assert [Path(path).name for path in pickle.loads(pickle.dumps(again)).paths()] == [
+        "0.png",
+        "1.png",
+        "2.png",
+    ]
 
 
 @pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankless.data.annotation_cache import Key, cached
 from rankless.data.annotations import Annotations
+from rankless.data.cache_folder import hold
 from rankless.data.formats.raw import settle
 from rankless.data.formats.registry import format_named, recognise
 from rankless.errors import UserError
@@ -57,8 +58,12 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
         raw = page.read(place, split)
-        made = settle(raw, name)
-        read_as = f"{root}: read as {page.TITLE} because {why}: {len(made)} pictures of '{split}'"
-        return replace(made, about=(read_as, *made.about)), raw.depends
+        return settle(raw, name), raw.depends
 
-    return cached(Key(str(place), split, name), read, rescan=rescan)
+    kept = cached(Key(str(place), split, name), read, rescan=rescan)
+    # Said anew: another opening may have named the format, or the data by another path.
+    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(kept)} pictures of '{split}'"
+    found = replace(kept, about=(read_as, *kept.about))
+    if found.folder is not None:
+        hold(Path(found.folder), found)
+    return found

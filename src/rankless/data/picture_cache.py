@@ -135,7 +135,7 @@ def open_cache(
     if kind == "none" or not len(annotations):
         return None, ()
     need = needed(annotations, shown)
-    size = f"{need / 2**30:.2g} GiB for {len(annotations)} pictures"
+    size = f"{_amount(need)} for {len(annotations)} pictures"
     if kind == "disk":
         cache = _on_disk(cache_folder() / "pictures" / _digest(annotations), need, size)
         return cache, (f"Decoded pictures are kept in {cache.folder}: {size}.",)
@@ -179,6 +179,12 @@ def needed(annotations: Annotations, shown: Shown) -> int:
     return total
 
 
+def _amount(size: int) -> str:
+    """Bytes as text."""
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
+
+
 def _on_disk(folder: Path, need: int, size: str) -> PictureCache:
     try:
         cache = PictureCache(folder / _KINDS)
@@ -209,7 +215,7 @@ def _refuse_without_room(place: Path, folder: Path, need: int) -> None:
         return  # what lies there already need not be counted
     there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if need - there > free:
-        raise UserError(f"{place} has {max(0, free) / 2**30:.2g} GiB to spare")
+        raise UserError(f"{place} has {_amount(max(0, free))} to spare")
 
 
 def _digest(annotations: Annotations) -> str:
