@@ -1,4 +1,4 @@
-"""The promise as far as data goes: what is read and varied is a function of the pictures and the recipe alone.
+"""The promise as far as data goes: what is read and varied is a function of pictures and recipe alone.
 
 One small data set with some dirt in it, everything on that varies pictures. The same weights come from any
 number of loader processes and ranks, from kept pictures, from tar shards, from other formats, and from a run
@@ -38,7 +38,8 @@ data:
   multi_scale: 0.5
   multi_scale_every: 2
   max_bad: 0.1
-  augment: {mosaic: 0.5, mixup: 8, mixup_chance: 0.5, copy_paste: 0.5, perspective: 0.05, blur: 0.5, rotate: 5}
+  augment:
+    {mosaic: 0.5, mixup: 8, mixup_chance: 0.5, copy_paste: 0.5, perspective: 0.05, rotate: 5, blur: 0.5}
 batch: {images: 8, micro: 2}
 optim: {lr: 0.02}
 ema: {decay: 0.9}
