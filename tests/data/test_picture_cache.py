@@ -218,7 +218,7 @@ def test_the_size_by_hand(known: Annotations) -> None:
     header = 72
     assert needed(known, SHOWN) == 3 * header + 3 * (64 * 96 + 150 * 250 + 50 * 40)
     _, (note,) = open_cache("disk", known, SHOWN)
-    assert ": 0.1 MiB for 4 pictures" in note
+    assert ": 134 KiB for 4 pictures" in note
 
 
 def cramped(_: object) -> SimpleNamespace:
@@ -235,9 +235,7 @@ def test_a_disk_without_room_is_refused_with_what_to_do(
     drawn(Path(known.path(0)), 1, (64, 96))
     for file in opened("disk", known).folder.rglob("1-*"):
         file.unlink()
-    with pytest.raises(
-        UserError, match=r"needs 0\.1 MiB for 4 pictures.*RANKLESS_CACHE.*data\.cache to none"
-    ):
+    with pytest.raises(UserError, match=r"needs 134 KiB for 4 pictures.*RANKLESS_CACHE.*data\.cache to none"):
         open_cache("disk", known, SHOWN)
 
 

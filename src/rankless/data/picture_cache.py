@@ -181,7 +181,8 @@ def needed(annotations: Annotations, shown: Shown) -> int:
 
 def _amount(size: int) -> str:
     """Bytes as text."""
-    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    units = {2**30: "GiB", 2**20: "MiB"}
+    unit, name = next((each for each in units.items() if size >= each[0]), (2**10, "KiB"))
     return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
 
 

@@ -47,6 +47,9 @@ def test_a_split_may_be_named_by_its_last_word():
     assert known_as("train", ["in1k-train", "in1k-val"]) == "in1k-train"
     assert known_as("train", ["a-train", "b-train"]) == "train"
     assert known_as("train", ["train", "b-train"]) == "train"
+    assert known_as("val", ["train", "valid"]) == "valid"
+    assert known_as("val", ["in1k-train", "in1k-validation"]) == "in1k-validation"
+    assert known_as("val", ["valid", "dev"]) == "val"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from rankless.data import pictures
 from rankless.data.annotations import Annotations
 from rankless.data.formats.class_folders import Found, class_folders
 from rankless.data.formats.raw import Raw
+from rankless.data.formats.splits import known_as
 from rankless.data.formats.writing import PictureFiles, file_names
 from rankless.data.scan import file_sizes
 from rankless.errors import UserError, listed
@@ -74,7 +75,8 @@ def read(root: Path, split: str) -> Raw:
 
     Args:
         root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root``; ``train`` or ``val`` where the root holds the class folders.
+        split: a folder in ``root``, or another word for it; ``train`` or ``val`` where the root holds the
+            class folders.
 
     Raises:
         UserError: not a folder, no such split, or no picture.
@@ -88,8 +90,10 @@ def read(root: Path, split: str) -> Raw:
             "and 'val'; name one of these (data.train, data.val), or make a folder "
             f"'{split}' that holds a folder per class."
         )
-    if not divided and not _holds_folders(root / split):
-        there = ", ".join(f"'{name}'" for name in _folders(root) if _holds_folders(root / name))
+    found_splits = [] if divided else [name for name in _folders(root) if _holds_folders(root / name)]
+    split = known_as(split, found_splits)
+    if not divided and split not in found_splits:
+        there = ", ".join(f"'{name}'" for name in found_splits)
         raise UserError(
             f"{root} has no split '{split}'; it has {there}. Name one of these in the recipe (data.train, "
             f"data.val), or make a folder '{split}' that holds a folder per class."

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from rankless.data.findings import Findings
+from rankless.data.formats import splits
 from rankless.data.formats.shard_labels import KINDS
 from rankless.data.formats.shard_members import NAMES_FILES, first_member, samples
 from rankless.errors import UserError, printable
@@ -41,8 +42,9 @@ def shards_of(root: Path) -> dict[str, list[Path]]:
 
 
 def known_as(split: str, names: list[str]) -> str:
-    """The split that is meant: ``train`` may be ``imagenet-train``, if there is but one such."""
-    meant = [name for name in names if _last(name) == split]
+    """The split that is meant: ``val`` may be ``valid`` or ``imagenet-val``, if there is but one such."""
+    word = splits.known_as(split, [_last(name) for name in names])
+    meant = [name for name in names if _last(name) == word]
     return meant[0] if split not in names and len(meant) == 1 else split
 
 

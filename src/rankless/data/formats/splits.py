@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,13 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def known_as(wanted: str, found: Collection[str]) -> str:
+    """The one name in ``found`` that ``wanted`` means; ``wanted`` itself if none or several do."""
+    group = next((group for group in _ALIKE if wanted.casefold() in group), ())
+    alike = [name for name in found if name.casefold() in group or _YEAR.sub("", name) == wanted]
+    return alike[0] if wanted not in found and len(alike) == 1 else wanted
+
+
 def chosen(root: Path, wanted: str, found: Mapping[str, Held], expected: str) -> str:
     """The name in ``found`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
 
@@ -45,12 +52,9 @@ def chosen(root: Path, wanted: str, found: Mapping[str, Held], expected: str) ->
     Raises:
         UserError: no such split.
     """
-    if wanted in found:
-        return wanted
-    group = next((group for group in _ALIKE if wanted.casefold() in group), ())
-    alike = [name for name in found if name.casefold() in group or _YEAR.sub("", name) == wanted]
-    if len(alike) == 1:
-        return alike[0]
+    meant = known_as(wanted, found)
+    if meant in found:
+        return meant
     if len(found) == 1 and wanted == "train" and root.is_file():
         return next(iter(found))
     if not found:
