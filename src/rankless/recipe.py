@@ -131,6 +131,8 @@ class Augment:
         perspective: largest shift of the input's corners, as a share of its side.
         mosaic: chance that four pictures share one input (detection).
         close_mosaic: the last so many epochs are without mosaic, mixup, cutmix and copy-paste.
+        partners: where mosaic, mixup and copy-paste find the other pictures: in the whole ``data``, or in the
+            same micro-``batch``, of which each picture is then decoded once (detection).
         copy_paste: chance that objects of another picture are pasted into this one (detection).
         crop: smallest share of the area that a random crop keeps; 1 crops nothing. In detection a crop cuts
             no box.
@@ -157,6 +159,7 @@ class Augment:
     perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
     mosaic: Fraction = 0.0
     close_mosaic: CountOrZero = 0
+    partners: Literal["data", "batch"] = "data"
     copy_paste: Fraction = 0.0
     crop: Annotated[float, Field(gt=0, le=1)] = 1.0
     blur: Fraction = 0.0

@@ -61,7 +61,7 @@ def view(
     epoch: int = 0,
     last: bool = False,
 ) -> Varied:
-    return varied(read, index, count, SIZE, options, (seed, epoch), last)
+    return varied(read, index, range(count), SIZE, options, (seed, epoch), last)
 
 
 def extent(image: torch.Tensor, label: int) -> np.ndarray | None:

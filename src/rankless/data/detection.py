@@ -15,6 +15,7 @@ from rankless.data.annotated import BoxedPictures
 from rankless.data.annotations import CROWD, DIFFICULT
 from rankless.data.builtin import DigitScenes
 from rankless.data.letterbox import GREY, Fit, in_source, stretched, to_input, whole
+from rankless.data.once import once
 from rankless.data.opening import open_annotations
 from rankless.data.picture_cache import kept
 from rankless.data.pictures import Shown, UnreadablePicture
@@ -138,6 +139,7 @@ class DetectionExamples:
         """Picture ``index`` as it looks in ``epoch`` at ``size``: a function of these and of the seed alone.
 
         In training a keyed other picture stands in for one that cannot be read; to be scored it is grey.
+        Partners are of the whole data: of a micro-batch only :meth:`items` knows.
 
         Raises:
             UnreadablePicture: in training, when the others cannot be read either.
@@ -145,15 +147,7 @@ class DetectionExamples:
         shape = size or self.size
         if self.augment is None:
             return self._plain(index, shape)
-        unreadable: list[Unreadable] = []
-
-        def read(number: int) -> Picture:
-            return readable(lambda n: self._picture(n, shape), number, len(self), self.seed, unreadable)
-
-        last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
-        made = varied(read, index, len(self), shape, self.augment, (self.seed, epoch), last)
-        image, boxes, labels, where = made
-        return DetectionItem(image, boxes, labels, index, where, tuple(unreadable))
+        return self._varied(index, epoch, shape, self.augment, self._reader(shape), range(len(self)))
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
         """The pictures (epoch, index) of one micro-batch of ``step``, all on an input of one size."""
@@ -162,7 +156,11 @@ class DetectionExamples:
             size = self.sizes.of(step)
         elif self.rectangular:
             size = tight(self._picture_sizes([index for _, index in line]), self.size)
-        return [self.item(index, epoch, size) for epoch, index in line]
+        among = sorted({index for _, index in line})
+        if self.augment is None or self.augment.partners == "data" or len(among) == 1:
+            return [self.item(index, epoch, size) for epoch, index in line]
+        read = once(self._reader(size))
+        return [self._varied(index, epoch, size, self.augment, read, among) for epoch, index in line]
 
     def facts(self, step: int) -> dict[str, Any]:
         """What the journal says of a step: the input's ``size`` where it changes."""
@@ -171,6 +169,26 @@ class DetectionExamples:
     def evaluation_order(self) -> NDArray[np.int64] | None:
         """The order in which pictures are predicted, (N,); None is their own."""
         return by_aspect(self._picture_sizes(range(len(self)))) if self.rectangular else None
+
+    def _varied(
+        self,
+        index: int,
+        epoch: int,
+        size: tuple[int, int],
+        augment: Augment,
+        read: Callable[[int], Picture],
+        among: Sequence[int],
+    ) -> DetectionItem:
+        """Picture ``index`` to be trained on, with partners from ``among``."""
+        unreadable: list[Unreadable] = []
+
+        def found(number: int) -> Picture:
+            return readable(read, number, len(self), self.seed, unreadable)
+
+        last = self.epochs is not None and epoch >= self.epochs - augment.close_mosaic
+        made = varied(found, index, among, size, augment, (self.seed, epoch), last)
+        image, boxes, labels, where = made
+        return DetectionItem(image, boxes, labels, index, where, tuple(unreadable))
 
     def _plain(self, index: int, size: tuple[int, int]) -> DetectionItem:
         """Picture ``index`` as it is scored; grey and without boxes if it cannot be read."""
@@ -186,13 +204,17 @@ class DetectionExamples:
         where = in_source(where, picture.reduced, picture.source)
         return DetectionItem(image, boxes, picture.labels, index, where)
 
-    def _picture(self, index: int, size: tuple[int, int]) -> Picture:
-        """Picture ``index`` before it is varied; stretched already, if it is to be."""
-        picture = decoded(self.pictures, index, self.shown)
-        if self.fit == "letterbox":
-            return picture
-        image, where = stretched(picture.image, size)
-        return Picture(image, to_input(picture.boxes, where), picture.labels)
+    def _reader(self, size: tuple[int, int]) -> Callable[[int], Picture]:
+        """What gives a picture before it is varied; stretched already, if it is to be."""
+
+        def read(index: int) -> Picture:
+            picture = decoded(self.pictures, index, self.shown)
+            if self.fit == "letterbox":
+                return picture
+            image, where = stretched(picture.image, size)
+            return Picture(image, to_input(picture.boxes, where), picture.labels)
+
+        return read
 
     def _picture_sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Height and width of these pictures, (B, 2); 0, 0 where one cannot be read."""

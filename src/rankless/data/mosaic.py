@@ -7,7 +7,7 @@ of it than is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ has it."""
 def mosaic(
     read: Callable[[int], Picture],
     index: int,
-    count: int,
+    among: Sequence[int],
     size: tuple[int, int],
     options: Augment,
     chance: np.random.Generator,
@@ -42,7 +42,7 @@ def mosaic(
     Args:
         read: gives a picture by its number; not asked for those of which nothing is seen.
         index: the picture that the input is drawn for; it takes one of the four places.
-        count: how many pictures there are to choose the others from.
+        among: the pictures, it included, from which the others are drawn.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
         chance: where the mosaic comes from.
@@ -50,7 +50,7 @@ def mosaic(
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
     """
-    others = chance.integers(count, size=3).tolist()
+    others = _others(index, among, chance)
     own = int(chance.integers(4))
     sideways, upside_down = (chance.random(2) < (options.flip, options.flip_vertical)).tolist()
     zoom, *draws = chance.uniform(-1, 1, 5).tolist()
@@ -67,6 +67,20 @@ def mosaic(
     clipped, labels = tiles.boxes()
     image, mirrored = mirror(tiles.canvas, clipped, sideways, upside_down)
     return image, mirrored, labels
+
+
+def _others(index: int, among: Sequence[int], chance: np.random.Generator) -> list[int]:
+    """Three pictures other than ``index`` and than each other, as far as there are so many."""
+    taken, found = [among.index(index)], []
+    for draw in chance.random(3).tolist():
+        if len(taken) == len(among):
+            taken = []
+        place = int(draw * (len(among) - len(taken)))
+        for before in sorted(taken):
+            place += place >= before
+        taken.append(place)
+        found.append(among[place])
+    return found
 
 
 class _Tiles:

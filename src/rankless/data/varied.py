@@ -10,8 +10,9 @@ and one part switched off leaves the others as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ Varied = tuple[Tensor, Tensor, Tensor, Letterbox]
 def varied(
     read: Callable[[int], Picture],
     index: int,
-    count: int,
+    among: Sequence[int],
     size: tuple[int, int],
     options: Augment,
     key: tuple[int, int],
@@ -44,7 +45,7 @@ def varied(
     Args:
         read: gives a picture by its number.
         index: the picture.
-        count: how many there are, among which its partners are drawn.
+        among: the pictures, it included, from which its partners are drawn; rising.
         size: the input's (H, W) in pixels.
         options: how pictures are varied.
         key: (seed, epoch).
@@ -55,7 +56,7 @@ def varied(
         What the network sees: boxes are clipped to the input, each at least a part of a pixel large. The
         place is of the cropped picture before it was warped and mirrored; of a mosaic, the input itself.
     """
-    made = _Varied(read, count, size, options, key, last_epochs)
+    made = _Varied(read, among, size, options, key, last_epochs)
     return made.mixed(index)
 
 
@@ -65,15 +66,15 @@ class _Varied:
     def __init__(
         self,
         read: Callable[[int], Picture],
-        count: int,
+        among: Sequence[int],
         size: tuple[int, int],
         options: Augment,
         key: tuple[int, int],
         alone: bool,
     ) -> None:
-        self.read, self.count, self.size, self.options = read, count, size, options
+        self.read, self.among, self.size, self.options = read, among, size, options
         self.seed, self.epoch = key
-        self.together = not alone and count > 1
+        self.together = not alone and len(among) > 1
         self.mosaics = not alone
 
     def mixed(self, index: int) -> Varied:
@@ -83,7 +84,7 @@ class _Varied:
         if not (self.options.mixup and self.together and chance.random() < self.options.mixup_chance):
             return image, boxes, labels, where
         share = float(chance.beta(self.options.mixup, self.options.mixup))
-        other = self.placed(self._another(index, int(chance.integers(self.count - 1))))
+        other = self.placed(self._another(index, chance))
         boxes, labels = torch.cat((boxes, other[1])), torch.cat((labels, other[2]))
         return blended(image, other[0], share), boxes, labels, where
 
@@ -98,7 +99,7 @@ class _Varied:
         if self.options.copy_paste and self.together:
             chance = generator(self.seed, "copy-paste", self.epoch, index)
             if chance.random() < self.options.copy_paste:
-                other = self.read(self._another(index, int(chance.integers(self.count - 1))))
+                other = self.read(self._another(index, chance))
                 picture = copy_paste(picture, other, self.size, chance)
         return cropped(picture, self.options.crop, generator(self.seed, "crop", self.epoch, index))
 
@@ -106,7 +107,7 @@ class _Varied:
         if self.options.mosaic and self.mosaics:
             chance = generator(self.seed, "mosaic", self.epoch, index)
             if chance.random() < self.options.mosaic:
-                made = mosaic(self.source, index, self.count, self.size, self.options, chance)
+                made = mosaic(self.source, index, self.among, self.size, self.options, chance)
                 # The mosaic is its own source: no one picture's place on it says where a box came from.
                 return *made, Letterbox(1.0, 0.0, 0.0, *self.size)
         chance = generator(self.seed, "augment", self.epoch, index)
@@ -114,6 +115,7 @@ class _Varied:
         image, boxes, labels, where = augment(picture, self.size, self.options, chance)
         return image, boxes, labels, in_source(where, picture.reduced, picture.source)
 
-    def _another(self, index: int, further: int) -> int:
-        """A picture other than ``index``: the one so many places after the next."""
-        return (index + 1 + further) % self.count
+    def _another(self, index: int, chance: np.random.Generator) -> int:
+        """A picture other than ``index``: some places after it, and after the last the first."""
+        further = 1 + int(chance.integers(len(self.among) - 1))
+        return self.among[(self.among.index(index) + further) % len(self.among)]

@@ -16,6 +16,7 @@ _DETECTION = (
     "data.train_images",
     "data.val_images",
     "data.augment.mosaic",
+    "data.augment.partners",
     "data.augment.copy_paste",
     "evaluate.confidence",
     "evaluate.nms",
