@@ -23,7 +23,7 @@ from PIL import Image
 
 BATCH = 16
 PEERS = ("torchvision", "albumentations", "ultralytics")
-OURS = ("decode", "rankless", "rankless-ram")
+OURS = ("decode", "rankless", "rankless-batch", "rankless-ram")
 
 
 class Contender:

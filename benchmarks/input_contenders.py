@@ -48,8 +48,8 @@ def decode_alone(files: list[str], mosaic: bool) -> Step:
     return step
 
 
-def rankless(files: list[str], mosaic: bool, kind: str = "none") -> Step:
-    """Rankless: what its loader processes do."""
+def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str = "data") -> Step:
+    """Rankless: what its loader processes do, 16 pictures being a micro-batch."""
     from rankless.data.annotated import BoxedPictures
     from rankless.data.annotations import Annotations, flat_paths
     from rankless.data.detection import DetectionExamples, collate
@@ -82,13 +82,14 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none") -> Step:
         saturation=SATURATION,
         value=VALUE,
         mosaic=float(mosaic),
+        partners=partners,  # type: ignore[arg-type]
     )
     examples = DetectionExamples(BoxedPictures(known, cache), (SIDE, SIDE), 0, options)
     epoch = itertools.count()
     if cache is not None:
         for number in range(len(files)):
             examples.pictures.shown_picture(number, examples.shown)  # type: ignore[attr-defined]
-    return lambda numbers: collate([examples.item(number, next(epoch)) for number in numbers])
+    return lambda numbers: collate(examples.items([(next(epoch), number) for number in numbers], 0))
 
 
 def torchvision(files: list[str], mosaic: bool) -> Step:
@@ -223,6 +224,7 @@ def ultralytics(files: list[str], mosaic: bool) -> Step:
 WAYS: dict[str, Callable[[list[str], bool], Step]] = {
     "decode": decode_alone,
     "rankless": rankless,
+    "rankless-batch": lambda files, mosaic: rankless(files, mosaic, "none", "batch"),
     "rankless-ram": lambda files, mosaic: rankless(files, mosaic, "ram"),
     "torchvision": torchvision,
     "albumentations": albumentations,

@@ -16,7 +16,12 @@ from rankless.tasks.without_effect import refuse_without_effect
 def test_every_foreign_setting_of_a_classifier_is_named() -> None:
     recipe = Recipe(
         task="classify",
-        data=Data(fit="stretch", multi_scale=0.5, train_images=7, augment=Augment(mosaic=1, copy_paste=0.5)),
+        data=Data(
+            fit="stretch",
+            multi_scale=0.5,
+            train_images=7,
+            augment=Augment(mosaic=1, copy_paste=0.5, partners="batch"),
+        ),
         evaluate=Evaluate(iou=0.5, multi_label=False, rectangular=True, tta="full"),
     )
     with pytest.raises(UserError) as caught:
@@ -31,6 +36,7 @@ def test_every_foreign_setting_of_a_classifier_is_named() -> None:
         "data.train_images",
         "data.augment.mosaic",
         "data.augment.copy_paste",
+        "data.augment.partners",
         "evaluate.iou",
         "evaluate.multi_label",
         "evaluate.rectangular",

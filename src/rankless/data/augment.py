@@ -119,11 +119,11 @@ def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # than any sum
     steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # in 1; float32 has 24 binary digits
     rounded = np.rint(matrix * steps) / steps
-    source = image.numpy().reshape(3, -1).astype(np.float32, order="C")  # (3, H · W)
-    result = rounded @ source
-    result += np.float32(0.5)
-    np.clip(result, 0, 255, out=result)
-    return torch.from_numpy(result.astype(np.uint8)).view(image.shape)
+    # The product is NumPy's, whatever precision torch may have been told is enough for its own; torch's
+    # conversions and limits take a fourth of the time of NumPy's.
+    source = image.reshape(3, -1).float()  # (3, H · W)
+    result = torch.from_numpy(rounded @ source.numpy())
+    return result.add_(0.5).clamp_(0, 255).to(torch.uint8).view(image.shape)
 
 
 def recoloured_patch(
