@@ -254,4 +254,4 @@ def test_one_picture_alone_has_no_partner() -> None:
 
 def test_a_hair_outside_is_no_box() -> None:
     boxes = torch.tensor([[-0.004, 3.0, 0.0, 9.0], [-0.004, 3.0, 1.0, 9.0]])
-    assert clip(boxes, torch.tensor([0.0, 0, 20, 20]))[1].tolist() == [False, True]
+    assert clip(boxes, np.array([0, 0, 20, 20], np.float32))[1].tolist() == [False, True]

@@ -132,9 +132,7 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
     placed = boxes * letterbox.scale
     if letterbox.stretch != (1.0, 1.0):
         placed = placed * placed.new_tensor(letterbox.stretch * 2)
-    placed[..., 0::2] += letterbox.left
-    placed[..., 1::2] += letterbox.top
-    return placed
+    return placed + placed.new_tensor((letterbox.left, letterbox.top) * 2)
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:

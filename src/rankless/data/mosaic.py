@@ -95,6 +95,7 @@ class _Tiles:
         self.canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
         self._points = None if warp is None else origins(warp, size)
         self._found: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
+        self._regions = [np.zeros((0, 4), np.float32)]
 
     def seen(self, place: int) -> bool:
         """Whether the input shows anything of a place."""
@@ -109,27 +110,24 @@ class _Tiles:
         scale = fit(height, width, self.size) * factor
         left = self.meeting[0] - (0 if place % 2 else scaled(width, scale))
         top = self.meeting[1] - (0 if place // 2 else scaled(height, scale))
-        boxes, labels = picture.boxes, picture.labels
         if self._points is None:
             where = self._lay_flat(place, picture.image, matrix, (scale, left, top))
-            boxes, stays = clip(
-                to_input(boxes, where), torch.tensor(self._quarter(place), dtype=torch.float32)
-            )
-            boxes, labels = boxes[stays], labels[stays]
+            region = np.array([self._quarter(place)], np.float32)
+            self._regions.append(region.repeat(len(picture.labels), 0))
         else:
             where = Letterbox(scale, left, top, height, width)
             self._lay_warped(place, picture.image, matrix, where, self._points)
-            boxes = to_input(boxes, where)
-        self._found.append((boxes, labels))
+        self._found.append((to_input(picture.boxes, where), picture.labels))
 
     def boxes(self) -> tuple[Tensor, Tensor]:
         """Boxes (N, 4) as the input shows them, and their labels (N,)."""
         boxes, labels = (torch.cat(part) for part in zip(*self._found, strict=True))
+        region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
-            return boxes, labels
-        clipped, stays = clip(
-            warped_boxes(boxes, self.warp), torch.tensor([0.0, 0, self.size[1], self.size[0]])
-        )
+            region = np.concatenate(self._regions)
+        else:
+            boxes = warped_boxes(boxes, self.warp)
+        clipped, stays = clip(boxes, region)
         return clipped[stays], labels[stays]
 
     def _lay_flat(

@@ -80,8 +80,10 @@ class _Varied:
     def mixed(self, index: int) -> Varied:
         """The input of a picture, blended with another's if chance says so; the boxes of both count whole."""
         image, boxes, labels, where = self.placed(index)
+        if not (self.options.mixup and self.together):
+            return image, boxes, labels, where
         chance = generator(self.seed, "mix", self.epoch, index)
-        if not (self.options.mixup and self.together and chance.random() < self.options.mixup_chance):
+        if chance.random() >= self.options.mixup_chance:
             return image, boxes, labels, where
         share = float(chance.beta(self.options.mixup, self.options.mixup))
         other = self.placed(self._another(index, chance))
@@ -101,6 +103,8 @@ class _Varied:
             if chance.random() < self.options.copy_paste:
                 other = self.read(self._another(index, chance))
                 picture = copy_paste(picture, other, self.size, chance)
+        if self.options.crop >= 1:
+            return picture
         return cropped(picture, self.options.crop, generator(self.seed, "crop", self.epoch, index))
 
     def _laid(self, index: int) -> Varied:
