@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.data.letterbox import centred, fit, paste, place, to_input, visible_patch
+from rankless.data.letterbox import centred, fit, paste, place, resized, to_input, visible_part
 from rankless.data.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
 from rankless.recipe import Augment
 from rankless.types import Letterbox, Picture
@@ -26,6 +26,7 @@ KEPT_SHARE = 0.25
 """A box is dropped if the input's border leaves less than this share of its area …"""
 KEPT_SIDE = 2.0
 """… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
+_AT_ONCE = 16384  # pixels that are recoloured: what they need fits into a processor's second cache
 
 
 def augment(
@@ -119,11 +120,19 @@ def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # than any sum
     steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # in 1; float32 has 24 binary digits
     rounded = np.rint(matrix * steps) / steps
-    # The product is NumPy's, whatever precision torch may have been told is enough for its own; torch's
-    # conversions and limits take a fourth of the time of NumPy's.
-    source = image.reshape(3, -1).float()  # (3, H · W)
-    result = torch.from_numpy(rounded @ source.numpy())
-    return result.add_(0.5).clamp_(0, 255).to(torch.uint8).view(image.shape)
+    # Rounded to the nearest by a fourth row: a half, times one.
+    with_half = np.concatenate((rounded, np.full((3, 1), 0.5, np.float32)), 1)
+    source = image.reshape(3, -1).numpy()  # (3, H · W)
+    count = source.shape[1]
+    result = np.empty((3, count), np.uint8)
+    columns = np.ones((4, min(count, _AT_ONCE)), np.float32)
+    for first in range(0, count, _AT_ONCE):
+        part = source[:, first : first + _AT_ONCE]
+        columns[:3, : part.shape[1]] = part
+        product = torch.from_numpy(with_half @ columns[:, : part.shape[1]])
+        product.clamp_(0, 255)  # in half of NumPy's time
+        np.copyto(result[:, first : first + _AT_ONCE], product.numpy(), casting="unsafe")
+    return torch.from_numpy(result).view(image.shape)
 
 
 def recoloured_patch(
@@ -134,13 +143,15 @@ def recoloured_patch(
     left: int,
     top: int,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """:func:`visible_patch`, recoloured on the smaller side of the resize."""
+    """What :func:`visible_part` gives, scaled, and recoloured on the smaller side of the resize."""
+    part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
-        return visible_patch(image, size, scale, left, top)
-    if scale > 1:
-        return visible_patch(recolour(image, matrix), size, scale, left, top)
-    patch, corner, where = visible_patch(image, size, scale, left, top)
-    return recolour(patch, matrix), corner, where
+        patch = resized(part, scale)
+    elif scale > 1:
+        patch = resized(recolour(part, matrix), scale)
+    else:
+        patch = recolour(resized(part, scale), matrix)
+    return patch, corner, where
 
 
 def warped_picture(

@@ -58,8 +58,8 @@ def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
     where = Letterbox(1.0, 0.0, 0.0, height, width, (size[1] / width, size[0] / height))
     if (height, width) == size:
         return image, where
-    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)
-    return resized[0].contiguous(), where
+    found = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)
+    return found[0].contiguous(), where
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
@@ -83,23 +83,23 @@ def place(
     height, width = image.shape[-2:]
     if (height, width) == size and (scale, left, top) == (1.0, 0, 0):
         return image, Letterbox(1.0, 0.0, 0.0, height, width)
-    patch, corner, where = visible_patch(image, size, scale, left, top)
-    return paste(patch, corner, size), where
+    part, corner, where = visible_part(image, size, scale, left, top)
+    return paste(resized(part, scale), corner, size), where
 
 
-def visible_patch(
+def visible_part(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """The first half of :func:`place`: the scaled visible part, its pixel (x, y), and the placement."""
+    """The first third of :func:`place`: what is to be scaled, the input's pixel (x, y), and the placement."""
     height, width = image.shape[-2:]
     x0, x1, x = _visible(width, size[1], scale, left)
     y0, y1, y = _visible(height, size[0], scale, top)
     where = Letterbox(scale, x - x0 * scale, y - y0 * scale, height, width)
-    return _resize(image[:, y0:y1, x0:x1], scale), (x, y), where
+    return image[:, y0:y1, x0:x1], (x, y), where
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The second half of :func:`place`: a patch laid on the grey input, uint8 (3, H, W)."""
+    """The last third of :func:`place`: a patch laid on the grey input, uint8 (3, H, W)."""
     canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
     lay(canvas, patch, corner)
     return canvas
@@ -157,7 +157,7 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
     return first, max(last, first + 1), round(offset + first * scale)
 
 
-def _resize(image: Tensor, scale: float) -> Tensor:
+def resized(image: Tensor, scale: float) -> Tensor:
     """uint8 (3, h, w) scaled by exactly ``scale``; the size is rounded down, but at least one pixel."""
     if scale == 1.0:
         return image
@@ -165,8 +165,8 @@ def _resize(image: Tensor, scale: float) -> Tensor:
     if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
         return F.interpolate(_rows_first(image), size=new, mode="bilinear", antialias=True)[0].contiguous()
     factors = [scale * _NUDGE] * 2
-    resized = F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)
-    return resized[0].contiguous()
+    found = F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)
+    return found[0].contiguous()
 
 
 def _rows_first(image: Tensor) -> Tensor:
