@@ -24,6 +24,7 @@ from PIL import Image
 BATCH = 16
 PEERS = ("torchvision", "albumentations", "ultralytics")
 OURS = ("decode", "rankless", "rankless-batch", "rankless-ram")
+RATIOS = ("rankless", "rankless-batch")
 
 
 class Contender:
@@ -93,12 +94,14 @@ def measure(folder: Path, mosaic: bool, python: str, turns: int, batches: int) -
 
 def tell(title: str, found: dict[str, list[float]]) -> None:
     """A table: pictures per second, and how many times as fast Rankless is, turn by turn."""
-    print(f"\n{title}\n{'':16}{'best/s':>9}{'median/s':>10}{'Rankless is … times as fast: best, median':>45}")
+    heads = "".join(f"{ours + ' is … times as fast: best, median':>52}" for ours in RATIOS)
+    print(f"\n{title}\n{'':16}{'best/s':>9}{'median/s':>10}{heads}")
     for name, seconds in found.items():
-        best = min(seconds) / min(found["rankless"])
-        paired = statistics.median(b / a for a, b in zip(found["rankless"], seconds, strict=True))
-        speeds = f"{1 / min(seconds):9.0f}{1 / statistics.median(seconds):10.0f}"
-        print(f"{name:16}{speeds}{best:38.2f}{paired:7.2f}")
+        ratios = ""
+        for ours in RATIOS:
+            paired = statistics.median(b / a for a, b in zip(found[ours], seconds, strict=True))
+            ratios += f"{min(seconds) / min(found[ours]):45.2f}{paired:7.2f}"
+        print(f"{name:16}{1 / min(seconds):9.0f}{1 / statistics.median(seconds):10.0f}{ratios}")
 
 
 def main() -> int:
