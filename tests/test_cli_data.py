@@ -156,7 +156,7 @@ def test_check_and_fix(cells, capsys):
     assert said.endswith("4 findings are wrong (✗); --fix writes a copy without them\n")
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
-    fixed = report(capsys, "check", cells, "--fix", code=1)["fixed"]
+    fixed = report(capsys, "check", cells, "--fix", "--drop-faulty", code=1)["fixed"]
     assert fixed["out"] == str(Path("cells-fixed").absolute())
     assert len(fixed["changes"]) == 4
     again = report(capsys, "check", "cells-fixed")

@@ -107,7 +107,11 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
     shutil.copy(root / "images/train-004.png", root / "images/val-000.png")
     before = {file: file.read_bytes() for file in root.rglob("*") if file.is_file()}
     found = check(str(root))
-    fixed = fix(found, tmp_path / "clean")
+    with pytest.raises(UserError) as refused:  # as a training would be, for the data may be misread
+        fix(found, tmp_path / "clean")
+    assert "class out of range: 1; the first" in refused.value.faults[0] and not (tmp_path / "clean").exists()
+    assert "--drop-faulty" in refused.value.faults[1]
+    fixed = fix(found, tmp_path / "clean", drop_faulty=True)
     assert fixed.changes == [
         "train: 1 boxes have a class number without a name: left out",
         "train: 1 boxes reach over the edge of their picture: clipped",

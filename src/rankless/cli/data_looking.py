@@ -46,6 +46,13 @@ def check(
     format: Format = "auto",
     quick: Annotated[bool, Parameter(help="Read only headers of pictures; compare none."), flag] = False,
     fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
+    drop_faulty: Annotated[
+        bool,
+        Parameter(
+            help="With --fix: leave out boxes that stop a training, too; their objects become background."
+        ),
+        flag,
+    ] = False,
     out: Annotated[
         Path | None, Parameter(help="The copy's folder; if not given, ROOT-fixed.", metavar="FOLDER")
     ] = None,
@@ -54,6 +61,8 @@ def check(
     """Find everything that is wrong with a data set."""
     if out is not None and not fix:
         raise UserError("--out says where --fix writes: add --fix, or leave --out out")
+    if drop_faulty and not fix:
+        raise UserError("--drop-faulty says what --fix leaves out: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside
@@ -62,7 +71,7 @@ def check(
     if fix and (out or beside(root, "fixed")).exists():
         raise UserError(f"--out {out or beside(root, 'fixed')}: it is there already, and nothing is replaced")
     found = look(root, format, split, quick=quick)
-    fixed = mend(found, out or beside(root, "fixed")) if fix else None
+    fixed = mend(found, out or beside(root, "fixed"), drop_faulty=drop_faulty) if fix else None
     if as_json:
         report = found.as_json()
         if fixed is not None:

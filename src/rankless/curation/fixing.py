@@ -27,7 +27,45 @@ class Fixed:
     changes: list[str]
 
 
-def fix(checked: Checked, out: Path) -> Fixed:
+_LOST = "unreadable file"
+"""Nobody knows how much such a file held."""
+
+
+def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
+    """Raise where a copy would silently turn what is annotated into background.
+
+    What stops a training may say that the data was misread; without those boxes a picture counts as one that
+    shows nothing there.
+
+    Args:
+        checked: what a check found.
+        drop_faulty: whether the user wants that for boxes.
+
+    Raises:
+        UserError: there is such a finding.
+    """
+    found = [
+        f"{name}: {kind}: {count}" + (f"; the first: {first[0]}" if first else "")
+        for name, findings in checked.findings.items()
+        for kind, count, first in findings
+        if KINDS[kind].outcome == "stops" and (kind == _LOST or not drop_faulty)
+    ]
+    if found:
+        raise UserError(
+            [
+                *found,
+                "Nothing is written: these stop a training because going on would train something else. Mend "
+                "them by hand"
+                + (
+                    "."
+                    if drop_faulty
+                    else ", or add --drop-faulty to leave such boxes out; their objects are background then."
+                ),
+            ]
+        )
+
+
+def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
     """Write the data set anew, in its own format, without whatever a check fails for.
 
     Faulty boxes are left out or clipped as training would, pictures that cannot be read are left out, and of
@@ -36,10 +74,12 @@ def fix(checked: Checked, out: Path) -> Fixed:
     Args:
         checked: what :func:`rankless.curation.checking.check` found.
         out: the new folder; must not be there or be empty.
+        drop_faulty: see :func:`refuse_misread`.
 
     Raises:
-        UserError: nothing would be left of a split, or ``out`` cannot be written.
+        UserError: what stops a training, nothing would be left of a split, or ``out`` cannot be written.
     """
+    refuse_misread(checked, drop_faulty=drop_faulty)
     data, changes = checked.data, []
     kept: dict[str, Annotations] = {}
     for name, whole in data.parts.items():

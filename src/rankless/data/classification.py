@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankless.data.annotated import ClassifiedPictures
+from rankless.data.annotations import Annotations
 from rankless.data.builtin_digits import DigitPictures
 from rankless.data.classification_input import place, shown_as, vary
 from rankless.data.letterbox import GREY
@@ -87,6 +88,12 @@ class ClassificationExamples:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    @property
+    def digest(self) -> str | None:
+        """Another one when what is annotated is; None of pictures that come from no files."""
+        annotations: Annotations | None = getattr(self.pictures, "annotations", None)
+        return None if annotations is None else annotations.digest()
 
     def item(self, index: int, epoch: int) -> ClassificationItem:
         """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.

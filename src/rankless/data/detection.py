@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import CROWD, DIFFICULT
+from rankless.data.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.builtin import DigitScenes
 from rankless.data.letterbox import GREY, Fit, in_source, stretched, to_input, whole
 from rankless.data.once import once
@@ -134,6 +134,12 @@ class DetectionExamples:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    @property
+    def digest(self) -> str | None:
+        """Another one when what is annotated is; None of pictures that come from no files."""
+        annotations: Annotations | None = getattr(self.pictures, "annotations", None)
+        return None if annotations is None else annotations.digest()
 
     def item(self, index: int, epoch: int, size: tuple[int, int] | None = None) -> DetectionItem:
         """Picture ``index`` as it looks in ``epoch`` at ``size``: a function of these and of the seed alone.

@@ -29,9 +29,7 @@ def open_annotations(
         UserError: nothing there, no such split, or faults that stop a training: all of them at once.
     """
     found = examine(root, split, format, rescan=rescan)
-    found.findings.stop(
-        f"Mend these, or let `rankless data check {root} --fix` write a copy of the annotations without them."
-    )
+    found.findings.stop(f"Mend these; `rankless data check {root}` shows them all.")
     bad = found.findings.counts.get("unreadable picture", 0)
     if bad > max_bad * len(found):
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from rankless.errors import UserError
@@ -46,4 +47,21 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"leave them as they were, or start anew; what may change: {', '.join(FREE)}",
             ]
         )
+    _refuse_the_past(run, recipe)
     return recipe
+
+
+def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
+    """Raise if the recipe ends before the step that the run has reached."""
+    step = run.pointed("last")
+    try:
+        state = json.loads((run.step_directory(step or 0) / "state.json").read_text(encoding="utf-8"))
+        pictures = int(state["pictures"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # whether a checkpoint is whole is for those to say who load it
+    steps = -(-recipe.epochs * pictures // recipe.batch.images)
+    if step and steps < step:
+        raise UserError(
+            f"{run.path} has done {step} steps, which is epoch {step * recipe.batch.images / pictures:.2f}; "
+            f"'epochs' is {recipe.epochs}, which ends after step {steps}: expected more epochs than are done"
+        )

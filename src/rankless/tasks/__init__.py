@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankless.errors import UserError
 from rankless.recipe import Recipe
 from rankless.tasks.own import open_own
 from rankless.tasks.protocol import Task
@@ -55,7 +56,17 @@ def _read_data(recipe: Recipe) -> None:
     from rankless.data.detection import DIGITS
     from rankless.data.opening import open_annotations
 
-    data = recipe.data
-    if data.root != DIGITS:
-        for split in dict.fromkeys((data.train, data.val)):
-            open_annotations(data.root, split, data.format, max_bad=data.max_bad)
+    data, faults = recipe.data, []
+    for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
+        try:
+            found = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
+        except UserError as error:
+            faults += [fault for fault in error.faults if fault not in faults]
+            continue
+        if recipe.task == "detect" and found.has_boxes and not len(found.boxes):
+            faults.append(
+                f"{data.root}: not one of the {len(found)} pictures of the split '{split}' has a box that "
+                f"can be used; see what is wrong with: rankless data check {data.root}"
+            )
+    if faults:
+        raise UserError(faults)

@@ -27,6 +27,7 @@ class Examples(Protocol):
       ``item``. In an evaluation the step is 0.
     - ``evaluation_order()``: the order in which pictures are cut into batches to be predicted, int64 (N,), or
       None; they are scored in their own.
+    - ``digest``: a text that is another one when the data is; a run that goes on with other data says so.
     - ``facts(step)``: what the journal's line of a step says besides, a dict that JSON can hold; a function
       of the step.
     """

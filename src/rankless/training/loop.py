@@ -109,6 +109,7 @@ def train(
     notes = [note for known in (data, evaluated) for note in getattr(known, "notes", ())]
     plan = Plan(recipe, len(data))
     state = TrainingState(task, recipe, world, len(data))
+    state.data = getattr(data, "digest", None)
     start, warnings = _restore(state, run, world, resume)
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     told = [] if start else state.start_from_pretrained()
@@ -186,6 +187,11 @@ def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool
         step = world.broadcast(checkpoint.newest(run, warnings.append) if world.is_first else None)
     if step is not None:
         state.restore(checkpoint.load(run, step), str(run.step_directory(step)))
+        if state.other_data:
+            warnings.append(
+                "the training data is not what this run began with: boxes, classes or sizes of pictures "
+                "differ, so the weights will not be those of a run from the start"
+            )
     return step or 0, warnings
 
 

@@ -86,7 +86,10 @@ class Teller:
 
     def scores(self, step: int, scores: Scores, best: bool) -> None:
         """Show an evaluation."""
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float))
+        plain = {name: value for name, value in scores.items() if isinstance(value, float | None)}
+        shown = "  ".join(
+            f"{name} {'–' if value is None else f'{value:.4f}'}" for name, value in plain.items()
+        )
         self.say(f"step {step}/{self.steps}  {shown or scores}{'  (best so far)' if best else ''}")
 
     def say(self, sentence: str) -> None:

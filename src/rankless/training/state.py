@@ -46,6 +46,8 @@ class TrainingState:
         best: the step and score of the best evaluation so far.
         unscored: the evaluation that was due after the last step has failed.
         unreadable: the pictures that could not be read so far.
+        data: a digest of the training data, None where it has none.
+        other_data: whether the run began with other data than it goes on with.
         released_at: the step (from 0) before which the backbone is released: the first that begins when
             ``model.freeze`` epochs have been seen whole.
     """
@@ -72,6 +74,8 @@ class TrainingState:
         self.best: dict[str, Any] | None = None
         self.unscored = False
         self.unreadable = UnreadablePictures(pictures, recipe.data.max_bad)
+        self.data: str | None = None
+        self.other_data = False
 
     def _wrap(self) -> None:
         """Make what knows for good which parameters and norms are trained."""
@@ -173,6 +177,7 @@ class TrainingState:
                 "best": self.best,
                 "scaler": self.scaler.state_dict(),
                 "pictures": self.pictures,
+                "data": self.data,
                 "unscored": self.unscored,
                 "unreadable": self.unreadable.as_json(),
             },
@@ -201,6 +206,8 @@ class TrainingState:
         self.best = snapshot.state["best"]
         self.unscored = bool(snapshot.state.get("unscored"))
         self.unreadable.restore(snapshot.state.get("unreadable", {}))
+        before = snapshot.state.get("data")
+        self.other_data = None not in (before, self.data) and before != self.data
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that decides the next step, by name."""

@@ -235,7 +235,7 @@ def test_a_place_names_the_annotation(tmp_path):
     put(tmp_path, box(123456, category=4), box(77, bbox=(1, 1, 0, 0)))
     first = opened(tmp_path).findings.first
     assert first["unnamed class"][0].place.endswith("instances_train.json: annotation 123456")
-    assert first["no size"][0].place.endswith("instances_train.json:77")
+    assert first["no size"][0].place.endswith("instances_train.json: annotation 77")
 
 
 def test_the_same_thing_twice(tmp_path):

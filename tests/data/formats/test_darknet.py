@@ -220,7 +220,7 @@ def test_labels_lie_beside_pictures_without_a_folder_called_images(tmp_path: Pat
         (
             "2 .5 .5 .1 .1",
             "class out of range",
-            "class 2 at 0.45 0.45 0.55 0.55, expected a class from 0 to 1",
+            "class 2 at 0.5 0.5 0.1 0.1, expected a class from 0 to 1",
         ),
         ("-1 .5 .5 .1 .1", "class out of range", "class -1"),
         ("1e30 .5 .5 .1 .1", "class out of range", ""),

@@ -151,7 +151,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         "counted from 0": 1,
         "a pixel thin": 1,
     }
-    assert data.findings.first["outside"][0].place == f"{tmp_path / 'Annotations/b.xml'}:1"
+    assert data.findings.first["outside"][0].place == f"{tmp_path / 'Annotations/b.xml'}: object 1"
 
 
 def test_a_wrong_size_is_told_and_the_picture_counts(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def read(root: Path, split: str) -> Raw:
     reading = _Reading(str(file), classes, search)
     reading.pictures(parts)
     reading.boxes(parts)
-    return reading.rows.raw(
+    raw = reading.rows.raw(
         reading.paths,
         [str(file)] * len(reading.paths),
         classes.names,
@@ -79,6 +79,8 @@ def read(root: Path, split: str) -> Raw:
         findings=reading.findings,
         about=[*classes.notes, *search.notes()],
     )
+    raw.counted = "annotation"
+    return raw
 
 
 @dataclass

@@ -38,8 +38,9 @@ class Raw:
             to 1; or in shares of the picture. None: a class for each picture, and ``labels`` is (N,).
         labels: positions in ``names``, or whatever number stands there; int64, (T,).
         flags, areas: as in :class:`Annotations`, (T,).
-        lines: line or number of each box in its file, for reports; int64, (T,).
+        lines: line of each box in its file, or its number as what ``counted`` says, for reports; int64, (T,).
         names: class names.
+        counted: what ``lines`` counts: ``line``, or what the format has in its place, such as ``object``.
         shares: whether boxes are shares of the picture.
         from_one: whether the format counts pixels from 1.
         spans: offset and length of each picture in a tar shard, (N, 2), or None.
@@ -60,6 +61,7 @@ class Raw:
     areas: NDArray[np.float32]
     lines: NDArray[np.int64]
     names: Sequence[str] = ()
+    counted: str = "line"
     shares: bool = False
     from_one: bool = False
     spans: NDArray[np.int64] | None = None
@@ -190,9 +192,21 @@ class _Judged:
             place = raw.places[number] or raw.paths[number]
             label = int(raw.labels[row])
             name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
-            numbers = " ".join(f"{value:g}" for value in (raw.boxes[row] if raw.boxes is not None else ()))
+            numbers = " ".join(f"{value:.6g}" for value in self._as_written(row))
             found = f"{name} at {numbers}" + (f", expected {expected}" if expected else "")
-            yield Finding(f"{place}:{raw.lines[row]}", found)
+            line = raw.lines[row]
+            yield Finding(
+                f"{place}:{line}" if raw.counted == "line" else f"{place}: {raw.counted} {line}", found
+            )
+
+    def _as_written(self, row: int) -> Any:
+        """A box in the terms of its format, so that it can be searched for in the file."""
+        if self.raw.boxes is None:
+            return ()
+        box = self.raw.boxes[row]
+        if self.raw.shares:
+            return (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2]))
+        return box + np.array([1, 1, 0, 0]) if self.raw.from_one else box
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Flags) -> Flags:
@@ -253,6 +267,7 @@ def joined(parts: Sequence[Raw]) -> Raw:
         areas=np.concatenate([part.areas for part in parts]),
         lines=np.concatenate([part.lines for part in parts]),
         names=names,
+        counted=first.counted,
         shares=first.shares,
         from_one=first.from_one,
         spans=None

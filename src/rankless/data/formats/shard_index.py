@@ -151,6 +151,7 @@ class _Part:
             flags=np.array(self.flags, np.uint8),
             areas=np.array(self.areas, np.float32),
             lines=np.array(self.lines, np.int64),
+            counted="box",
             names=names,
             shares=self.kind == "txt",
             spans=np.array(self.spans, np.int64).reshape(-1, 2),

@@ -130,6 +130,7 @@ def _raw(items: Sequence[tuple[str, ...]], objects: Sequence[VocObject], finding
         areas=np.full(len(objects), np.nan, np.float32),
         lines=np.array([found.number for found in objects], np.int64),
         names=names,
+        counted="object",
         from_one=True,
         depends=[item[-1] for item in items if item[-1]],
         findings=findings,
