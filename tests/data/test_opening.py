@@ -108,3 +108,16 @@ def test_a_replaced_picture_is_told(format: OneBoxEach, before: bool, found: str
     again = BoxedPictures(open_annotations("data", "train"))
     assert format.times == 2
     assert again.picture(1).boxes.tolist() == [[2, 1, 8, 44]]
+
+
+def test_a_digest_is_of_what_is_annotated_wherever_it_lies(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        for place in ("images/train", "labels/train"):
+            (tmp_path / name / place).mkdir(parents=True)
+        Image.new("RGB", (40, 30)).save(tmp_path / name / "images/train/a.png")
+        (tmp_path / name / "labels/train/a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+        (tmp_path / name / "classes.txt").write_text("cat\n")
+    first = open_annotations(str(tmp_path / "one"), "train").digest()
+    assert open_annotations(str(tmp_path / "two"), "train").digest() == first
+    (tmp_path / "two/labels/train/a.txt").write_text("0 0.5 0.5 0.25 0.6\n")
+    assert open_annotations(str(tmp_path / "two"), "train").digest() != first
