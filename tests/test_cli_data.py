@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from rankless import cli
+from rankless.data.classification import open_pictures
+from rankless.errors import UserError
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
 HEAVY = {"torch", "numpy", "PIL", "matplotlib"}
@@ -151,9 +153,9 @@ def test_check_and_fix(cells, capsys):
     assert "✗ boxes have a class number without a name: 1 (a training stops)" in said
     assert "cells/labels/train/3.txt:2: class 7 at" in said
     assert "✗ boxes reach over the edge of their picture: 1 (a training clips them)" in said
-    assert "✗ pictures cannot be read: 1 (a training takes others instead)" in said
+    assert "✗ pictures cannot be read: 1 (a training stops)" in said
     assert "between the splits\n  ✗ pictures are in two splits, byte for byte" in said
-    assert said.endswith("4 findings are wrong (✗); --fix writes a copy without them\n")
+    assert said.endswith("wrong: 4 findings (✗); --fix writes a copy without them\n")
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-faulty", code=1)["fixed"]
@@ -162,6 +164,24 @@ def test_check_and_fix(cells, capsys):
     again = report(capsys, "check", "cells-fixed")
     assert again["ok"] is True
     assert {name: split["pictures"] for name, split in again["splits"].items()} == {"train": 6, "val": 2}
+
+
+def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
+    picture(Path("pets/val/eel/1.png"), 99)
+    Path("pets/val/empty").mkdir()
+    Path("pets/train/cat/notes.txt").write_text("not a picture")
+    said = run(capsys, "check", pets, code=1)
+    assert "✗ 'val' has classes that 'train' does not have: 'eel' (a training stops)" in said
+    assert "  · 1 folders hold no pictures and are no classes: 'empty'" in said
+    assert "notes.txt" in said
+    assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
+    found = report(capsys, "check", pets, code=1)
+    assert found["classes"] == ["'val' has classes that 'train' does not have: 'eel'"]
+    assert any("'empty'" in sentence for sentence in found["splits"]["val"]["told"])
+    assert report(capsys, "check", pets, "--split", "val")["ok"] is True
+    with pytest.raises(UserError, match="classes that the model does not have: 'eel'"):  # so does a training
+        names = open_pictures("pets", "train").class_names
+        open_pictures("pets", "val", names)
 
 
 def test_check_one_split(cells, capsys):

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from small_data import classes, detection, picture
 
+from rankless.curation.agreement import disagreements
 from rankless.curation.checking import LEAK, TWIN, check
 from rankless.curation.fixing import fix
 from rankless.errors import UserError
@@ -163,3 +165,31 @@ def test_two_pictures_alone_of_their_size_are_compared(tmp_path):
     picture(root / "images/train-001.png", 9, (17, 90))
     shutil.copy(root / "images/train-001.png", root / "images/val-002.png")
     assert check(str(root)).between.counts == {LEAK: 1}
+
+
+def test_few_unreadable_pictures_are_replaced_and_more_stop_a_training(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD[:1] * 100})
+    for number, outcome in enumerate(("replaced", "stops")):  # 1 % of the pictures, then 2 %
+        cut_short(root / f"images/train-{number:03}.png")
+        report = check(str(root)).as_json()["splits"]["train"]["findings"]["unreadable picture"]
+        assert (report["count"], report["outcome"]) == (number + 1, outcome)
+
+
+def test_splits_of_boxes_that_number_classes_differently_are_wrong(tmp_path, monkeypatch):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
+    whole = check(str(root)).data
+    val = replace(whole.splits["val"], class_names=("dog", "cat", "eel"))
+    other = replace(whole, splits={**whole.splits, "val": val})
+    assert disagreements(whole) == []
+    assert disagreements(other) == [
+        "'val' has the classes 'dog', 'cat', 'eel', but 'train' 'cat', 'dog', 'eel': "
+        "expected the same in the same order"
+    ]
+    monkeypatch.setattr("rankless.curation.checking.open_data_set", lambda *_, **__: other)
+    assert not check(str(root)).ok
+
+
+def test_one_class_alone_is_wrong(tmp_path):
+    found = check(str(classes(tmp_path / "c", {"train": {"cat": 2}, "val": {"cat": 1}})))
+    assert found.classes == ["'train' has pictures of one class only ('cat'), expected two or more"]
+    assert found.wrong == 1

@@ -33,26 +33,39 @@ def print_check(found: Checked) -> None:
     print(f"{found.data.root}: {found.data.title}")
     for name, each in found.data.splits.items():
         print(f"\n{name}: {_counted(each)}")
-        _print_findings(found.findings[name])
-    if found.between.counts:
+        for sentence in found.told(name):
+            print(f"  · {sentence}")
+        stops = "stops" if found.too_many_unreadable(name) else "replaced"
+        _print_findings(found.findings[name], {"replaced": _THEN[stops]})
+        if not found.told(name) and not found.findings[name].counts:
+            print("  nothing found")
+    if found.between.counts or found.classes:
         print("\nbetween the splits")
+        for sentence in found.classes:
+            print(f"  ✗ {sentence} ({_THEN['stops']})")
         _print_findings(found.between)
     if found.quick:
         print("\nheaders only: no picture was decoded, none compared with another")
-    every = [*found.findings.values(), found.between]
-    wrong = sum(count for each in every for kind, count, _ in each if fails(kind))
     if found.ok:
         print("\nnothing is wrong")
-    else:
-        print(f"\n{wrong:,} findings are wrong (✗); --fix writes a copy without them")
+        return
+    print(f"\nwrong: {found.wrong:,} finding{'s' if found.wrong > 1 else ''} (✗); {_remedy(found)}")
 
 
-def _print_findings(findings: Findings) -> None:
-    if not findings.counts:
-        print("  nothing found")
+def _remedy(found: Checked) -> str:
+    if not found.classes:
+        return "--fix writes a copy without them"
+    if found.wrong == len(found.classes):
+        return "give the splits the same classes"
+    return "give the splits the same classes; --fix writes a copy without the others"
+
+
+def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
+    """Each kind with its first ones; ``instead`` says otherwise what follows from an outcome."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         outcome, what = KINDS[kind]
-        then = f" ({_THEN[outcome]})" if _THEN[outcome] else ""
+        follows = {**_THEN, **(instead or {})}[outcome]
+        then = f" ({follows})" if follows else ""
         print(f"  {'✗' if fails(kind) else '·'} {what}: {count:,}{then}")
         for finding in first[:FIRST]:
             print(f"      {finding}")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a data set: the findings of its format, pictures that do not decode, and leaks.
+"""Whatever is wrong with a data set: the findings of its format, pictures that do not decode, leaks, classes.
 
 A leak is a picture that two splits share, byte for byte: a model that has trained on what it is scored on
 scores too well.
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankless.curation.agreement import disagreements
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.annotations import Annotations
 from rankless.data.findings import KINDS, Findings
 from rankless.data.pictures import UnreadablePicture, read
 from rankless.data.spans import content
+from rankless.recipe import Data
 
 LEAK, TWIN = "same in two splits", "same picture twice"
 
@@ -35,6 +37,7 @@ class Checked:
         unreadable: of each split, the numbers of the pictures that do not decode, or whose header is broken.
         leaked: of each split, the numbers of the pictures that a later split has as well.
         quick: nothing was decoded or compared.
+        classes: how the splits' classes disagree, as sentences; each of them stops a training.
     """
 
     data: DataSet
@@ -43,24 +46,43 @@ class Checked:
     unreadable: dict[str, set[int]]
     leaked: dict[str, set[int]] = field(default_factory=dict)
     quick: bool = False
+    classes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong; what is merely told is not wrong, except a leak."""
-        return not any(
-            fails(kind) for found in (*self.findings.values(), self.between) for kind in found.counts
-        )
+        return not self.wrong
+
+    @property
+    def wrong(self) -> int:
+        """How many findings are wrong."""
+        every = (*self.findings.values(), self.between)
+        counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
+        return counted + len(self.classes)
+
+    def too_many_unreadable(self, split: str) -> bool:
+        """Whether a training with the default ``data.max_bad`` stops for the split's unreadable pictures."""
+        bad = self.findings[split].counts.get("unreadable picture", 0)
+        return bad > Data().max_bad * len(self.data.splits[split])
+
+    def told(self, split: str) -> list[str]:
+        """How the split was read beyond its format, such as what was left out; none of it is wrong."""
+        return list(self.data.splits[split].about[1:])  # the first is "read as …"
 
     def as_json(self) -> dict[str, Any]:
         """For a program."""
-        splits = {
+        splits: dict[str, dict[str, Any]] = {
             name: {
                 "pictures": len(each),
                 "boxes": len(each.boxes),
+                "told": self.told(name),
                 "findings": self.findings[name].as_json(),
             }
             for name, each in self.data.splits.items()
         }
+        for name, split in splits.items():
+            if self.too_many_unreadable(name):
+                split["findings"]["unreadable picture"]["outcome"] = "stops"
         return {
             "root": self.data.root,
             "format": self.data.format,
@@ -68,6 +90,7 @@ class Checked:
             "decoded": not self.quick,
             "splits": splits,
             "between": self.between.as_json(),
+            "classes": self.classes,
         }
 
 
@@ -95,7 +118,7 @@ def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick:
         findings[name] = Findings()
         findings[name].update(whole.findings)
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
-    made = Checked(data, findings, Findings(), unreadable, quick=quick)
+    made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
     if not quick:
         _decode_and_compare(made)
     return made
