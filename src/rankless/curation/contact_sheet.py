@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.looking import Selection, Shown
+from rankless.curation.whole_file import whole_file
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError
 
@@ -37,14 +38,11 @@ def write(selection: Selection, out: Path) -> None:
         raise UserError(f"--out {out}: expected a name that ends in .png, .jpg or .html")
     if not selection.shown:
         raise UserError(f"{selection.title}: there is no such picture to show.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(out) as file:
         if kind == ".html":
-            out.write_text(page(selection), encoding="utf-8")
+            file.write_text(page(selection), encoding="utf-8")
         else:
-            sheet(selection).save(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: it cannot be written: {error.strerror or error}") from error
+            sheet(selection).save(file)
 
 
 def sheet(selection: Selection) -> Image.Image:

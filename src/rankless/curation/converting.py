@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.curation.data_set import DataSet, known_format, new_folder, open_data_set
+from rankless.curation.data_set import (
+    DataSet,
+    known_format,
+    must_be_outside,
+    new_folder,
+    open_data_set,
+)
 from rankless.data import packing
 from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
@@ -88,9 +94,10 @@ def convert(
         shard_bytes: the largest size of a shard, of tar shards.
 
     Raises:
-        UserError: faulty data, a format that cannot hold it, or ``out`` cannot be written.
+        UserError: faulty data, a format that cannot hold it, or ``out`` lies in it or cannot be written.
     """
     known_format(to, "--to", also=())
+    must_be_outside(root, out)
     data = open_data_set(root, format)
     _must_hold(to, data)
     files = _Noted(how)

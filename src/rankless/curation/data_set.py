@@ -199,6 +199,20 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
         raise
 
 
+def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
+    """Raise if the new folder lies in the data set, which would then have pictures of its own copy.
+
+    Raises:
+        UserError: it does.
+    """
+    place = Path(root).expanduser()
+    if place.is_dir() and place.resolve() in out.expanduser().resolve().parents:
+        raise UserError(
+            f"{option} {out}: it lies in the data set {root}, expected a folder outside of it, "
+            f"such as {beside(root, 'new')}"
+        )
+
+
 def beside(root: str, ending: str) -> Path:
     """A folder's name next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
     place = Path(root).expanduser()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rankless.curation.data_set import (
     DataSet,
+    must_be_outside,
     names_below,
     new_folder,
     open_data_set,
@@ -28,7 +29,7 @@ from rankless.curation.data_set import (
 from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 from rankless.randomness import key
 
 Counts = NDArray[np.int64]
@@ -108,6 +109,7 @@ def split(
     """
     wanted = _shares(val, test)
     expression = None if group is None else pattern(group, "--group")
+    must_be_outside(root, out)
     data = open_data_set(root, format, splits)
     whole = together(list(data.parts.values()))
     names = names_below(root, whole)
@@ -205,7 +207,7 @@ def _shares(val: float, test: float) -> dict[str, float]:
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
     """What is divided: the pictures of each group, or each picture by its name."""
     units: defaultdict[str, list[int]] = defaultdict(list)
-    alone = 0
+    alone, text = 0, ""
     for number, name in enumerate(names):
         match = search(name) if search else None
         if search and match is None:
@@ -217,6 +219,12 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         return dict(units), []
     if alone == len(names):
         raise UserError(f"--group '{group}' fits none of the {len(names)} names, such as '{names[0]}'.")
+    if len(units) == 1 and len(names) > 1:
+        raise UserError(
+            f"--group '{group}': the pattern puts all {len(names)} pictures into one group, "
+            f"'{printable(text)}', which cannot be divided. Give a pattern whose first (…) differs between "
+            f"pictures that may part; a name is, for example, '{printable(names[0])}'."
+        )
     notes = [f"{len(units) - alone} groups of {len(names) - alone} pictures"]
     return dict(units), notes + ([f"{alone} names do not fit --group; they stand alone"] if alone else [])
 

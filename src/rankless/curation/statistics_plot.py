@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet
 from rankless.curation.statistics import box_centres, box_sides
+from rankless.curation.whole_file import whole_file
 from rankless.data.annotations import Annotations
 from rankless.errors import UserError
 
@@ -58,10 +60,10 @@ def plot(data: DataSet, out: Path) -> None:
         _histogram(axes["two"], splits, "Aspect of the pictures", "width / height", _aspects)
         _histogram(axes["three"], splits, "Area of the pictures", "megapixels", _megapixels)
         _share_bars(axes["four"], splits)
-    try:
-        figure.savefig(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: it cannot be written: {error.strerror or error}") from error
+    with whole_file(out) as file, warnings.catch_warnings():
+        # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        figure.savefig(file)
 
 
 def _class_bars(axes: Any, splits: dict[str, Annotations], what: str) -> None:

@@ -11,13 +11,13 @@ import json
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from rankless.data.annotations import Annotations
 from rankless.data.formats.writing import file_names
 from rankless.data.spans import content
+from rankless.data.work_folder import work_folder
 from rankless.errors import UserError
 
 SHARD_BYTES = 512 * 1024**2
@@ -47,33 +47,21 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("Some splits have boxes and some have one class for each picture: pack them apart.")
     out = out.absolute()
-    made: Path | None = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        made.chmod(0o777 & ~_umask())
-        names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
-        _write_names(made, names)
-        shards = []
-        for split, annotations in splits.items():
-            shards += _write_split(made, split, annotations, names, shard_bytes)
-        made.rename(out)
+        with work_folder(out) as made:
+            names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
+            _write_names(made, names)
+            shards = []
+            for split, annotations in splits.items():
+                shards += _write_split(made, split, annotations, names, shard_bytes)
+            made.rename(out)
     except OSError as error:
         free = shutil.disk_usage(next(each for each in out.parents if each.exists())).free
         raise UserError(
             f"{out} cannot be written: {error.strerror or error} ({free / 1e9:.1f} GB are free there). "
             "Nothing was kept: make room, or name another folder."
         ) from error
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
     return shards
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write_names(folder: Path, names: Sequence[str]) -> None:

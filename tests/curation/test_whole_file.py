@@ -1,0 +1,60 @@
+"""On a full disk nothing half-written is left, and what was there stays."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from small_data import detection
+
+from rankless.curation import contact_sheet, statistics_plot
+from rankless.curation.data_set import open_data_set
+from rankless.curation.looking import select
+from rankless.curation.whole_file import whole_file
+from rankless.errors import UserError
+
+
+@pytest.fixture
+def no_room():
+    """No file may grow beyond some bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("name", ["sheet.png", "sheet.html", "plot.png", "plot.svg"])
+@pytest.mark.parametrize("old", [True, False])
+def test_a_full_disk(tmp_path, no_room, name, old):
+    root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4})
+    data, shown = open_data_set(str(root)), select(str(root))
+    out = tmp_path / "out" / name
+    out.parent.mkdir()
+    if old:
+        out.write_text("old")
+    no_room(500)
+    with pytest.raises(UserError, match=f"--out .*{name}: it cannot be written: File too large"):
+        contact_sheet.write(shown, out) if "sheet" in name else statistics_plot.plot(data, out)
+    assert [(each.name, each.read_text()) for each in out.parent.iterdir()] == [(name, "old")] * old
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    with whole_file(tmp_path / "link.txt") as file:
+        file.write_text("new")
+    assert Path(tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_plot_of_names_that_the_font_lacks_warns_of_nothing(tmp_path):
+    root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4}, names=["猫", "犬", "鰻"])
+    statistics_plot.plot(open_data_set(str(root)), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size
