@@ -110,6 +110,11 @@ def test_help_imports_nothing_heavy(words):
         (["show", "cells", "--augmented", "digits", "more"], "'more': expected key=value"),
         (["anchors", "cells", "--image-size", "wide"], "--image-size has 'wide'"),
         (["anchors", "cells", "--image-size", "4"], "--image-size has '4'"),
+        (
+            ["anchors", "cells", "--image-size", "100"],
+            "--image-size has '100': a detector needs multiples of 32, such as 96",
+        ),
+        (["show", "cells", "--seed", "-1"], "--seed"),
         (["anchors", "cells", "--count", "x"], "--count has 'x'"),
         (["anchors", "pets"], "its pictures have classes and no boxes"),
         (["convert", "cells", "--out", "new"], "--to"),
@@ -122,7 +127,10 @@ def test_help_imports_nothing_heavy(words):
         (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format has no place for"),
         (["split", "cells"], "--out"),
         (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a share"),
-        (["split", "cells", "--out", "new", "--val", "some"], "--val"),
+        (
+            ["split", "cells", "--out", "new", "--val", "20%"],
+            "--val has '20%': expected a share between 0 and 1, such as 0.2",
+        ),
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: it is there already"),
         (["split", "cells", "--out", "new", "--group", "images"], "all 10 pictures into one group, 'images'"),
@@ -141,6 +149,40 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words
     assert err.startswith("error: ") and err.count("\n") == 1
     assert sentence in err
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "the folder is empty"),
+        (["b.jpg", "c.png"], "pictures (2) and no labels"),
+        (["a.jpg", "b.xyz", "c.xyz"], "pictures (1) and other files (2) of no known layout"),
+        (["a.md", "b.md", "c"], "no pictures, but other files (3: 2 .md, 1 without an ending)"),
+    ],
+)
+def test_what_is_no_data_set_is_said_first(capsys, files, said):
+    Path("new").mkdir()
+    for name in files:
+        Path("new", name).write_text("")
+    assert cli.main(["data", "check", "new"]) == 2
+    first, *formats = capsys.readouterr().err.splitlines()
+    assert first == f"error: new: no known data set: {said}. Expected one of:"
+    assert len(formats) == 7
+    assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
+
+
+def test_a_picture_is_no_data_set(cells, capsys):
+    assert cli.main(["data", "check", "cells/images/val/8.png"]) == 2
+    assert "no known data set: it is a picture. Expected" in capsys.readouterr().err
+
+
+def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankless.curation.checking.check", interrupt)
+    assert cli.main(["data", "check", cells]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 # --- the verbs --------------------------------------------------------------------------------------------
@@ -204,6 +246,12 @@ def test_stats(cells, capsys):
     numbers = report(capsys, "stats", cells)["splits"]["train"]
     assert numbers["classes"] == {"red": 8, "white": 4}
     assert numbers["boxes"] == 12
+
+
+def test_stats_point_at_check(cells, capsys):
+    assert "rankless data check" not in run(capsys, "stats", cells)
+    Path("cells/labels/train/3.txt").write_text("7 0.5 0.5 0.25 0.25\n1 0.9 0.5 0.5 0.5\n")
+    assert run(capsys, "stats", cells).endswith("\n2 findings: rankless data check cells\n")
 
 
 def test_stats_of_class_folders(pets, capsys):

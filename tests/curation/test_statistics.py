@@ -64,7 +64,8 @@ def test_remarks(data):
     assert statistics(data).remarks == [
         "train: nothing of 1 of the 3 classes: eel",
         "val: nothing of 3 of the 3 classes: cat, dog, eel",
-        "val: 1 pictures cannot be read; rankless data check names them",
+        "val: 1 pictures cannot be read",
+        f"1 finding: rankless data check {data.root}",
     ]
 
 

@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; a training run goes on with: rankless train --resume --run RUN", file=sys.stderr)
+        words = sys.argv[1:] if arguments is None else arguments
+        goes_on = "; a training run goes on with: rankless train --resume --run RUN"
+        print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

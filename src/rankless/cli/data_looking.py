@@ -161,6 +161,8 @@ def show(
     """Draw pictures with what is annotated on them."""
     name, overrides = recipe_and_overrides(recipe)
     number = whole_number("--count", count)
+    if seed < 0:
+        raise UserError(f"--seed has '{seed}': expected a whole number of at least 0")
     if recipe and not augmented:
         raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --augmented")
     if stray := [word for word in overrides if "=" not in word]:
@@ -246,4 +248,7 @@ def _size(text: str) -> tuple[int, int]:
         raise UserError(
             f"--image-size has '{text}': expected a side in pixels, or height,width, as in 320,512"
         )
+    if any(side % 32 for side in numbers):
+        near = ",".join(str(max(32, round(side / 32) * 32)) for side in numbers)
+        raise UserError(f"--image-size has '{text}': a detector needs multiples of 32, such as {near}")
     return numbers[0], numbers[-1]

@@ -64,8 +64,8 @@ def split(
     /,
     *,
     out: Out,
-    val: Annotated[float, Parameter(help="Share for validation.", metavar="SHARE")] = 0.2,
-    test: Annotated[float, Parameter(help="Share for a test split.", metavar="SHARE")] = 0.0,
+    val: Annotated[str, Parameter(help="Share for validation.", metavar="SHARE")] = "0.2",
+    test: Annotated[str, Parameter(help="Share for a test split.", metavar="SHARE")] = "0",
     stratify: Annotated[bool, Parameter(help="Give each class equal shares in all splits."), flag] = False,
     group: Annotated[
         str | None,
@@ -86,6 +86,7 @@ def split(
     as_json: Json = False,
 ) -> int:
     """Divide a data set's pictures anew into train, val and test."""
+    shares = _share("--val", val), _share("--test", test)
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
 
@@ -94,8 +95,8 @@ def split(
         out,
         format,
         splits=source,
-        val=val,
-        test=test,
+        val=shares[0],
+        test=shares[1],
         stratify=stratify,
         group=group,
         seed=seed,
@@ -105,6 +106,13 @@ def split(
     else:
         print_division(done)
     return 0
+
+
+def _share(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} has '{text}': expected a share between 0 and 1, such as 0.2") from None
 
 
 @app.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -182,7 +183,11 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
                 times = counts[most] / counts[least]
                 told.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
         if found.unreadable:
-            told.append(f"{name}: {found.unreadable} pictures cannot be read; rankless data check names them")
+            told.append(f"{name}: {found.unreadable} pictures cannot be read")
+    if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
+        told.append(
+            f"{count:,} finding{'s' if count > 1 else ''}: rankless data check {shlex.quote(data.root)}"
+        )
     names = {each.class_names for each in data.splits.values()}
     if len(names) > 1:
         told.append("the splits have different class names")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
 from rankless.data.annotations import Annotations
 from rankless.data.formats.raw import Raw
 from rankless.data.formats.writing import PictureFiles
+from rankless.data.pictures import EXTENSIONS
 from rankless.errors import UserError
 
 _PAGES = {
@@ -23,6 +26,8 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
+_LOOKED_AT = 10_000
+"""Of a folder that is of no format, so many files are counted."""
 
 
 class Format(Protocol):
@@ -80,5 +85,30 @@ def recognise(root: str, format: str = "auto") -> tuple[str, str]:
     for name in NAMES:
         if why := format_named(name).recognise(place):
             return name, why
-    expected = "; ".join(f"{format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES)
-    raise UserError(f"{root}: no known data set. Expected one of: {expected}.")
+    raise UserError(
+        [
+            f"{root}: no known data set: {_what_is_there(place)}. Expected one of:",
+            *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
+        ]
+    )
+
+
+def _what_is_there(place: Path) -> str:
+    """A file or folder that is of no format, as the end of a sentence."""
+    if place.is_file():
+        kind = "picture" if place.suffix.lower() in EXTENSIONS else f"'{place.suffix}' file"
+        return f"it is a {kind}" if place.suffix else "it is a file without an ending"
+    entries = list(islice((each for each in place.rglob("*") if not each.is_dir()), _LOOKED_AT + 1))
+    if not entries:
+        return "the folder is empty" if not any(place.iterdir()) else "there are folders and no files"
+    more = "at least " if len(entries) > _LOOKED_AT else ""
+    endings = Counter(each.suffix.lower() for each in entries[:_LOOKED_AT])
+    pictures = sum(count for ending, count in endings.items() if ending in EXTENSIONS)
+    if not pictures:
+        common = ", ".join(
+            f"{count} {ending or 'without an ending'}" for ending, count in endings.most_common(3)
+        )
+        return f"no pictures, but other files ({more}{endings.total()}: {common})"
+    rest = endings.total() - pictures
+    labels = f"other files ({rest}) of no known layout" if rest else "no labels"
+    return f"pictures ({more}{pictures}) and {labels}"
