@@ -10,13 +10,13 @@ from pathlib import Path
 from rankless.data.work_folder import work_folder
 
 WAITS = """
-import sys, time
+import sys
 from pathlib import Path
 from rankless.data.work_folder import work_folder
 with work_folder(Path(sys.argv[1])) as made:
     (made / "half").write_text("of it")
     print(made, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -26,7 +26,7 @@ def test_the_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_
     for folder in alike:
         folder.mkdir()
     command = [sys.executable, "-c", WAITS, str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         its = Path(other.stdout.readline().strip())
         with work_folder(out):
