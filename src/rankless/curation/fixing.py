@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.curation.checking import Checked, fails
-from rankless.curation.data_set import new_folder, subset
+from rankless.curation.data_set import must_be_outside, new_folder, subset
 from rankless.data.annotations import Annotations
 from rankless.data.findings import KINDS
 from rankless.data.formats.registry import format_named
@@ -81,6 +81,7 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
     """
     refuse_misread(checked, drop_faulty=drop_faulty)
     data, changes = checked.data, []
+    must_be_outside(data.root, out)
     kept: dict[str, Annotations] = {}
     for name, whole in data.parts.items():
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
