@@ -299,7 +299,8 @@ def _named(ranks: int) -> str:
 
 def _environment(ranks: int) -> dict[str, Any]:
     """What the numbers were computed with; nothing that decides them is only here."""
-    names = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn")
+    numbers = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn")
+    names = (*numbers, "pillow", "simplejpeg")  # the decoders
     return {
         "versions": {name: metadata.version(name) for name in names},
         "python": platform.python_version(),
