@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,31 +18,30 @@ from rankless.curation.whole_file import whole_file
 from rankless.errors import UserError
 
 
-@pytest.fixture
-def no_room():
-    """No file may grow beyond some bytes."""
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Inside, no file may grow beyond some bytes; not the test's own report either, so be brief."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    def limit(size: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, ignored)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 @pytest.mark.parametrize("name", ["sheet.png", "sheet.html", "plot.png", "plot.svg"])
 @pytest.mark.parametrize("old", [True, False])
-def test_a_full_disk(tmp_path, no_room, name, old):
+def test_a_full_disk(tmp_path, name, old):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4})
     data, shown = open_data_set(str(root)), select(str(root))
     out = tmp_path / "out" / name
     out.parent.mkdir()
     if old:
         out.write_text("old")
-    no_room(500)
-    with pytest.raises(UserError, match=f"--out .*{name}: it cannot be written: File too large"):
+    said = f"--out .*{name}: it cannot be written: File too large"
+    with pytest.raises(UserError, match=said), room_for(500):
         contact_sheet.write(shown, out) if "sheet" in name else statistics_plot.plot(data, out)
     assert [(each.name, each.read_text()) for each in out.parent.iterdir()] == [(name, "old")] * old
 
