@@ -137,7 +137,8 @@ def test_faults_cross_from_the_processes(files: list[tuple[str, ...]]) -> None:
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background it would be ignored
 sys.path.insert(0, {folder!r})
 import works_for_scan
 from rankless.data.scan import scan
@@ -170,7 +171,10 @@ def test_nobody_is_left_behind(files: list[tuple[str, ...]], tmp_path: Path, end
         worker = int(log.read_text())
         assert Path(f"/proc/{worker}").exists()
         process.send_signal(ending)
-        process.wait(10)
+        try:
+            process.wait(10)
+        finally:
+            process.kill()
     until = time.monotonic() + 5
     while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
         time.sleep(0.05)
