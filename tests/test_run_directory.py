@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.run_directory import RunDirectory, new_run_directory, weights_of, write_atomically
+from rankless.files import write_atomically
+from rankless.run_directory import RunDirectory, new_run_directory, weights_of
 
 
 def make(folder: Path, *steps: int, average: bool = True) -> RunDirectory:

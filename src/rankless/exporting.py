@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankless.errors import UserError
+from rankless.files import write_atomically
 from rankless.models import weights
 from rankless.models.cfg_text import write_cfg
 from rankless.models.darknet_weights import write_weights
 from rankless.models.zoo import network
-from rankless.run_directory import weights_of, write_atomically
+from rankless.run_directory import weights_of
 
 
 @dataclass(frozen=True)

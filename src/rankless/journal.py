@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rankless.run_directory import write_atomically
+from rankless.files import write_atomically
 
 
 class Journal:

@@ -27,9 +27,10 @@ from rankless.data.letterbox import in_source, whole
 from rankless.data.pictures import Decoded, Shown
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError
+from rankless.files import write_atomically
 from rankless.models import weights
 from rankless.prediction_classify import ClassFinder
-from rankless.run_directory import weights_of, write_atomically
+from rankless.run_directory import weights_of
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.types import DetectionItem
 

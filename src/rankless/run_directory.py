@@ -9,11 +9,11 @@ runs/NAME/
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from rankless.errors import UserError
+from rankless.files import write_atomically
 
 _STEP = re.compile(r"^step-(\d{9,})$")
 
@@ -55,19 +55,6 @@ class RunDirectory:
     def point(self, name: str, step: int) -> None:
         """Make ``last`` or ``best`` name ``step``, atomically."""
         write_atomically(self.checkpoints / name, self.step_directory(step).name + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file that holds ``text``: a reader sees the old text or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def new_run_directory(name: str) -> Path:

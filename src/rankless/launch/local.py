@@ -21,6 +21,7 @@ import torch
 
 from rankless import journal
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
+from rankless.files import write_atomically
 from rankless.job import Job, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
 from rankless.launch.resume import check_resume
@@ -28,7 +29,7 @@ from rankless.models import weights
 from rankless.precision import resolve
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
-from rankless.run_directory import RunDirectory, new_run_directory, weights_of, write_atomically
+from rankless.run_directory import RunDirectory, new_run_directory, weights_of
 from rankless.tasks import settled
 from rankless.tasks.own import absolute, name_of, refuse_while_opening
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankless.world.compat import all_gather_single
 from rankless.world.share import Fold, Node, owned_nodes
 
 
@@ -95,7 +96,7 @@ class Pending:
         )
         even = self.shard * plan.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * plan.size)
-        self.work = dist.all_gather_into_tensor(self.gathered, shard, async_op=True)
+        self.work = all_gather_single(self.gathered, shard, async_op=True)
         self.kept = shard  # alive until the gathering is done
 
     def finish(self) -> None:

@@ -6,7 +6,6 @@ next is computed.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
-import inspect
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,17 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankless.errors import UserError
+from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
 from rankless.world.share import Fold, Node, own_micro_batches
 
 Gradients = Sequence[Tensor]
-
-# Buffers are never broadcast: running statistics are summed along the tree. PyTorch renamed the switch.
-_NO_BUFFERS: dict[str, Any] = next(
-    {name: False}
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
-)
 
 # Small enough that several overlap with the backward pass of a small net, large enough to fill a link.
 BUCKET_MIB = 8
@@ -56,8 +49,9 @@ class GradientSum:
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.place: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
+        # Buffers are never broadcast: running statistics are summed along the tree.
         self.module = DistributedDataParallel(
-            module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **_NO_BUFFERS
+            module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **NO_BUFFER_BROADCAST
         )
         # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
         self.module.register_comm_hook(
