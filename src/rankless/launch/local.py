@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -25,6 +23,7 @@ from rankless.files import write_atomically
 from rankless.job import Job, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
 from rankless.launch.resume import check_resume
+from rankless.launch.run_lock import locked
 from rankless.models import weights
 from rankless.precision import resolve
 from rankless.recipe import Recipe
@@ -85,7 +84,7 @@ def train(
     directory = RunDirectory(run)
     recipe = settled(recipe)
     ranks = _ranks(devices, recipe)
-    with _locked(directory, resume):
+    with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
         recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
         try:
@@ -194,68 +193,6 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
         return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
     print(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
     return 1
-
-
-@contextmanager
-def _locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
-    """Hold the run directory; the lock of a dead process is gone with it."""
-    if resume and not run.recipe.exists():
-        raise UserError(
-            f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was "
-            "started, or leave --resume out"
-        )
-    if not resume and run.checkpoints.exists() and run.steps():
-        raise UserError(
-            f"{run.path}: a run is there already (last step {run.steps()[-1]}); go on with --resume, "
-            "or give another --run"
-        )
-    if not resume and run.recipe.exists() and not run.environment.exists():
-        raise UserError(
-            f"{run.path}: holds a recipe.yaml that is not of a run, and a run would replace it; "
-            "give another --run"
-        )
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = (run.path / ".lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"{run.path}: cannot be used as a run directory ({error}); give another --run"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"{run.path}: another process trains in this directory now; "
-                "wait for it, or give another --run"
-            ) from error
-        _sweep(run)
-        if not resume and run.journal.exists():
-            run.journal.unlink()  # of a start that died before its first checkpoint
-        try:
-            yield file
-        except UserError:
-            if not resume and not run.journal.exists():
-                _vacate(run)
-            raise
-
-
-def _vacate(run: RunDirectory) -> None:
-    """Leave nothing of a run that a fault kept from beginning, so that the next try may have its name."""
-    for place in (run.recipe, run.environment, run.path / ".lock"):
-        place.unlink(missing_ok=True)
-    shutil.rmtree(run.logs, ignore_errors=True)
-    with suppress(OSError):  # something else lies there
-        run.path.rmdir()
-
-
-def _sweep(run: RunDirectory) -> None:
-    """Remove what died half-written; nobody else is here."""
-    for left in (*run.path.glob(".*.tmp"), *run.checkpoints.glob(".*.tmp")):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
 
 
 def _show_log(log: Path) -> None:
