@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
 from rankless.files import write_atomically
 from rankless.job import Job, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
+from rankless.launch.environment import record_start
 from rankless.launch.resume import check_resume
 from rankless.launch.run_lock import locked
 from rankless.models import weights
@@ -89,7 +87,7 @@ def train(
         recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
         try:
             write_atomically(directory.recipe, dump(recipe))
-            write_atomically(directory.environment, json.dumps(_environment(ranks), indent=1) + "\n")
+            record_start(directory.environment, ranks, _device())
         except OSError as error:
             raise UserError(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
@@ -233,17 +231,3 @@ def _named(ranks: int) -> str:
     kind = "GPU" if _device().type == "cuda" else "process"
     plural = "s" if kind == "GPU" else "es"
     return f"{ranks} {kind}{plural if ranks > 1 else ''}"
-
-
-def _environment(ranks: int) -> dict[str, Any]:
-    """What the numbers were computed with; nothing that decides them is only here."""
-    numbers = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn")
-    names = (*numbers, "pillow", "simplejpeg")  # the decoders
-    return {
-        "versions": {name: metadata.version(name) for name in names},
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "device": torch.cuda.get_device_name() if _device().type == "cuda" else platform.processor() or "cpu",
-        "world_size": ranks,
-        "command": sys.argv,
-    }
