@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, and reading only what is a file of a sane size."""
+"""Writing files so that nobody ever sees half of one."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ A recipe decides the numbers, and ``key=value`` changes it; options decide where
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 from rankless import __version__
 from rankless.cli import data, library, runs
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
-from rankless.errors import UserError
+from rankless.errors import UserError, of_the_system
 
 app = App(
     name="rankless",
@@ -43,20 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 where the work failed; 2 for a mistake of the user's; 130 when interrupted.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except UserError as error:
-        for fault in error.faults:
-            print(f"error: {fault}", file=sys.stderr)
-        return error.exit_code
+        return _tell(error)
     except UnusedCliTokensError as error:
-        print(f"error: one word too many: '{(error.unused_tokens or ['?'])[0]}'", file=sys.stderr)
-        return 2
+        return _tell(UserError(f"one word too many: '{(error.unused_tokens or ['?'])[0]}'"))
     except CycloptsError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _tell(UserError(" ".join(str(error).split())))
     except KeyboardInterrupt:
         words = sys.argv[1:] if arguments is None else arguments
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"
@@ -65,7 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
+        if told := of_the_system(error):
+            return _tell(told)
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
+
+
+def _tell(error: UserError) -> int:
+    for fault in error.faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,63 @@
+"""How much memory this process may still take: asked before something large is made."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available() -> int:
+    """Bytes: what the machine has free, its container's limit and the process's own, whichever is least."""
+    return max(0, min(_limits(), default=sys.maxsize))
+
+
+def _limits() -> Iterator[int]:
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        yield int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    with suppress(ValueError, OSError):
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield from _container()
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        used = 0
+        with suppress(OSError, ValueError, IndexError):
+            pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+            used = pages * os.sysconf("SC_PAGE_SIZE")
+        yield soft - used
+
+
+def _container() -> Iterator[int]:
+    """What the control groups of this process leave of their limits, from its own to the outermost."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            if not controllers:  # version 2
+                yield from _left(_CGROUPS, place, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                yield from _left(_CGROUPS / "memory", place, "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _left(root: Path, place: str, most: str, used: str) -> Iterator[int]:
+    folder = root / place.lstrip("/")
+    for group in (folder, *folder.parents):
+        with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+            limit = int((group / most).read_text("ascii"))
+            # Pages of files count as used, and go when memory is wanted.
+            yield limit - int((group / used).read_text("ascii")) + _file_pages(group)
+        if group == root:
+            return
+
+
+def _file_pages(group: Path) -> int:
+    with suppress(OSError, ValueError):
+        lines = (group / "memory.stat").read_text("ascii").splitlines()
+        counts = {name: int(count) for name, count in map(str.split, lines)}
+        return counts.get("total_inactive_file", counts.get("inactive_file", 0))
+    return 0

@@ -1,0 +1,113 @@
+"""What an error says is fit for a terminal, whatever stands in the files it is about."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.errors import (
+    LONGEST,
+    MOST_FAULTS,
+    TaskError,
+    UserError,
+    escaped,
+    listed,
+    of_the_system,
+    printable,
+)
+
+BIDI = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
+HARMFUL = [
+    chr(code)
+    for code in range(sys.maxunicode + 1)
+    if unicodedata.category(chr(code)) in {"Cc", "Cs", "Zl", "Zp"}
+    or unicodedata.bidirectional(chr(code)) in BIDI
+    or chr(code) in "\u061c\u200e\u200f"
+]
+
+
+def test_every_harmful_character_of_unicode_is_escaped():
+    shown = escaped("".join(HARMFUL))
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert escaped("\x1b[31m \u202e \udcff \ud800") == r"\x1b[31m \u202e \xff \ud800"
+
+
+def test_all_other_text_stays_as_it_is():
+    harmful = set(HARMFUL)
+    others = "".join(filter(lambda character: character not in harmful, map(chr, range(sys.maxunicode + 1))))
+    assert escaped(others) == others
+
+
+@given(st.text())
+def test_a_fault_moves_no_cursor_and_forges_no_line(text: str):
+    (fault,) = UserError(f"a.yaml: '{text}'").faults
+    for line in fault.split("\n")[1:]:
+        assert line.startswith(" ")
+    assert not set(fault.replace("\n", "")) & set(HARMFUL)
+
+
+def test_a_line_break_before_indented_text_stays():
+    assert UserError("a.pt: does not fit\n  missing  x\nerror: b").faults == (
+        "a.pt: does not fit\n  missing  x\\nerror: b",
+    )
+    assert TaskError("failed\n  a.py:3\nthe checkpoint is whole").faults == (
+        "failed\n  a.py:3\nthe checkpoint is whole",
+    )
+
+
+def test_a_value_of_megabytes_is_shortened_and_its_cure_stays():
+    (fault,) = UserError(f"a.yaml: 'x' is {'y' * 5_000_000}: expected a number").faults
+    assert len(fault) < LONGEST
+    assert fault.startswith("a.yaml: 'x' is yyy")
+    assert fault.endswith("yyy: expected a number")
+    assert "characters" in fault
+    (fault,) = TaskError("failed\n" + "  a line\n" * 100_000).faults
+    assert len(fault.splitlines()) < 110
+
+
+def test_of_thousands_of_faults_the_first_are_told_and_the_last():
+    told = UserError([*(f"{number}.jpg: cannot be read" for number in range(20_000)), "replace them"])
+    assert len(told.faults) == MOST_FAULTS + 2
+    assert told.faults[MOST_FAULTS:] == ("… and 19,980 more", "replace them")
+    for count in (1, MOST_FAULTS, MOST_FAULTS + 1):
+        assert len(UserError(map(str, range(count))).faults) == count
+
+
+def test_printable_is_quick_and_escapes_what_cannot_be_seen():
+    assert printable("é\u200b\x00") == "é\\u200b\\x00"
+    assert printable("x" * 10**8) == "x" * 99 + "…"
+    assert listed(["a\x1b"]) == r"'a\x1b'"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.ELOOP, "Too many levels of symbolic links", "a"),
+            "a: Too many levels of symbolic links",
+        ),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), "xxx: File name too long"),
+        (PermissionError(errno.EACCES, "Permission denied", b"a\xff"), r"a\xff: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room"),
+        (ValueError("embedded null byte"), "NUL"),
+        (ValueError("lstat: embedded null character in path"), "NUL"),
+        (MemoryError(), "memory"),
+    ],
+)
+def test_what_the_system_refuses_is_a_sentence(error: BaseException, words: str):
+    told = of_the_system(error)
+    assert told is not None
+    assert words in told.faults[0]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("a"), ValueError("a"), OSError("a"), RecursionError(), TypeError()]
+)
+def test_a_bug_stays_a_bug(error: BaseException):
+    assert of_the_system(error) is None
