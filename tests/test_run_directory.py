@@ -91,7 +91,48 @@ def test_what_holds_no_weights_is_told(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(UserError, match=r"no checkpoint yet; train it on with --resume --run"):
         weights_of(tmp_path)
-    run = make(tmp_path, 5)
+    run = make(tmp_path / "other")
+    run.checkpoints.mkdir(parents=True)
     run.point("best", 7)
-    with pytest.raises(UserError, match=r"best: names a checkpoint that is not there; the run has step-0+5"):
+    with pytest.raises(UserError, match=r"best: names a checkpoint that is not there .*; the run has none"):
+        weights_of(run.path)
+
+
+@pytest.mark.parametrize("what", ["names nothing", "damaged", "not text", "a line of 10 MB", "a folder"])
+def test_a_run_whose_best_is_gone_means_its_last_and_says_so(tmp_path: Path, what: str) -> None:
+    run = make(tmp_path, 5, 10)
+    run.point("last", 10)
+    best = run.checkpoints / "best"
+    if what == "a folder":
+        best.mkdir()
+    else:
+        content = {"names nothing": b"step-000000007\n", "damaged": b"step-00000\xff005\n"}
+        content |= {"not text": bytes(range(256)), "a line of 10 MB": b"step-" + b"1" * 10**7}
+        best.write_bytes(content[what])
+    said: list[str] = []
+    assert weights_of(tmp_path, said.append) == run.step_directory(10) / "ema.safetensors"
+    assert len(said) == 1 and said[0].startswith(f"{best}: ")
+    assert f"using {run.checkpoints / 'last'} (step-000000010) instead" in said[0]
+    (run.checkpoints / "last").write_bytes(b"\xff")
+    assert weights_of(tmp_path, said.append) == run.step_directory(10) / "ema.safetensors"
+    assert "using the newest checkpoint (step-000000010) instead" in said[1]
+    if what != "a folder":
+        with pytest.raises(UserError, match=r"best: .*the run has step-000000005, step-000000010"):
+            weights_of(best)
+
+
+def test_an_average_that_is_missing_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    run = make(tmp_path, 5)
+    run.point("last", 5)
+    folder = run.step_directory(5)
+    (folder / "state.json").touch()
+    sums = "".join(f"{'0' * 64}  {name}\n" for name in ("ema.safetensors", "model.safetensors"))
+    (folder / "SHA256SUMS").write_text(sums)
+    (folder / "ema.safetensors").unlink()
+    for target in (tmp_path, folder, run.checkpoints / "last"):
+        with pytest.raises(UserError, match=r"ema\.safetensors: is missing, but SHA256SUMS .* lists it"):
+            weights_of(target)
+    assert weights_of(folder / "model.safetensors") == folder / "model.safetensors"  # asked for by name
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"SHA256SUMS: is missing or damaged, .*model\.safetensors"):
         weights_of(tmp_path)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +20,7 @@ from torch import nn
 from rankless.errors import UserError
 from rankless.models import weights
 from rankless.recipe import Recipe
-from rankless.run_directory import RunDirectory
+from rankless.run_directory import RunDirectory, recover, weights_of
 from rankless.training import checkpoint
 from rankless.training.checkpoint import Snapshot
 
@@ -144,15 +149,22 @@ def test_a_full_disk_leaves_what_was_there(
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-000000005"]
 
 
-def test_what_reads_back_otherwise_is_not_kept(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that lies."""
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_what_reads_back_otherwise_is_not_kept(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """A disk that lies about the call-th file."""
     save(run, 5)
-    honest = weights.save
+    honest, calls = os.fsync, 0
 
-    def lying(path: Path, state: dict[str, torch.Tensor], **more: object) -> None:
-        honest(path, {name: value * 2 for name, value in state.items()}, **more)  # type: ignore[arg-type]
+    def lying(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.pwrite(handle, b"\x7f", os.fstat(handle).st_size - 3)
+        honest(handle)
 
-    monkeypatch.setattr(weights, "save", lying)
+    monkeypatch.setattr("os.fsync", lying)
     with pytest.raises(OSError, match="reads back other than it was written"):
         save(run, 10)
     assert run.steps() == [5]
@@ -162,10 +174,105 @@ def test_half_written_ones_are_never_seen(run: RunDirectory) -> None:
     save(run, 5)
     died = run.checkpoints / ".step-000000010.4711.tmp"
     shutil.copytree(run.step_directory(5), died)
+    (died / "SHA256SUMS").unlink()
     assert run.steps() == [5]
     assert checkpoint.newest(run, pytest.fail) == 5
-    checkpoint.tidy(run, keep=2, best=None)
     assert not died.exists()
+
+
+@pytest.mark.parametrize("place", ["nothing", "a damaged one", "a whole one"])
+@pytest.mark.parametrize("kind", ["tmp", "aside", "gone"])
+def test_a_whole_one_that_was_left_out_of_its_place_is_put_back(
+    run: RunDirectory, kind: str, place: str
+) -> None:
+    save(run, 5)
+    target, left = run.step_directory(5), run.checkpoints / f".step-000000005.4711.{kind}"
+    shutil.copytree(target, left)
+    if place == "nothing":
+        shutil.rmtree(target)
+    elif place == "a damaged one":
+        (target / "model.safetensors").write_bytes(b"")
+    recover(run)
+    assert not left.exists()
+    assert (checkpoint.damage(target) is None) == (kind != "gone" or place == "a whole one")
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system that does not wait for a disk, where there is one."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from test_checkpoint import save
+from rankless.run_directory import RunDirectory
+from rankless.training import checkpoint
+
+folder, fatal, events = Path(sys.argv[1]), None, 0
+WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree", "open"}
+
+def watch(event, arguments):
+    global events
+    if fatal is not None and event in WATCHED:
+        events += 1
+        if events == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def act(run, step):
+    save(run, step)
+    run.point("best", step)
+    checkpoint.tidy(run, keep=1, best=None)
+
+act(RunDirectory(folder / "warm"), 5)  # whatever is imported or cached on the way is no operation on the run
+sys.addaudithook(watch)
+for step in (5, 10):  # the same one again, and the next one
+    for number, path in enumerate(sorted(folder.glob(f"{step}-*")), start=1):
+        child = os.fork()
+        if child == 0:
+            fatal = number
+            act(RunDirectory(path), step)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            print(number - 1)
+            break
+"""
+
+
+@pytest.mark.processes
+def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path) -> None:
+    """A process is killed before the first, the second … operation of a save with one checkpoint kept."""
+    first = RunDirectory(in_memory / "first")
+    save(first, 5)
+    first.point("best", 5)
+    whole = (first.step_directory(5) / "SHA256SUMS").read_text()
+    for step, number in itertools.product((5, 10), range(80)):
+        shutil.copytree(first.path, in_memory / f"{step}-{number:03}")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, str(in_memory)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    for step, kills in zip((5, 10), map(int, done.stdout.split()), strict=True):
+        assert kills > 25  # otherwise the hook saw nothing
+        for number in range(kills):
+            run = RunDirectory(in_memory / f"{step}-{number:03}")
+            found = checkpoint.newest(run, lambda sentence: pytest.fail(sentence))
+            assert found in (5, step), number
+            if found == 5:
+                assert (run.step_directory(5) / "SHA256SUMS").read_text() == whole
+            assert weights_of(run.path, lambda _: None).is_file()
+            assert not list(run.checkpoints.glob(".step-*"))
+            save(run, 20)  # and it goes on
+            checkpoint.tidy(run, keep=1, best=None)
+            assert run.steps() == [20]
 
 
 @pytest.mark.parametrize(

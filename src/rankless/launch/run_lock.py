@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from rankless.errors import UserError
-from rankless.run_directory import RunDirectory
+from rankless.run_directory import RunDirectory, recover
 
 
 @contextmanager
@@ -20,11 +20,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was "
             "started, or leave --resume out"
         )
-    if not resume and run.checkpoints.exists() and run.steps():
-        raise UserError(
-            f"{run.path}: a run is there already (last step {run.steps()[-1]}); go on with --resume, "
-            "or give another --run"
-        )
+    _refuse_another(run, resume)
     if not resume and run.recipe.exists() and not run.environment.exists():
         raise UserError(
             f"{run.path}: holds a recipe.yaml that is not of a run, and a run would replace it; "
@@ -46,6 +42,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
                 "wait for it, or give another --run"
             ) from error
         _sweep(run)
+        _refuse_another(run, resume)  # a checkpoint may have been put back
         if not resume and run.journal.exists():
             run.journal.unlink()  # of a start that died before its first checkpoint
         try:
@@ -54,6 +51,14 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             if not resume and not run.journal.exists():
                 _vacate(run)
             raise
+
+
+def _refuse_another(run: RunDirectory, resume: bool) -> None:
+    if not resume and (steps := run.steps()):
+        raise UserError(
+            f"{run.path}: a run is there already (last step {steps[-1]}); go on with --resume, "
+            "or give another --run"
+        )
 
 
 def _vacate(run: RunDirectory) -> None:
@@ -66,9 +71,8 @@ def _vacate(run: RunDirectory) -> None:
 
 
 def _sweep(run: RunDirectory) -> None:
-    """Remove what died half-written; nobody else is here."""
+    """Remove what died half-written, and put back checkpoints that are whole; nobody else is here."""
     for left in (*run.path.glob(".*.tmp"), *run.checkpoints.glob(".*.tmp")):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
+        if not left.is_dir():
             left.unlink(missing_ok=True)
+    recover(run)

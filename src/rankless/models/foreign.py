@@ -16,7 +16,7 @@ from typing import IO, Any
 import torch
 
 from rankless.errors import UserError, printable
-from rankless.models import weights
+from rankless.models import tensor_file
 from rankless.models.pickle_inspection import Inspection
 from rankless.models.pickle_values import RefusedFileError
 from rankless.models.unwrapping import Checkpoint, unwrap
@@ -64,7 +64,7 @@ def _content(path: Path, file: IO[bytes]) -> Any:
     if start.startswith(_LEGACY):
         return _from_legacy(file)
     if start[8:9] == b"{":
-        return weights.read(path)[0]
+        return tensor_file.read(path)[0]
     raise RefusedFileError(_what_else(start, file))
 
 

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import struct
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.models.fit import compare, mismatch
+from rankless.models.tensor_file import CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe import Recipe
 from rankless.recipe_file import from_json, to_json
 
 FORMAT = "rankless 1"
-_OWN_KEYS = frozenset({"format", "recipe", "class_names"})
+_NEEDED = frozenset({"format", "recipe", "class_names"})
+_OWN_KEYS = _NEEDED | {CHECKSUM}
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ def save(
     recipe: Recipe,
     class_names: Sequence[str],
     extra: Mapping[str, str] | None = None,
-) -> None:
+) -> str:
     """Write a weights file and wait until it is on the disk. Equal arguments give equal bytes.
 
     Args:
@@ -61,7 +57,13 @@ def save(
         state: tensors of any device, layout in memory or sharing; each is written whole.
         recipe: what made the weights.
         class_names: a name per class id.
-        extra: more text to keep, under keys other than ``format``, ``recipe`` and ``class_names``.
+        extra: more text to keep, under other keys than ``format``, ``recipe``, ``class_names``, ``sha256``.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        OSError: as for :func:`write`.
     """
     taken = _OWN_KEYS & set(extra or {})
     if taken:
@@ -72,27 +74,20 @@ def save(
         "class_names": json.dumps(list(class_names), ensure_ascii=False),
         **(extra or {}),
     }
-    header, data = _split(safetensors.torch.save({name: _plain(tensor) for name, tensor in state.items()}))
-    # The library writes metadata in the order of a randomly seeded hash table: equal weights would give
-    # unequal files. So it writes the tensors, and the header is written anew with sorted keys.
-    header["__metadata__"] = metadata
-    encoded = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the tensors stay aligned to 8 bytes
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)))
-        file.write(encoded)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    return write(path, state, metadata)
 
 
-def load(path: Path) -> Weights:
+def load(path: Path, *, checked: bool = False) -> Weights:
     """Read a weights file.
+
+    Args:
+        path: the file.
+        checked: its checksum was compared a moment ago and is not compared again.
 
     Raises:
         UserError: the file is missing, cut, damaged, a pickle, or was not written by :func:`save`.
     """
-    state, metadata = read(path)
+    state, metadata = read(path, checked=checked)
     written = metadata.get("format")
     if written is None or not written.startswith("rankless "):
         raise UserError(
@@ -103,7 +98,7 @@ def load(path: Path) -> Weights:
         raise UserError(
             f"{path}: is of the format '{written}', this version reads '{FORMAT}'; update Rankless"
         )
-    missing = sorted(_OWN_KEYS - set(metadata))
+    missing = sorted(_NEEDED - set(metadata))
     if missing:
         raise UserError(
             f"{path}: the header lacks {', '.join(missing)}; the file was altered, take another copy"
@@ -151,13 +146,10 @@ def digest(state: Mapping[str, Tensor]) -> str:
     """
     sha = hashlib.sha256()
     for name in sorted(state):
-        tensor = _plain(state[name])
+        tensor = state[name]
         head = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         sha.update(json.dumps(head).encode() + b"\n")
-        raw = tensor.reshape(-1).view(torch.uint8).numpy()
-        if sys.byteorder == "big":
-            raw = raw.reshape(-1, tensor.element_size())[:, ::-1].copy()
-        sha.update(raw.data)
+        sha.update(raw(tensor).data)
     return sha.hexdigest()
 
 
@@ -170,36 +162,13 @@ def digest_file(path: Path) -> str:
     return digest(read(path)[0])
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, whoever wrote it.
-
-    It is read whole: a mapped file that shrinks kills the process.
+def recipe_in(path: Path) -> Recipe:
+    """The recipe in a weights file; nothing but the header is read.
 
     Raises:
-        UserError: no such file, or none that can be read.
+        UserError: the file is missing, or its header holds no recipe.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        state = safetensors.torch.load(content)
-    except Exception as error:  # the library's own error, or KeyError, TypeError … by how the file is broken
-        raise UserError(f"{path}: is no readable weights file: {_reason(content, error)}") from None
-    # The library has checked the header: where there is metadata, it is text to text.
-    return state, _split(content)[0].get("__metadata__") or {}
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, contiguous in the order of its dimensions, in memory of its own."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header and the tensors' bytes of a valid safetensors file."""
-    (length,) = struct.unpack_from("<Q", content)
-    header: dict[str, Any] = json.loads(content[8 : 8 + length])
-    return header, memoryview(content)[8 + length :]
+    return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
 
 
 def _names(path: Path, text: str) -> tuple[str, ...]:
@@ -212,19 +181,3 @@ def _names(path: Path, text: str) -> tuple[str, ...]:
             f"{path}: class_names in the header is no list of names; take another copy of the file"
         )
     return tuple(names)
-
-
-def _reason(content: bytes, error: Exception) -> str:
-    if not content:
-        return "it is empty"
-    if content[:4] == b"PK\x03\x04" or content[:1] == b"\x80":
-        return (
-            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, which "
-            "rankless import makes of it"
-        )
-    length = int.from_bytes(content[:8], "little")
-    if content[8:9] != b"{":
-        return "it does not begin like a safetensors file"
-    if 8 + length > len(content):
-        error = ValueError(f"a header of {length} bytes in a file of {len(content)}")
-    return f"it is cut or damaged ({error}); take another copy"

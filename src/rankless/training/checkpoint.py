@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,11 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from rankless import checksums
 from rankless.errors import UserError
-from rankless.models import weights
+from rankless.models import tensor_file, weights
 from rankless.recipe import Recipe
-from rankless.run_directory import RunDirectory
-
-SUMS = "SHA256SUMS"
+from rankless.run_directory import RunDirectory, beside, damage, recover, remains, remove
 
 
 @dataclass(frozen=True)
@@ -52,44 +52,52 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
         OSError: the disk is full or gone; nothing half-written stays.
     """
     target = run.step_directory(snapshot.step)
-    beside = run.checkpoints / f".{target.name}.{os.getpid()}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
+    new, old = beside(target, "tmp"), beside(target, "aside")
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        beside.mkdir(parents=True)
-        _write(beside, snapshot, recipe, class_names)
+        new.mkdir(parents=True)
+        _write(new, snapshot, recipe, class_names)
         if target.exists():  # a damaged one of this step, or one from before a fall back
-            shutil.rmtree(target)
-        beside.rename(target)
+            target.rename(old)
+        new.rename(target)
         _flush_directory(run.checkpoints)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        if old.exists() and not target.exists():
+            with suppress(OSError):
+                old.rename(target)
+        shutil.rmtree(new, ignore_errors=True)
         raise
+    shutil.rmtree(old, ignore_errors=True)
     run.point("last", snapshot.step)
 
 
 def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
+    """Write every file once and wait until all of it is on the disk."""
+    sums: dict[str, str] = {}
     states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.average}
     for name, state in states.items():
         if state is not None:
-            weights.save(
+            sums[name] = weights.save(
                 folder / name,
                 state,
                 recipe=recipe,
                 class_names=class_names,
                 extra={"step": str(snapshot.step)},
             )
-            if weights.digest_file(folder / name) != weights.digest(state):
-                raise OSError(f"{folder / name}: reads back other than it was written")
-    plain = {key: value.detach().cpu().contiguous().clone() for key, value in snapshot.training.items()}
-    safetensors.torch.save_file(plain, folder / "training.safetensors")
-    text = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
-    (folder / "state.json").write_text(text, encoding="utf-8")
-    names = sorted(entry.name for entry in folder.iterdir())
-    (folder / SUMS).write_text("".join(f"{_sum(folder / name)}  {name}\n" for name in names))
-    for name in (*names, SUMS):
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+    sums["training.safetensors"] = tensor_file.write(folder / "training.safetensors", snapshot.training)
+    text = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1).encode()
+    sums["state.json"] = hashlib.sha256(text).hexdigest()
+    _write_bytes(folder / "state.json", text)
+    _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
     _flush_directory(folder)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
@@ -102,6 +110,7 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     Raises:
         UserError: there are checkpoints, but every one is damaged.
     """
+    recover(run)
     steps = run.steps()
     for step in reversed(steps):
         if (fault := damage(run.step_directory(step))) is None:
@@ -114,20 +123,6 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
             "start anew in another run directory"
         )
     return None
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in ``folder``; None when it is whole."""
-    try:
-        lines = (folder / SUMS).read_text().splitlines()
-        listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        for name in ("model.safetensors", "training.safetensors", "state.json"):
-            if name not in listed:
-                return f"{SUMS} does not list {name}"
-        wrong = [name for name, digest in listed.items() if _sum(folder / name) != digest]
-    except (OSError, ValueError) as error:
-        return str(error)
-    return f"wrong checksum of {', '.join(wrong)}" if wrong else None
 
 
 def load(run: RunDirectory, step: int) -> Snapshot:
@@ -152,19 +147,16 @@ def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
         keep: how many stay.
         best: the step that stays too.
     """
+    last = run.pointed("last")
+    if last is None:  # nothing shows which ones are the newest
+        return
     # Those after the last that was written are damaged: the run fell back behind them.
-    last = run.pointed("last") or 0
     kept = [step for step in run.steps() if step <= last][-keep:]
     for step in run.steps():
         if step not in kept and step != best:
-            shutil.rmtree(run.step_directory(step), ignore_errors=True)
-    for left in run.checkpoints.glob(".step-*.tmp"):
+            remove(run.step_directory(step))
+    for left in remains(run):  # what was just saved is newer
         shutil.rmtree(left, ignore_errors=True)
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_directory(folder: Path) -> None:
