@@ -55,8 +55,8 @@ class Calls:
         self.asked.append((recipe, run, devices, resume))
         return 5
 
-    def evaluate(self, target, overrides, *, devices, split):
-        self.asked.append((target, tuple(overrides), devices, split))
+    def evaluate(self, target, overrides, *, task, devices, split):
+        self.asked.append((target, tuple(overrides), task, devices, split))
         per_class = {"cat": {"AP": 0.5, "AP50": None}}
         return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
@@ -244,13 +244,13 @@ def test_resume_takes_the_recipe_of_the_run_or_the_given_one(calls):
 def test_evaluate(calls, capsys):
     assert cli.main(["evaluate", "runs/x", "evaluate.iou=0.5", "--split", "test", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["per_class"] == {"cat": {"AP": 0.5, "AP50": None}}
-    assert cli.main(["evaluate", "runs/x"]) == 0
+    assert cli.main(["evaluate", "runs/x", "--task", "mine.py:Mine"]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert words == [["AP", "0.2500"], ["APl", "–"], ["images", "3"], [],
                      ["class", "AP", "AP50"], ["cat", "0.5000", "–"]]  # fmt: skip
     assert calls.asked == [
-        (Path("runs/x"), ("evaluate.iou=0.5",), None, "test"),
-        (Path("runs/x"), (), None, None),
+        (Path("runs/x"), ("evaluate.iou=0.5",), None, None, "test"),
+        (Path("runs/x"), (), "mine.py:Mine", None, None),
     ]
 
 

@@ -38,7 +38,7 @@ def test_the_segmentation_of_digits(tmp_path: Path) -> None:
     best = re.search(r"best \(step \d+\): IoU (0\.\d+)", said)
     # A threshold on the noisy pixels reaches 0.70 at best.
     assert best is not None and float(best[1]) > 0.75
-    assert said.rstrip().endswith("next: rankless evaluate runs/segment")
+    assert said.rstrip().endswith(f"next: rankless evaluate runs/segment --task {SCRIPT}:Segment")
 
     (tmp_path / "examples").symlink_to(SCRIPT.parent)
     recipe = tmp_path / "segment.yaml"
@@ -47,5 +47,6 @@ def test_the_segmentation_of_digits(tmp_path: Path) -> None:
     states = [load(weights_of(tmp_path / "runs" / name)).state for name in ("segment", "one")]
     assert digest(states[0]) == digest(states[1])
 
-    scored = run(tmp_path, "-m", "rankless", "evaluate", "runs/segment", "--devices", "1")
+    words = ["evaluate", "runs/segment", "--devices", "1", "--task", "examples/segment.py:Segment"]
+    scored = run(tmp_path, "-m", "rankless", *words)
     assert f"IoU      {best[1]}" in scored

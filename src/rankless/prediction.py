@@ -26,7 +26,7 @@ from rankless.data.builtin import DigitScenes
 from rankless.data.letterbox import in_source, whole
 from rankless.data.pictures import Decoded, Shown
 from rankless.drawing import Mark, Rectangle, annotate
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 from rankless.files import write_atomically
 from rankless.models import weights
 from rankless.prediction_classify import ClassFinder
@@ -315,7 +315,8 @@ def _finder(
     if loaded.recipe.task == "classify":
         return ClassFinder(loaded, confidence or 0.0, place, source)
     raise UserError(
-        f"{source}: was trained for the task '{loaded.recipe.task}'; prediction knows 'detect' and 'classify'"
+        f"{source}: was trained for the task '{printable(loaded.recipe.task)}'; prediction knows "
+        "'detect' and 'classify'"
     )
 
 

@@ -86,6 +86,14 @@ def evaluate(
     target: Target,
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    task: Annotated[
+        str | None,
+        Parameter(
+            help="A task of your own, package.module:Class or file.py:Class, whose code is run; the one that "
+            "TARGET names is not.",
+            metavar="TASK",
+        ),
+    ] = None,
     devices: Devices = "auto",
     split: Annotated[
         str | None, Parameter(help="The split to score on; if not given, the recipe's data.val.")
@@ -98,7 +106,7 @@ def evaluate(
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
     from rankless.launch import local
 
-    scores = local.evaluate(target, overrides, devices=count, split=split)
+    scores = local.evaluate(target, overrides, task=task, devices=count, split=split)
     if as_json:
         print_json(scores)
     else:

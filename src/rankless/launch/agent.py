@@ -194,7 +194,8 @@ def supervise(
         local_world_size=devices,
         rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
         entrypoint=sys.executable,
-        args=("-m", "rankless.worker", str(job), str(os.getpid())),
+        # -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
+        args=("-P", "-m", "rankless.worker", str(job), str(os.getpid())),
         max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
         monitor_interval=0.1,
         local_addr=_LOOPBACK,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
 from rankless.run_directory import RunDirectory, new_run_directory, weights_of
 from rankless.tasks import settled
-from rankless.tasks.own import absolute, name_of, refuse_while_opening
+from rankless.tasks.own import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
 
 _SHOWN = 30  # lines of a log
 
@@ -102,21 +104,36 @@ def train(
 
 
 def evaluate(
-    target: Path, overrides: Sequence[str] = (), *, devices: int | None = None, split: str | None = None
+    target: Path,
+    overrides: Sequence[str] = (),
+    *,
+    task: type | str | None = None,
+    devices: int | None = None,
+    split: str | None = None,
 ) -> dict[str, Any]:
     """Score weights on the data of their recipe.
 
     Args:
         target: a run directory or a weights file.
         overrides: changes to the recipe, such as ``data.root=…`` or ``evaluate.iou=0.5``.
+        task: a task of your own, as for :func:`train`. One that only the weights' recipe names is not run:
+            a file decides nothing about what code runs.
         devices: as for :func:`train`.
         split: the split to score; None is the recipe's ``data.val``.
 
     Returns:
         The scores, with ``weights`` naming the file.
+
+    Raises:
+        UserError: whatever is the user's to fix, such as weights of a task that is not built in when no
+            ``task`` is given.
     """
     path = weights_of(target)
     found = weights.load(path)
+    if task is not None:
+        overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
+    if not any(override.startswith("task=") for override in overrides):
+        refuse_unasked(found.recipe.task, path)
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(found.recipe), encoding="utf-8")
@@ -181,8 +198,7 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
                 shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
                 print(f"best (step {best}): {shown}")
         print(f"run directory: {run.path}")
-        own = ":" in load(run.recipe).task  # predict knows the built-in tasks alone
-        print(f"next: rankless evaluate {run.path}" if own else f"next: rankless predict {run.path} PICTURES")
+        print(f"next: {_next(run)}")
         return 0
     if stopped_by is not None:
         step = run.pointed("last")
@@ -191,6 +207,13 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
         return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
     print(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
     return 1
+
+
+def _next(run: RunDirectory) -> str:
+    task = load(run.recipe).task
+    if task in BUILT_IN:
+        return f"rankless predict {run.path} PICTURES"
+    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
 
 
 def _show_log(log: Path) -> None:

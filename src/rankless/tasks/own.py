@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, printable
 from rankless.recipe import Recipe
 from rankless.tasks.checks import check_members
 from rankless.tasks.protocol import Task
@@ -58,6 +59,23 @@ def open_own(recipe: Recipe) -> Task:
         check_members(made, recipe.task)
         task: Task = made(recipe)
     return task
+
+
+def refuse_unasked(task: str, source: Path) -> None:
+    """Raise where a file, and not the person, names the code that would be run.
+
+    Args:
+        task: what the recipe inside ``source`` names.
+        source: a weights file, whoever made it.
+
+    Raises:
+        UserError: it is no built-in task.
+    """
+    if task not in BUILT_IN:
+        raise UserError(
+            f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
+            f"it, give --task {shlex.quote(printable(task))} (in Python: task=…)"
+        )
 
 
 def absolute(task: str) -> str:

@@ -1,0 +1,139 @@
+"""Files from strangers decide no code: neither what a recipe inside names, nor what lies in their folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankless import cli
+from rankless.errors import UserError
+from rankless.launch import local
+from rankless.models import weights
+from rankless.models.zoo import build
+from rankless.recipe import Batch, Data, Model, Recipe
+
+NAMES = ("red", "green")
+# Whoever imports it leaves a mark beside it. The names of modules that the package and its libraries import.
+MARKING = "import os, pathlib\n(pathlib.Path(__file__).parent / f'mark-{os.getpid()}').touch()\n"
+SHADOWING = ("numpy", "torch", "timm", "yaml", "safetensors", "multiprocessing", "logging", "sitecustomize")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stranger's folder: weights of several tasks, and modules of many names."""
+    place = tmp_path_factory.mktemp("stranger")
+    recipe = Recipe(
+        model=Model(name="yolov4-tiny", width=0.125, image_size=64),
+        data=Data(val_images=4),
+        batch=Batch(images=4, micro=4),
+        precision="fp32",
+    )
+    torch.manual_seed(0)
+    state = build(recipe.model, len(NAMES)).state_dict()
+    for name in ("stranger", *SHADOWING):
+        (place / f"{name}.py").write_text(MARKING)
+    tasks = {"builtin": "detect", "module": "stranger:Task", "file": f"{place / 'stranger.py'}:Task"}
+    for name, task in tasks.items():
+        told = replace(recipe, task=task)
+        weights.save(place / f"{name}.safetensors", state, recipe=told, class_names=NAMES)
+    return place
+
+
+def marks(folder: Path) -> list[Path]:
+    return [*folder.glob("mark-*"), *folder.glob("__pycache__/*")]
+
+
+@pytest.mark.parametrize("name", ["module", "file"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "digest FILE",
+        "evaluate FILE",
+        "evaluate FILE evaluate.iou=0.5 --devices 2 --split val",
+        "predict FILE digits:val:0 --out OUT",
+        "export FILE --format darknet --out OUT",
+        "import FILE --out OUT.safetensors --model yolov4-tiny model.width=0.125 model.image_size=64",
+        "train model.width=0.125 model.pretrained=FILE model.image_size=33 --run OUT",
+        "verify FILE",
+        "recipes FILE",
+        "data check FILE",
+        "data anchors digits --model FILE",
+        "data convert FILE --to coco --out OUT",
+    ],
+)
+def test_no_verb_runs_what_a_file_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = list(sys.path)
+    given = words.replace("FILE", f"{name}.safetensors").replace("OUT", str(tmp_path / "out"))
+    assert cli.main(given.split()) in (0, 1, 2)
+    assert not marks(folder)
+    assert sys.path == before
+    assert "stranger" not in sys.modules
+
+
+def test_what_to_do_is_told(folder: Path) -> None:
+    file = folder / "module.safetensors"
+    with pytest.raises(UserError) as raised:
+        local.evaluate(file)
+    assert raised.value.faults == (
+        f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, give "
+        "--task stranger:Task (in Python: task=…)",
+    )
+
+
+def test_what_is_told_is_safe_to_paste(folder: Path, tmp_path: Path) -> None:
+    found = weights.load(folder / "module.safetensors")
+    told = replace(found.recipe, task="x;touch y\x1b[2J:T")
+    weights.save(tmp_path / "w.safetensors", found.state, recipe=told, class_names=NAMES)
+    with pytest.raises(UserError) as raised:
+        local.evaluate(tmp_path / "w.safetensors")
+    assert r"give --task 'x;touch y\x1b[2J:T'" in raised.value.faults[0]
+    assert raised.value.faults[0].isprintable()
+
+
+@pytest.mark.processes
+def test_a_folder_of_a_strangers_is_no_place_for_libraries(folder: Path) -> None:
+    rankless = "import sys; from rankless.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
+    for words in (
+        "evaluate builtin.safetensors workers=1 data.val_images=4 --devices 2",
+        "digest builtin.safetensors",
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", rankless, *words.split()],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert not marks(folder), (words, ended.stderr)
+        # The digits have ten classes: this far the ranks have come, with all that they import.
+        assert ended.returncode == (2 if words.startswith("evaluate") else 0), ended.stderr
+        assert ("10" in ended.stderr) == words.startswith("evaluate")
+
+
+@pytest.mark.processes
+def test_a_task_that_was_given_by_hand_runs(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "by_hand.py").write_text(
+        MARKING + "from rankless.tasks.detect import Detect\n"
+        "class Task(Detect):\n"
+        "    def score(self, predictions):\n"
+        "        return {'AP': 0.5}\n"
+    )
+    found = weights.load(folder / "module.safetensors")
+    state = build(found.recipe.model, 10).state_dict()
+    file = tmp_path / "w.safetensors"
+    names = [str(digit) for digit in range(10)]
+    weights.save(file, state, recipe=found.recipe, class_names=names)
+    by_hand = f"{tmp_path / 'by_hand.py'}:Task"
+    for given in ({"task": by_hand}, {"overrides": [f"task={by_hand}"]}):
+        scores = local.evaluate(file, devices=1, **given)
+        assert scores["AP"] == 0.5
+        assert marks(tmp_path)
+    assert not marks(folder)
