@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-MOST_FAULTS = 20
+MOST_FAULTS = 25
 """So many faults of one error are listed; the others are counted."""
 
 LONGEST = 2000
@@ -66,24 +66,32 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
+def of_a_path(error: BaseException) -> UserError | None:
+    """The sentence for a path that can never lead to a file, whatever is tried again; None for all else."""
+    if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
+        return UserError(f"{_name(error.filename)}: {error.strerror}; give another path")
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # pathlib's words
+        return UserError(f"{error}; remove the link, or give another path")
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return UserError("a path holds a NUL, which no file's name can; give another")
+    return None
+
+
 def of_the_system(error: BaseException) -> UserError | None:
     """The last resort for what nobody foresaw: the system's refusal in words; None where it is none of it.
 
     Args:
         error: as it was caught. An ``OSError`` is the system's where it names a file, or a disk that is full.
     """
+    if told := of_a_path(error):
+        return told
     if isinstance(error, OSError) and error.filename is not None:
-        return UserError(
-            f"{_name(error.filename)}: {error.strerror or error}; give another path, or fix this one"
-        )
+        reason = error.strerror or str(error)
+        return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
     if isinstance(error, OSError) and error.errno in _FULL:
         return UserError(f"{error.strerror or error}; make room, and start again")
-    if isinstance(error, ValueError) and "embedded null" in str(error):
-        return UserError("a path holds a NUL, which no file's name can; give another")
     if isinstance(error, MemoryError):
-        return UserError(
-            "the memory is not enough for this; give smaller files or sizes, or a larger machine"
-        )
+        return UserError("there is not enough memory for this; give smaller files or sizes, or free some")
     return None
 
 

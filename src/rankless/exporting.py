@@ -44,6 +44,8 @@ def export(target: Path, *, format: str, out: Path | None = None) -> Exported:
     path = weights_of(target)
     loaded = weights.load(path)
     stem = out or Path(f"{Path(target).resolve().name.removesuffix('.safetensors')}")
+    if not stem.name:
+        raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
     return Exported(path, _FORMATS[format](loaded, stem, str(path)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless import recipe_file
+from rankless import reading, recipe_file
 from rankless.errors import UserError
 from rankless.models import weights, zoo
 from rankless.models.cfg import read_cfg
@@ -224,7 +224,7 @@ def _class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | No
     if path is None:
         return None
     try:
-        text = path.read_text("utf-8-sig")
+        text = reading.read_text(path, reading.NAMES)
     except OSError as error:
         raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rankless import reading
 from rankless.files import write_atomically
 
 
@@ -53,7 +54,7 @@ class Journal:
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a journal; a last line that a crash tore is left out."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with reading.opened_text(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 entry = json.loads(line)

@@ -16,11 +16,11 @@ from pathlib import Path
 from rankless.memory import available
 
 MIB = 1 << 20
-RECIPE = CFG = 1 * MIB
-NAMES = 16 * MIB  # class names, lists of pictures of one class
+YAML = MIB  # a recipe, or what describes a data set; the reader takes seconds for a megabyte
+CFG = MIB
+NAMES = 16 * MIB
 LABELS = 64 * MIB  # what is annotated on one picture
 POINTER = 4096  # `last`, `best`
-NOTES = 256 * MIB  # JSON that Rankless wrote itself: state, environment
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -107,11 +107,26 @@ def opened_text(
     return io.TextIOWrapper(io.BufferedReader(opened(path)), encoding, errors, newline)
 
 
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, without the file's name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in UTF-8 (byte {error.start})"
+    return error.strerror or str(error)
+
+
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` is a regular file; False where nobody can tell."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name too long, a loop of links, a NUL
+        return False
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a folder; False where nobody can tell."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
         return False
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rankless import recipe_yaml
+from rankless import reading, recipe_yaml
 from rankless.errors import UserError
 from rankless.recipe import Recipe
 from rankless.recipe_faults import Fault, Given, Place, build, collect
@@ -172,7 +172,7 @@ def _text(source: str | Path) -> tuple[str, str]:
             f"{nearest(name, shipped())}"
         )
     try:
-        return path.read_text("utf-8-sig"), name
+        return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
         near = nearest(name, beside) or nearest(path.stem, shipped())

@@ -167,7 +167,7 @@ def _scalar(tag: str, text: str) -> Any:
         return None
     if tag == "bool":
         return text[0] in "tT"
-    if tag == "int" and len(text) < 4000:  # Python converts no more than 4,300 digits
+    if tag == "int" and len(text) < 3000:  # Python converts no more than 4,300 digits, and 0x needs fewer
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if tag == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))

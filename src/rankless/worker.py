@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import TaskError, UserError
+from rankless.errors import TaskError, UserError, of_a_path
 from rankless.job import LOST_PEER, Job, leave_note, log_of, read_job
 from rankless.user_code import blamed
 
@@ -52,6 +52,9 @@ def main() -> int:
             # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             return LOST_PEER
+        if told := of_a_path(error):
+            leave_note(place, rank, {"exit": told.exit_code, "faults": told.faults})
+            return told.exit_code
         fault = blamed(error)
         if fault is None:
             raise

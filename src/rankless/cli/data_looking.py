@@ -243,8 +243,9 @@ def anchors(
 
 
 def _size(text: str) -> tuple[int, int]:
-    numbers = [int(word) for word in re.findall(r"\d+", text)]
-    if not re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text) or min(numbers) < 8:
+    written = re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text)
+    numbers = [int(word) for word in re.findall(r"\d+", text)] if written else []
+    if not written or min(numbers) < 8:
         raise UserError(
             f"--image-size has '{text}': expected a side in pixels, or height,width, as in 320,512"
         )

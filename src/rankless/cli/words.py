@@ -48,6 +48,8 @@ def part() -> App:
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The first word that is no ``key=value`` is the recipe; the rest is for the recipe's reader to judge."""
     name = next((word for word in words if "=" not in word), None)
+    if name == "":
+        raise UserError("the recipe is an empty word: give its name or its file, or leave it out")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)

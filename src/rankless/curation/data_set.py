@@ -217,6 +217,8 @@ def beside(root: str, ending: str) -> Path:
     """A folder's name next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
     place = Path(root).expanduser()
     folder = place.resolve() if place.is_dir() else place.resolve().parent
+    if not folder.name:
+        raise UserError(f"{root}: this is the whole file system; give the data set's own folder")
     return folder.with_name(f"{folder.name}-{ending}")
 
 

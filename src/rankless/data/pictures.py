@@ -35,6 +35,9 @@ EXTENSIONS = frozenset(
 MOST_PIXELS = 178_956_970
 """Pillow refuses larger pictures: a small file can claim any size, and this many take half a gigabyte."""
 
+MOST_BYTES = 1 << 30
+"""Of one picture's file: more than its pixels can fill, whatever its format."""
+
 Source = str | os.PathLike[str] | BinaryIO
 """A file, or an opened one that begins with the picture."""
 
@@ -101,6 +104,11 @@ class Decoded(NamedTuple):
     image: Tensor
     reduced: int
     source: tuple[int, int]
+
+
+def too_large(length: int) -> str:
+    """Why a file of so many bytes is not read."""
+    return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that a picture may have"
 
 
 def is_picture(path: str | os.PathLike[str]) -> bool:
@@ -192,9 +200,12 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    mode = os.stat(path).st_mode  # noqa: PTH116 - half the cost of a Path
-    if not stat.S_ISREG(mode):  # to open a pipe would wait for its writer
-        raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is no file but a pipe or a device")
+    found = os.stat(path)  # noqa: PTH116 - half the cost of a Path
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for its writer
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "no file but a pipe or a device"
+        raise ValueError(f"it is {what}")
+    if found.st_size > MOST_BYTES:
+        raise ValueError(too_large(found.st_size))
     with open(path, "rb") as file:  # noqa: PTH123 - the same
         yield file
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
 from typing import Any
 
+from rankless import reading
 from rankless.data.annotations import Annotations
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.pictures import MOST_BYTES, UnreadablePicture, too_large
 
 _INSIDE = "//"
 
@@ -49,9 +49,11 @@ def content(annotations: Annotations, index: int) -> bytes:
     path = annotations.path(index)
     try:
         if not len(annotations.spans):
-            return Path(path).read_bytes()
+            return reading.read_bytes(path, MOST_BYTES)
         offset, length = annotations.spans[index].tolist()
-        with Path(file_of(path)).open("rb", buffering=0) as shard:
+        if length > MOST_BYTES:
+            raise UnreadablePicture(path, too_large(length))
+        with reading.opened(file_of(path)) as shard:
             shard.seek(offset)
             found = shard.read(length)
             while len(found) < length and (more := shard.read(length - len(found))):

@@ -9,6 +9,7 @@ parser.c.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from rankless import reading
 from rankless.errors import UserError
 from rankless.models import network as net
 from rankless.models.cfg_sections import OptionReader, Section
@@ -24,7 +26,6 @@ from rankless.yolo_grid import BoxLoss, HeadLoss
 
 MOST_LAYERS = 2000
 MOST_CHANNELS = 65536
-_MOST_BYTES = 4 * 2**20
 _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
 _BOX_LOSSES = get_args(BoxLoss)
 # Keys of [convolutional] and others that change what is computed, in ways that are not expressed here.
@@ -62,12 +63,10 @@ def read_cfg(source: str) -> Cfg:
         return _Reader("model.cfg", source).read()
     path = Path(source)
     try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{source}: this cfg file cannot be read: {reason}") from None
-    if len(content) > _MOST_BYTES:
-        raise UserError(f"{source}: {len(content):,} bytes are too many for a cfg file; is it the weights?")
+        content = reading.read_bytes(path, reading.CFG)
+    except OSError as error:
+        cure = "; is it the weights?" if error.errno == errno.EFBIG else ""
+        raise UserError(f"{source}: this cfg file cannot be read: {error.strerror or error}{cure}") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

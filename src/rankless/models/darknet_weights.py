@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankless import reading
 from rankless.errors import UserError
 from rankless.models.network import Conv, Network
 from rankless.models.reshape import with_classes
@@ -125,7 +126,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     """The floats of a file, and the pictures seen."""
     try:
-        content = path.read_bytes()
+        content = reading.read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(content) < 20:

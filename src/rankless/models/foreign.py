@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import torch
 
+from rankless import reading
 from rankless.errors import UserError, printable
 from rankless.models import tensor_file
 from rankless.models.pickle_inspection import Inspection
@@ -43,10 +44,10 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
             one without weights.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
+    if reading.is_folder(path):
         raise UserError(f"{path}: is no file; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)")
     try:
-        with path.open("rb") as file:
+        with io.BufferedReader(reading.opened(path)) as file:
             return unwrap(_content(path, file), key, size=os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from rankless import reading
 from rankless.errors import UserError
 
 PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
@@ -24,9 +25,11 @@ def read_names(file: Path) -> tuple[str, ...]:
         UserError: it cannot be read, or has none.
     """
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = reading.read_text(file, reading.NAMES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}; expected one class name a line in UTF-8.") from None
+        raise UserError(
+            f"{file} cannot be read: {reading.reason(error)}; expected one class name a line in UTF-8."
+        ) from None
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:
         raise UserError(f"{file} is empty, expected one class name a line.")

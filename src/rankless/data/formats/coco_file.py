@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rankless import reading
 from rankless.errors import UserError, printable
 
 EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
@@ -121,7 +122,7 @@ def decoded(value: Any) -> Any:
 
 def _content(file: Path) -> bytes:
     try:
-        content = file.read_bytes()
+        content = reading.read_bytes(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}; {EXPECTED}.") from error
     return content.removeprefix(codecs.BOM_UTF8)

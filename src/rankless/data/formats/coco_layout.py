@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.formats.splits import without_year
 
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
@@ -76,7 +78,7 @@ def is_coco(file: Path) -> bool:
     if re.match(r"instances_|_annotations\.coco\.json$", file.name):
         return True
     try:
-        with file.open("rb") as opened:
+        with io.BufferedReader(reading.opened(file)) as opened:
             shown = opened.read(_SNIFFED)
             opened.seek(max(_SNIFFED, file.stat().st_size - _SNIFFED))
             shown += b"\n" + opened.read(_SNIFFED)

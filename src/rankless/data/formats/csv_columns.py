@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rankless import reading
 from rankless.data.pictures import is_picture
 from rankless.errors import UserError
 
@@ -97,14 +98,15 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         UserError: the file cannot be read.
     """
     try:
-        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
+        with reading.opened_text(file, errors="surrogateescape", newline="") as opened:
             reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]
                 if any(cells):
                     yield reader.line_num, cells
     except (OSError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read as CSV: {error}; expected {EXPECTED}.") from None
+        why = reading.reason(error) if isinstance(error, OSError) else error
+        raise UserError(f"{file} cannot be read as CSV: {why}; expected {EXPECTED}.") from None
 
 
 def understood(file: Path) -> Columns | None:

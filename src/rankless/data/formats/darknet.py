@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rankless import reading
 from rankless.data.findings import Findings
 from rankless.data.formats.darknet_labels import paired
 from rankless.data.formats.darknet_layout import LAYOUT, find_split, split_names, why_darknet
@@ -82,8 +83,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
             lines.findings.add("no label file", picture)
             continue
         try:
-            with Path(label).open("rb") as file:
-                content = file.read()
+            content = reading.read_bytes(label, reading.LABELS)
         except OSError as error:
             lines.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
             continue

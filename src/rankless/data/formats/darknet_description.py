@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rankless import reading
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.errors import UserError, printable
 
@@ -85,9 +86,9 @@ def read_description(file: Path) -> Description:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return reading.read_text(file, reading.YAML)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}; expected text in UTF-8.") from error
+        raise UserError(f"{file} cannot be read: {reading.reason(error)}; expected text in UTF-8.") from error
 
 
 def _from_yaml(file: Path) -> Description:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.findings import Findings
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.darknet_description import Description, description_in, read_description
@@ -131,10 +132,10 @@ def _described(described: Description, wanted: str) -> Split:
 def _add_list(file: Path, described: Description, result: Split) -> None:
     """Add the pictures of a ``.txt`` list in its order."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = reading.read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{file} cannot be read: {error}; expected one picture path a line in UTF-8."
+            f"{file} cannot be read: {reading.reason(error)}; expected one picture path a line in UTF-8."
         ) from error
     search = PictureSearch([file.parent, *described.bases])
     for number, line in enumerate(lines, 1):

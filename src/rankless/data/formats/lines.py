@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.annotations import Annotations
 from rankless.data.findings import Findings
 from rankless.data.formats.class_names import PATTERNS, names_file, read_names
@@ -171,12 +172,12 @@ def _parsed(line: str) -> tuple[str, list[str]]:
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Numbers and texts of the lines that are not empty."""
     try:
-        with file.open(encoding="utf-8-sig", errors="surrogateescape") as opened:
+        with reading.opened_text(file, errors="surrogateescape") as opened:
             for count, line in enumerate(opened, 1):
                 if line := line.strip():
                     yield count, line
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error}; expected {LAYOUT}.") from None
+        raise UserError(f"{file} cannot be read: {reading.reason(error)}; expected {LAYOUT}.") from None
 
 
 def _kind(file: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankless import reading
 from rankless.data import pictures
 from rankless.data.findings import Findings
 from rankless.data.formats.raw import Raw
@@ -58,15 +59,13 @@ class _Part:
     def add_shard(self, shard: str) -> None:
         """Index one more."""
         try:
-            file = os.open(shard, os.O_RDONLY)
+            opened = reading.opened(shard)
         except OSError as error:
             self.findings.add("unreadable file", shard, error.strerror or str(error))
             return
-        try:
+        with opened:
             for sample in samples(shard, self.findings):
-                self._add(sample, shard, file)
-        finally:
-            os.close(file)
+                self._add(sample, shard, opened.fileno())
 
     def _add(self, sample: Sample, shard: str, file: int) -> None:
         label = sample.members.get(self.kind)
@@ -75,8 +74,8 @@ class _Part:
             self.findings.add(kind, path_in(shard, sample.key), "" if label else "neither picture nor label")
             return
         path = path_in(shard, sample.picture.name)
-        content = os.pread(file, label.length, label.offset) if label else None
         try:
+            content = _label(file, label) if label else None
             found = self._understood(content, path)
         except LabelError as error:
             self.findings.add("not understood", path_in(shard, label.name) if label else path, str(error))
@@ -106,7 +105,9 @@ class _Part:
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
             if not 0 <= int(label) < most:
-                self.findings.add("class out of range", place, f"{label}, expected 0 to {most - 1}")
+                self.findings.add(
+                    "class out of range", place, f"{printable(label)}, expected 0 to {most - 1}"
+                )
                 return None
             if self.names is not None:
                 return int(label)
@@ -157,3 +158,11 @@ class _Part:
             spans=np.array(self.spans, np.int64).reshape(-1, 2),
             findings=self.findings,
         )
+
+
+def _label(file: int, label: Member) -> bytes:
+    if label.length > reading.LABELS:
+        raise LabelError(
+            f"it has {label.length:,} bytes, more than the {reading.LABELS:,} that a label may have"
+        )
+    return os.pread(file, label.length, label.offset)

@@ -7,6 +7,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.findings import Findings
 from rankless.data.formats import splits
 from rankless.data.formats.shard_labels import KINDS
@@ -78,9 +79,10 @@ def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
         for name in NAMES_FILES:
             if (folder / name).is_file():
                 try:
-                    names = _parsed((folder / name).read_bytes(), name)
+                    names = _parsed(reading.read_bytes(folder / name, reading.NAMES), name)
                 except (OSError, ValueError) as error:
-                    raise UserError(f"{folder / name}: {error}, expected a class name per line.") from error
+                    why = reading.reason(error) if isinstance(error, OSError) else error
+                    raise UserError(f"{folder / name}: {why}, expected a class name per line.") from error
                 if names is not None:
                     return _checked(names, str(folder / name)), str(folder / name)
     name, content = first_member(str(shards[0]))

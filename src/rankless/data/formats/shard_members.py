@@ -7,13 +7,14 @@ package webdataset.
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rankless import reading
 from rankless.data import pictures
 from rankless.data.findings import Findings
 from rankless.data.spans import path_in
@@ -56,7 +57,7 @@ class Sample:
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
     """The samples of a shard in their order, as far as it can be read; what is wrong is added to findings."""
     try:
-        with Path(shard).open("rb") as file:
+        with io.BufferedReader(reading.opened(shard)) as file:
             head = file.read(6)
             for magic, name in _PACKED.items():
                 if head.startswith(magic):
@@ -73,9 +74,14 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 def first_member(shard: str) -> tuple[str, bytes]:
     """Name and content of a shard's first member, if it is a file of class names; else nothing."""
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with (
+            io.BufferedReader(reading.opened(shard)) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
             info = archive.next()
             if info is None or not info.isreg() or _plain(info.name) not in NAMES_FILES:
+                return "", b""
+            if info.issparse() or info.size > reading.NAMES:  # a few bytes may stand for terabytes of zeros
                 return "", b""
             content = archive.extractfile(info)
             return _plain(info.name), content.read() if content else b""

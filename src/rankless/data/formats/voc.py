@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rankless import reading
 from rankless.data.annotations import DIFFICULT
 from rankless.data.findings import KINDS, Findings
 from rankless.data.formats.raw import Raw, joined
@@ -139,8 +140,7 @@ def _raw(items: Sequence[tuple[str, ...]], objects: Sequence[VocObject], finding
 
 def _read(file: str, findings: Findings) -> Annotation:
     try:
-        with Path(file).open("rb") as opened:
-            return parse(opened.read())
+        return parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
         findings.add("unreadable file", file, f"{error.strerror or error}, expected an XML file")
         return Annotation([], (0, 0), [], readable=False)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.findings import Findings
 from rankless.data.formats.folders import Names, composed
 from rankless.data.formats.splits import chosen, usual_order
@@ -231,10 +232,10 @@ def _add(name: str, place: str, used: dict[str, None], files: tuple[Names, Names
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     """Line numbers and picture names of one list; a flag beside a name and a picture's ending are no part."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = reading.read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{file} cannot be read: {error}; expected a picture's name a line, in UTF-8."
+            f"{file} cannot be read: {reading.reason(error)}; expected a picture's name a line, in UTF-8."
         ) from None
     for number, line in enumerate(lines, 1):
         name = line.strip()
