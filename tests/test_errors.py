@@ -74,7 +74,7 @@ def test_a_value_of_megabytes_is_shortened_and_its_cure_stays():
 def test_of_thousands_of_faults_the_first_are_told_and_the_last():
     told = UserError([*(f"{number}.jpg: cannot be read" for number in range(20_000)), "replace them"])
     assert len(told.faults) == MOST_FAULTS + 2
-    assert told.faults[MOST_FAULTS:] == ("… and 19,980 more", "replace them")
+    assert told.faults[MOST_FAULTS:] == ("… and 19,975 more", "replace them")
     for count in (1, MOST_FAULTS, MOST_FAULTS + 1):
         assert len(UserError(map(str, range(count))).faults) == count
 

@@ -13,7 +13,7 @@ from rankless.data.builtin import DigitScenes
 from rankless.data.detection import DIGITS, Pictures
 from rankless.data.opening import open_annotations
 from rankless.errors import UserError
-from rankless.models.zoo import network
+from rankless.models.zoo import network, variant
 from rankless.recipe import Model
 
 Anchors = tuple[tuple[float, float], ...]
@@ -85,6 +85,7 @@ def fitted_anchors(
         UserError: no such data or model, a model without anchors, too few boxes.
     """
     known_format(format)
+    variant(model)  # says what there is, where this is none
     published = network(Model(name=model), classes=1)
     if not published.anchors:
         raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
