@@ -180,7 +180,7 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
             return folder
         if (run.checkpoints / name).exists():
             missed.append(_dangling(run, name))
-    there = [folder for folder in map(run.step_directory, run.steps()) if _holds_weights(folder)]
+    there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
     if not there:
         if missed:
             raise UserError(f"{'; '.join(missed)}; the run has {_names(run)}")
@@ -194,7 +194,7 @@ def _named(run: RunDirectory, name: str) -> Path | None:
     """The checkpoint that ``last`` or ``best`` names, if it is there."""
     step = run.pointed(name)
     folder = None if step is None else run.step_directory(step)
-    return folder if folder is not None and _holds_weights(folder) else None
+    return folder if folder is not None and holds_weights(folder) else None
 
 
 def _dangling(run: RunDirectory, name: str) -> str:
@@ -208,7 +208,8 @@ def _names(run: RunDirectory) -> str:
     return ", ".join(run.step_directory(step).name for step in run.steps()) or "none"
 
 
-def _holds_weights(folder: Path) -> bool:
+def holds_weights(folder: Path) -> bool:
+    """Whether a checkpoint, or a part of one, lies in ``folder``."""
     return (folder / "model.safetensors").is_file()
 
 

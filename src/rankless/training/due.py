@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from rankless.errors import UserError
 from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
-from rankless.training import checkpoint
+from rankless.training.keeping import Kept
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
 from rankless.types import Scores, Unreadable
@@ -40,11 +41,17 @@ class Due:
         start: int,
     ) -> None:
         self.recipe, self.run, self.state, self.world = recipe, run, state, world
-        self.class_names = class_names
+        self.kept = Kept(recipe, run, state, class_names)
         self.saved, self.saved_at = start, time.monotonic()
         self.is_best = False
         self.journal: Journal | None = None
         self.teller: Teller | None = None
+
+    def begin(self) -> None:
+        """Call before the first step, on every rank: ``best`` is made to name what the state says."""
+        for warning in self.kept.begin() if self.world.is_first else ():
+            self.event("warning", self.saved, warning)
+        self.state.best = self.world.broadcast(self.state.best)
 
     def log(self, entry: dict[str, Any], seconds: float) -> None:
         """One step's line."""
@@ -56,7 +63,7 @@ class Due:
         """One evaluation's line; the best weights so far are saved at once."""
         score = scores.get(name)
         best = self.state.best
-        if isinstance(score, float) and (best is None or score > best["score"]):
+        if isinstance(score, float) and math.isfinite(score) and (best is None or score > best["score"]):
             self.state.best, self.is_best = {"step": step, "score": score}, True
         self._write({"evaluation": step, "scores": scores})
         if self.teller:
@@ -101,18 +108,18 @@ class Due:
         if not (now or self.is_best or self._is_time(step)) or not self.world.is_first:
             self.is_best = False
             return
-        best, self.is_best = self.is_best, False
+        self.is_best = False
+        removed: list[int] = []
         try:
             if self.journal:
                 self.journal.flush()
-            checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
-            if best:
-                self.run.point("best", step)
-            kept = self.state.best["step"] if self.state.best else None
-            checkpoint.tidy(self.run, self.recipe.checkpoint.keep, kept)
+            removed = self.kept.save(step)
         except OSError as error:
             self._not_saved(step, error, fatal=now)
         self.saved, self.saved_at = step, time.monotonic()
+        if removed:
+            steps = ", ".join(map(str, removed))
+            self.event("full disk", step, f"removed the checkpoints of the steps {steps} to make room")
 
     @contextmanager
     def kept_if_it_fails(self, step: int) -> Iterator[None]:

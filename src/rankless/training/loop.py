@@ -22,6 +22,7 @@ from rankless.tasks.checks import check_attributes, check_data
 from rankless.tasks.protocol import Task
 from rankless.training import checkpoint
 from rankless.training.due import Due, told_if_not_written
+from rankless.training.keeping import check_room
 from rankless.training.optimisation import rate, set_rate
 from rankless.training.passes import Totals
 from rankless.training.plan import Plan
@@ -114,6 +115,8 @@ def train(
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     told = [] if start else state.start_from_pretrained()
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
+    if warning := check_room(run, recipe, state, world, start):
+        warnings.append(warning)
     due = Due(recipe, run, state, task.class_names, world, start)
     facts = getattr(data, "facts", None)
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
@@ -125,6 +128,7 @@ def train(
         _journal(run, world, start, notes, warnings, told, teller) as journal,
     ):
         due.journal, due.teller = journal, teller
+        due.begin()
         waiting = Waiting()
         limit = rehearsal.pictures if rehearsal else None
 
