@@ -79,8 +79,7 @@ def evaluate(
             missing += getattr(batch, "unreadable", ())
             found = task.predict(model, batch.to(world.device))
             check_predictions(task, found, len(line.pictures))
-            if not predicted:
-                check_sendable(task, found)
+            check_sendable(task, found)
             predicted += zip([index for _, index in line.pictures], found, strict=True)
     failures.tell()
     missing = _missing(missing, len(data), recipe.data.max_bad, world)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.types import LossSum, Scores
+from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
@@ -181,19 +180,16 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
     """Predictions can be sent to the process that scores them.
 
     Raises:
-        UserError: they do not pickle, or hold tensors of another device.
+        UserError: they hold something that is not sent between processes, or tensors of another device.
     """
-    who = f"predict() of {_named(task)}"
     try:
-        _CpuPickler(io.BytesIO()).dump(predictions)
-    except _OnDeviceError as error:
+        check(predictions)
+    except UnsendableError as error:
+        who, found = f"predict() of {_named(task)}", f"{error.found} (prediction{error.place})"
+        if found.startswith("a tensor on "):
+            raise UserError(f"{who} gave {found}; expected predictions on the CPU, as of .cpu()") from None
         raise UserError(
-            f"{who} gave a tensor on {error}; expected predictions on the CPU, as of .cpu()"
-        ) from None
-    except Exception as error:
-        raise UserError(
-            f"{who} gave predictions that cannot be sent to another process ({error}); expected numbers, "
-            "tensors on the CPU, or dataclasses of a module's top level"
+            f"{who} gave predictions that cannot be sent to another process: {found}; expected {SENDABLE}"
         ) from None
 
 
@@ -218,16 +214,6 @@ def check_scores(task: Any, scores: Any) -> Scores:
     except (TypeError, ValueError) as error:
         raise UserError(f"{who} gave what JSON cannot hold ({error}); expected float(…) and such") from None
     return scores
-
-
-class _OnDeviceError(Exception):
-    pass
-
-
-class _CpuPickler(pickle.Pickler):
-    def persistent_id(self, found: Any) -> None:
-        if isinstance(found, Tensor) and found.device.type != "cpu":
-            raise _OnDeviceError(str(found.device))
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,0 +1,313 @@
+"""Values as bytes and back, for sending between ranks: JSON for the structure, raw bytes for the numbers.
+
+Nothing is ever pickled: what comes in can make plain values, arrays, and objects of data classes that this
+process has loaded already, and it calls nothing of theirs. A value of any other type is refused when it is
+packed. Laid out as: 8 bytes, the length of the JSON; the JSON; then the arrays in the order in which the JSON
+names them, each beginning at a multiple of 16 bytes, so that they are read where they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SENDABLE = (
+    "None, bool, int, float, str, bytes, tensors on the CPU, NumPy arrays, and lists, tuples, sets, dicts, "
+    "dataclasses and named tuples of these, whose classes stand at the top level of a module"
+)
+
+_ALIGNED = 16
+_PLAIN = 2**63  # integers below it are JSON numbers
+_KINDS = "biufcmMSU"  # of NumPy's types: those that hold no references and no fields
+_SCALARS = _KINDS.rstrip("SU")  # of a text that stands alone, NumPy cuts the zeros at its end
+_BITS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool")
+_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_BITS, *_FLOATS)}
+_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "size": torch.Size,
+}
+_NAMES = {made: name for name, made in _COLLECTIONS.items()}
+
+
+class UnsendableError(TypeError):
+    """A value of a type that is not sent.
+
+    Attributes:
+        found: what it is, in words.
+        place: where it stands in the whole, such as ``[3].mask``.
+    """
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found, self.place = found, ""
+
+    def __str__(self) -> str:
+        return f"{self.place or 'it'} is {self.found}"
+
+
+def pack(value: Any) -> Tensor:
+    """``value`` as uint8, (N,).
+
+    Raises:
+        UnsendableError: it holds something that is not :data:`SENDABLE`.
+    """
+    writer = _Writer()
+    node = writer.checked(value)
+    classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
+    head = json.dumps([classes, node], separators=(",", ":")).encode()
+    places, end = [], 8 + len(head)
+    for blob in writer.blobs:
+        begin = _aligned(end)
+        end = begin + blob.nbytes
+        places.append((begin, end))
+    packed = torch.zeros(end, dtype=torch.uint8)
+    out = packed.numpy()
+    out[:8] = np.frombuffer(struct.pack("<Q", len(head)), np.uint8)
+    out[8 : 8 + len(head)] = np.frombuffer(head, np.uint8)
+    for (begin, end), blob in zip(places, writer.blobs, strict=True):
+        out[begin:end] = blob
+    return packed
+
+
+def unpack(packed: Tensor) -> Any:
+    """The value that :func:`pack` was given: equal in every bit, its arrays in the memory of ``packed``.
+
+    Raises:
+        ValueError: ``packed`` is not what :func:`pack` made, or holds a class that this process has not
+            loaded.
+    """
+    data = packed.numpy()
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    classes, node = json.loads(data[8 : 8 + length].tobytes())
+    return _Reader(data, 8 + length, [_known(*words) for words in classes]).value(node)
+
+
+def check(value: Any) -> None:
+    """Raise if ``value`` could not be packed.
+
+    Raises:
+        UnsendableError: it holds something that is not :data:`SENDABLE`.
+    """
+    _Writer().checked(value)
+
+
+class _Writer:
+    """Turns values into JSON nodes. Every JSON list begins with the name of what it stands for.
+
+    Attributes:
+        blobs: the bytes that go beside the JSON, uint8, in order.
+        classes: those that were met, each with the names of its attributes.
+    """
+
+    def __init__(self) -> None:
+        self.blobs: list[NDArray[np.uint8]] = []
+        self.classes: dict[tuple[type, tuple[str, ...]], int] = {}
+
+    def checked(self, value: Any) -> Any:
+        """The node of a whole."""
+        try:
+            return self.node(value)
+        except RecursionError:
+            raise UnsendableError("nested too deeply, or a part of itself") from None
+
+    def node(self, value: Any) -> Any:
+        """The node of ``value``; exact types alone, because a subclass would come back as its base."""
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            return value if -_PLAIN <= value < _PLAIN else ["int", hex(value)]
+        if kind is float:  # the payload of a NaN, too
+            return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
+        if kind is str:
+            return value if value.isascii() or _is_text(value) else ["str", _surrogates(value)]
+        if kind in _NAMES:
+            return [_NAMES[kind], *self.each(enumerate(value))]
+        if kind is dict:
+            return ["dict", *self.each((key, part) for key, item in value.items() for part in (key, item))]
+        if kind is bytes or kind is bytearray:
+            return self.blob(np.frombuffer(value, np.uint8), kind.__name__, len(value))
+        if kind is Tensor:
+            return self.tensor(value)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self.array(np.asarray(value), "array" if kind is np.ndarray else "scalar")
+        return self.object(value)
+
+    def each(self, parts: Iterable[tuple[Any, Any]], of: str = "[{!r:.40}]") -> Iterator[Any]:
+        """The nodes of the parts of a value, each with its place and how a place is written."""
+        for place, part in parts:
+            try:
+                yield self.node(part)
+            except UnsendableError as error:
+                error.place = of.format(place) + error.place
+                raise
+
+    def blob(self, data: NDArray[np.uint8], *words: Any) -> list[Any]:
+        self.blobs.append(data)
+        return list(words)
+
+    def tensor(self, value: Tensor) -> list[Any]:
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.device.type != "cpu":
+            raise UnsendableError(f"a tensor on {value.device}")
+        if value.layout != torch.strided or dtype not in _DTYPES:
+            raise UnsendableError(f"a tensor of {value.dtype}, {value.layout}")
+        plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
+
+    def array(self, value: NDArray[Any], name: str) -> list[Any]:
+        if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
+            raise UnsendableError(f"a NumPy {name} of {value.dtype}")
+        plain = np.empty(0, np.uint8)
+        if value.nbytes:
+            plain = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return self.blob(plain, name, value.dtype.str, *value.shape)
+
+    def object(self, value: Any) -> list[Any]:
+        made = type(value)
+        if not _is_data(made):
+            module = "" if made.__module__ == "builtins" else f"{made.__module__}."
+            raise UnsendableError(f"a value of type {module}{made.__qualname__}")
+        if _found(made.__module__, made.__qualname__) is not made:
+            raise UnsendableError(f"of class {made.__qualname__}, which is not at a module's top level")
+        if issubclass(made, tuple):
+            names: tuple[str, ...] = made._fields
+            parts = list(zip(names, value, strict=True))
+        else:
+            fields = [field.name for field in dataclasses.fields(made)]
+            known = dict.fromkeys([*fields, *getattr(value, "__dict__", ())])
+            names = tuple(name for name in known if hasattr(value, name))
+            parts = [(name, getattr(value, name)) for name in names]
+        number = self.classes.setdefault((made, names), len(self.classes))
+        return ["object", number, *self.each(parts, ".{}")]
+
+
+class _Reader:
+    """Makes values of nodes, in the order in which they were written.
+
+    Args:
+        data: all bytes, uint8.
+        at: where the JSON ends.
+        classes: those that nodes may name, each with the names of its attributes.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], at: int, classes: list[tuple[type, list[str]]]) -> None:
+        self.data, self.at, self.classes = data, at, classes
+
+    def value(self, node: Any) -> Any:
+        if not isinstance(node, list):
+            return node
+        name, *parts = node
+        if name in _COLLECTIONS:
+            return _COLLECTIONS[name]([self.value(part) for part in parts])
+        if name == "dict":
+            values = [self.value(part) for part in parts]
+            return dict(zip(values[::2], values[1::2], strict=True))
+        if name == "object":
+            return self.object(parts)
+        if name == "tensor":
+            return self.tensor(*parts)
+        if name in ("array", "scalar"):
+            found = self.array(*parts)
+            return found if name == "array" else found[()]
+        if name in ("bytes", "bytearray"):
+            data = self.blob(parts[0]).tobytes()
+            return data if name == "bytes" else bytearray(data)
+        return _number_or_text(name, parts[0])
+
+    def blob(self, length: int) -> NDArray[np.uint8]:
+        begin = _aligned(self.at)
+        self.at = begin + length
+        if length < 0 or self.at > len(self.data):
+            raise ValueError("the bytes of a value were cut")
+        return self.data[begin : self.at]
+
+    def tensor(self, name: str, gradient: bool, *shape: int) -> Tensor:
+        dtype = _DTYPES[name]
+        found = torch.from_numpy(self.blob(math.prod(shape) * dtype.itemsize)).view(dtype).reshape(shape)
+        return found.requires_grad_() if gradient else found
+
+    def array(self, name: str, *shape: int) -> NDArray[Any]:
+        dtype = np.dtype(name)
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"an array of {dtype} is never sent")
+        data = self.blob(math.prod(shape) * dtype.itemsize)
+        return np.ndarray(shape, dtype, data) if data.size else np.empty(shape, dtype)
+
+    def object(self, parts: list[Any]) -> Any:
+        number, *rest = parts
+        made, names = self.classes[number]
+        values = [self.value(part) for part in rest]
+        if issubclass(made, tuple):
+            return tuple.__new__(made, values)
+        whole = object.__new__(made)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(whole, name, value)  # nothing of the class's own runs
+        return whole
+
+
+def _number_or_text(name: str, text: str) -> Any:
+    if name == "int":
+        return int(text, 16)
+    if name == "float":
+        return struct.unpack("<d", bytes.fromhex(text))[0]
+    if name == "str":
+        return bytes.fromhex(text).decode("utf-8", "surrogatepass")
+    raise ValueError(f"{name!r:.40} is the name of nothing that is sent")
+
+
+def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
+    """A class that this process has loaded; nothing is imported for a sender."""
+    made = _found(module, qualname)
+    if not isinstance(made, type) or not _is_data(made):
+        raise ValueError(
+            f"{module}.{qualname} is no data class that was loaded here; import it with the task"
+        )
+    if any(name.startswith("__") for name in names):
+        raise ValueError(f"{module}.{qualname}: names of Python's own are never sent")
+    return made, list(names)
+
+
+def _found(module: str, qualname: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # no __getattr__ of anybody's runs
+    return found
+
+
+def _is_data(made: type) -> bool:
+    """A dataclass that is nothing else besides, or a named tuple."""
+    if issubclass(made, tuple):
+        return isinstance(getattr(made, "_fields", None), tuple)
+    return dataclasses.is_dataclass(made) and made.__new__ is object.__new__
+
+
+def _is_text(value: str) -> bool:
+    """Whether JSON gives it back: halves of surrogate pairs that meet would become one character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _surrogates(value: str) -> str:
+    return value.encode("utf-8", "surrogatepass").hex()
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNED) * _ALIGNED
