@@ -22,8 +22,7 @@ class Job:
         verb: ``train`` or ``evaluate``.
         recipe: the recipe as JSON, its precision resolved.
         logs: the folder of the ranks' logs.
-        run: the run directory (train).
-        resume: go on from the newest checkpoint (train).
+        run: the run directory, gone on with from its newest checkpoint where it has one (train).
         rehearse: end after so many steps and write digests of every tensor after each (train); 0 is a real
             run.
         weights: the weights file (evaluate).
@@ -33,7 +32,6 @@ class Job:
     recipe: str
     logs: str
     run: str = ""
-    resume: bool = False
     rehearse: int = 0
     weights: str = ""
 

@@ -1,4 +1,7 @@
-"""One rank: ``python -m rankless.worker JOB.json [PID]``, started by a launcher, whose process PID is.
+"""One rank: ``python -m rankless.worker JOB.json [PID [MEETING]]``, started by the launcher of that PID.
+
+MEETING is the file at which the ranks of our own launcher meet; under any other, such as torchrun, they meet
+at the address that the environment names.
 
 It settles into the process (threads, signals, output, bound to its launcher's life), joins the others, does
 the job, and leaves a note of how it ended beside the job. Only rank 0 speaks, on the standard output; all the
@@ -88,14 +91,13 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     from rankless.world.join import join
 
     recipe = from_json(job.recipe)
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with computes_like(recipe), join() as world:
+    with computes_like(recipe), join(_meeting()) as world:
         trace = Trace(place.parent / f"trace-{world.rank}.jsonl") if job.rehearse else None
         finished = train(
             recipe,
             RunDirectory(Path(job.run)),
             world,
-            resume=job.resume or restarted,
+            resume=True,  # a launcher that begins a run has seen that it holds no checkpoint
             stop=stop,
             rehearsal=Rehearsal(job.rehearse) if job.rehearse else None,
             observe=trace,
@@ -116,7 +118,7 @@ def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
 
     recipe = from_json(job.recipe)
     weights = load(Path(job.weights))
-    with computes_like(recipe), join() as world:
+    with computes_like(recipe), join(_meeting()) as world:
         task = open_task(recipe)
         if weights.class_names and tuple(task.class_names) != weights.class_names:
             raise UserError(
@@ -131,6 +133,11 @@ def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
         scores = evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
         world.barrier()
     return {"exit": 0, "scores": scores, "warnings": listed(missing)}
+
+
+def _meeting() -> Path | None:
+    """Where the ranks of our own launcher meet."""
+    return Path(sys.argv[3]) if len(sys.argv) > 3 else None
 
 
 def _settle(job: Job, rank: int, launcher: int) -> None:

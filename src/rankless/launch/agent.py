@@ -12,32 +12,30 @@ import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from rankless.errors import UserError
 from rankless.job import LOST_PEER
 from rankless.launch.requests import ASKS, Requests
+from rankless.world.rendezvous import OneMachine
 
 GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
 NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
 HOPELESS = 3  # restarts without a step forward
-_LOOPBACK = "127.0.0.1"
 
 
 class Agent(LocalElasticAgent):
     """Supervises the ranks.
 
     Args:
-        spec: what to run.
+        spec: what to run; the file at which the ranks meet is added to its words.
+        rendezvous: the one of ``spec``.
         logs: where torch keeps its own files.
         requests: the signals that this process gets.
         grace: seconds for the ranks to end when they are asked to.
@@ -52,6 +50,7 @@ class Agent(LocalElasticAgent):
     def __init__(
         self,
         spec: WorkerSpec,
+        rendezvous: OneMachine,
         logs: Path,
         requests: Requests,
         grace: float,
@@ -60,13 +59,18 @@ class Agent(LocalElasticAgent):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
+        self.rendezvous, self.words = rendezvous, spec.args
         self.requests, self.grace = requests, grace
         self.ended, self.progress, self.say = ended, progress, say
         self.reached, self.stuck = progress(), 0
         self.blamed: int | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """No signal comes to a rank before it listens: they are blocked until it unblocks them."""
+        """Start the ranks of a round, and say where they meet.
+
+        No signal comes to a rank before it listens: they are blocked until it unblocks them.
+        """
+        worker_group.spec.args = (*self.words, str(self.rendezvous.meeting))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         try:
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -176,38 +180,25 @@ def supervise(
         ended is in the notes that its ranks left.
     """
     _hush()
-    if sys.platform == "linux":
-        # Gloo otherwise takes the address that the host's name resolves to, which may be none.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # Port 0: the system chooses a free one, so no port can be taken.
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint=f"{_LOOPBACK}:0",
-        run_id=str(uuid.uuid4()),
-        min_nodes=1,
-        max_nodes=1,
-        local_addr=_LOOPBACK,
-        is_host=True,
-    )
+    rendezvous = OneMachine()
     spec = WorkerSpec(
         role="rank",
         local_world_size=devices,
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous,
         entrypoint=sys.executable,
         # -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
         args=("-P", "-m", "rankless.worker", str(job), str(os.getpid())),
         max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
         monitor_interval=0.1,
-        local_addr=_LOOPBACK,
     )
     with Requests() as requests:
-        agent = Agent(spec, job.parent / "torch", requests, grace, ended, progress, say)
+        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, ended, progress, say)
         try:
             agent.run()
         except SignalException:
             return requests.first, None
         finally:
-            spec.rdzv_handler.shutdown()
+            rendezvous.shutdown()
     return None, agent.blamed
 
 

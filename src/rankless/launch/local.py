@@ -96,9 +96,7 @@ def train(
             ) from error
         if not rehearse:
             print(f"training in {run} on {_named(ranks)}, {recipe.precision}", flush=True)
-        job = Job(
-            "train", to_json(recipe), str(directory.logs), run=str(run), resume=resume, rehearse=rehearse
-        )
+        job = Job("train", to_json(recipe), str(directory.logs), run=str(run), rehearse=rehearse)
         ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
         return _told(ending, directory, quiet=bool(rehearse))
 

@@ -23,3 +23,10 @@ NO_BUFFER_BROADCAST: dict[str, Any] = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
 )
+
+
+def innermost_store(store: dist.Store) -> dist.Store:
+    """The store without the prefixes that were put on it, such as torchrun's count of an agent's restarts."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

@@ -8,15 +8,19 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rankless.errors import UserError
+from rankless.world.objects import pack, unpack
+from rankless.world.rendezvous import meet, on_loopback
 from rankless.world.share import own_micro_batches
 
 # Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
@@ -52,21 +56,50 @@ class World:
         return own_micro_batches(micro_batches, self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others."""
-        gathered: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(value, gathered)
-        return gathered
+        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others.
+
+        Raises:
+            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
+        """
+        if not self.is_first:
+            _send(pack(value), 0)
+            return None
+        return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's ``value`` on every rank."""
-        holder = [value]
-        dist.broadcast_object_list(holder)
-        return holder[0]
+        """Rank 0's ``value`` on every rank.
+
+        Raises:
+            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
+        """
+        if self.size == 1:
+            return value
+        packed = pack(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor(packed.numel())
+        dist.broadcast(length, 0)
+        if not self.is_first:
+            packed = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(packed, 0)
+        return value if self.is_first else unpack(packed)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        # An object on the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
+        # Objects go over the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
+        self.gather(None)
         self.broadcast(None)
+
+
+def _send(packed: Tensor, rank: int) -> None:
+    dist.send(torch.tensor(packed.numel()), rank)
+    dist.send(packed, rank)
+
+
+def _receive(rank: int) -> Tensor:
+    length = torch.tensor(0)
+    dist.recv(length, rank)
+    packed = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(packed, rank)
+    return packed
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -78,26 +111,30 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 @contextmanager
-def join() -> Iterator[World]:
-    """Be one of the ranks that the environment describes, or a world of one."""
+def join(meeting: Path | None = None) -> Iterator[World]:
+    """Be one of the ranks that the environment describes, or a world of one.
+
+    Args:
+        meeting: the file at which the ranks of a launcher of our own meet; None is the address that the
+            environment names.
+    """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device, backend = _device_and_backend()
-    if size == 1:
-        store: dist.Store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
-    else:
-        agents, _, _ = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
-        # The agent's store outlives the ranks: what those of an earlier start left there (addresses) must
-        # not be taken for this one's.
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"start-{start}", agents)
+    alone = meeting is not None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == size
+    with on_loopback() if alone else nullcontext():
+        if size == 1:
+            store: dist.Store = dist.HashStore()
+        elif meeting is not None:
+            store = dist.FileStore(str(meeting), size)
+        else:
+            store = meet(rank, size, TIMEOUT)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    try:
-        yield World(rank, size, device)
-    finally:
-        # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
-        gc.collect()
-        dist.destroy_process_group()
+        try:
+            yield World(rank, size, device)
+        finally:
+            # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
+            gc.collect()
+            dist.destroy_process_group()
 
 
 def _device_and_backend() -> tuple[torch.device, str]:

@@ -1,0 +1,147 @@
+"""How ranks find each other: over a private file on one machine, through a launcher's store on several.
+
+Nothing here listens on a network. What others put into a store is read as plain bytes, never unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from rankless.errors import UserError
+from rankless.world.compat import innermost_store
+
+_POLL = 0.05  # seconds
+# By the operating system: the loopback interface, which nothing outside the machine can reach.
+_LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
+
+
+class OneMachine(RendezvousHandler):
+    """The rendezvous of a launcher whose ranks all run on its own machine; it opens no socket.
+
+    Torch's own rendezvous listens on every interface, takes no password and unpickles what it is sent.
+
+    Attributes:
+        meeting: the file at which the ranks of the current round meet, in a folder that only this user can
+            enter; every round has another.
+    """
+
+    def __init__(self) -> None:
+        self._run_id = str(uuid.uuid4())
+        self.meeting: Path | None = None
+
+    def get_backend(self) -> str:
+        return "one-machine"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.shutdown()
+        self.meeting = _private_file()
+        # The agent is alone: its own store needs no place. No rank uses the address.
+        return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """No other agent waits for word of it."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        if self.meeting is not None:
+            shutil.rmtree(self.meeting.parent, ignore_errors=True)
+            self.meeting = None
+        return True
+
+
+def _private_file() -> Path:
+    """An empty file in a new folder of mode 0700 on a file system that locks files, as a file store must.
+
+    Raises:
+        UserError: there is none.
+    """
+    problems = []
+    for parent in (tempfile.gettempdir(), "/dev/shm"):
+        try:
+            file = Path(tempfile.mkdtemp(prefix="rankless-", dir=parent)) / "store"
+            with file.open("w") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX)
+        except OSError as error:
+            problems.append(f"{parent}: no file can be made and locked there ({error})")
+        else:
+            return file
+    raise UserError([*problems, "the ranks need a place to meet: set TMPDIR to a folder on a local disk"])
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Inside, gloo and NCCL listen on the loopback interface alone, unless the user named another.
+
+    Gloo otherwise takes the address that the host's name resolves to.
+    """
+    name = _LOOPBACK.get(os.uname().sysname)
+    wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+    added = {variable: value for variable, value in wanted.items() if variable not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for variable in added:
+            os.environ.pop(variable, None)
+
+
+def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """A store of this start's ranks alone, at the address that the environment names (torchrun, Slurm, …).
+
+    A launcher's store outlives the ranks: what those of an earlier start left there must not be taken for
+    this one's. No variable tells the starts apart, because agents on several machines count restarts
+    differently. So every rank writes a word of its own; rank 0 lists the words it finds, and when each rank
+    has found its own in the list, the list names the start.
+
+    Args:
+        rank, size: this rank's number and how many there are.
+        timeout: how long to wait for the others.
+
+    Raises:
+        torch.distributed.DistStoreError: some rank did not come in time.
+    """
+    found, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store = dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(found))
+    word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
+    store.set(f"word/{rank}", word)
+    words: list[str] = []
+    while time.monotonic() < until:
+        if rank == 0:
+            words = [_read(store, f"word/{other}") for other in range(size)]
+            store.set("words", json.dumps(words))
+        else:
+            words = json.loads(_read(store, "words") or "[]")
+        if len(words) == size and words[rank] == word:
+            name = uuid.uuid5(uuid.NAMESPACE_OID, " ".join(words)).hex
+            store.set(f"{name}/{rank}", "here")
+            if store.check([f"{name}/{other}" for other in range(size)]):
+                return dist.PrefixStore(name, store)
+        time.sleep(_POLL)
+    missing = [other for other in range(size) if not _read(store, f"word/{other}")]
+    raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that never met'}")
+
+
+def _read(store: dist.Store, key: str) -> str:
+    """What stands under ``key``, "" where nothing does."""
+    return store.get(key).decode() if store.check([key]) else ""

@@ -1,0 +1,134 @@
+"""A run is closed to everyone who can reach the machine, and ranks meet whoever launched them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from harness_for_faults import HERE, RECIPE, Run, outcome
+from listening import Socket, listening
+
+from rankless import journal
+from rankless.job import Job, read_notes, write_job
+from rankless.recipe_file import load, to_json
+from rankless.run_directory import RunDirectory
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+
+def test_the_list_of_sockets_finds_what_is_open() -> None:
+    """The other tests see nothing where there is nothing; here is something."""
+    with contextlib.ExitStack() as stack:
+        outside = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
+        inside = stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
+        datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        datagrams.bind(("0.0.0.0", 0))
+        found = listening([os.getpid()])
+        assert Socket("tcp", "0.0.0.0", outside.getsockname()[1]) in found
+        assert Socket("tcp6", "::1", inside.getsockname()[1]) in found
+        assert Socket("udp", "0.0.0.0", datagrams.getsockname()[1]) in found
+        assert {one.port for one in found if one.is_open} >= {outside.getsockname()[1]}
+        assert inside.getsockname()[1] not in {one.port for one in found if one.is_open}
+
+
+def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, "workers=1", environment={"FAULT_SLEEP": "0.5"}) as run:
+        run.until(lambda: run.step() >= 1, seconds=120)
+        found = listening(process.pid for process in run.processes())
+        assert found, "gloo's own"
+        assert not [one for one in found if one.is_open]
+        for one in found:
+            with pytest.raises((RuntimeError, ValueError)):  # no store answers, whose keys could be replaced
+                dist.TCPStore(one.address, one.port, is_master=False, timeout=timedelta(seconds=2))
+        assert run.wait() == 0, run.text()
+        run.gone()
+    assert outcome(folder) == expected, "and a stranger's words changed nothing"
+
+
+@contextlib.contextmanager
+def ranks(job: Path, store: dist.TCPStore, counts: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ranks as the agents of as many machines start them, each with its own count of restarts."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rankless.worker", str(job)],
+            cwd=HERE,
+            stdout=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "RANKLESS_CPU": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(counts)),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_RUN_ID": "tested",
+                "TORCHELASTIC_RESTART_COUNT": str(count),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "FAULT_SLEEP": "0.05",
+            },
+        )
+        for rank, count in enumerate(counts)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_agents_that_count_restarts_differently_meet_and_resume(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    text, run = tmp_path / "small.yaml", RunDirectory(tmp_path / "run")
+    text.write_text(RECIPE)
+    job = write_job(Job("train", to_json(load(text)), str(run.logs), run=str(run.path)), tmp_path)
+    run.path.mkdir()
+    agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with ranks(job, agents, [0, 0, 0]) as first:
+        until = time.monotonic() + 120
+        while (run.pointed("last") or 0) < 3:
+            assert time.monotonic() < until and not any(process.poll() for process in first)
+            time.sleep(0.01)
+    with ranks(job, agents, [0, 2]) as second:
+        assert [process.wait(120) for process in second] == [0, 0]
+    assert [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == "resume"] != []
+    assert outcome(run.path) == expected
+    assert read_notes(job)[0]["finished"]
+
+
+def test_torchrun_starts_ranks_too(tmp_path: Path, expected: dict[str, Any]) -> None:
+    text, run = tmp_path / "small.yaml", RunDirectory(tmp_path / "run")
+    text.write_text(RECIPE)
+    job = write_job(Job("train", to_json(load(text)), str(run.logs), run=str(run.path)), tmp_path)
+    run.path.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "rankless.worker", str(job)],
+        cwd=HERE,
+        env={**os.environ, "RANKLESS_CPU": "1"},
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    assert outcome(run.path) == expected
