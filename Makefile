@@ -1,11 +1,17 @@
-# Everything a checkout needs. Each target makes the environment (.venv) when it is missing or when
-# pyproject.toml has changed, and uses it as it is otherwise.
+# Everything a checkout needs. Each target makes the environment when it is missing or when pyproject.toml or
+# constraints.txt have changed, and uses it as it is otherwise.
 
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 
-VENV := .venv
+# Which versions are installed: pinned (constraints.txt, what everything was tested with), newest (whatever
+# pyproject.toml allows today) or lowest (its lower bounds). Each has an environment of its own.
+DEPENDENCIES := pinned
+ifeq ($(filter $(DEPENDENCIES),pinned newest lowest),)
+$(error DEPENDENCIES is '$(DEPENDENCIES)'; expected pinned, newest or lowest)
+endif
+VENV := .venv$(if $(filter-out pinned,$(DEPENDENCIES)),-$(DEPENDENCIES))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/made-for
 # Where the demo's run goes: a fresh directory each time.
@@ -14,12 +20,15 @@ RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 CHANGES :=
 # For some of the tests: make test TESTS=tests/data
 TESTS :=
+# Test processes side by side; each computes with one thread.
+WORKERS := 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-fast check bench clean
 
 help:  ## say what there is
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
-	    printf 'make %-6s  %s\n' "$$name" "$$what"
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
+	    printf 'make %-9s  %s\n' "$$name" "$$what"
 	done
 
 demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw what is found in unseen scenes
@@ -35,8 +44,11 @@ demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw wha
 	echo "annotated picture  $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 
-test: $(STAMP)  ## run every test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS)
+test: $(STAMP)  ## run every test (DEPENDENCIES=newest or lowest: with other versions)
+	@$(PYTEST)
+
+test-fast: $(STAMP)  ## run the tests that start no processes and take no seconds of computing
+	@$(PYTEST) -m 'not processes and not slow'
 
 check: $(STAMP)  ## lint, formatting, types and the direction of imports
 	@$(BIN)/ruff check .
@@ -48,7 +60,7 @@ bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py
 
 clean:  ## remove the environment and the tools' caches; runs stay
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-newest .venv-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that was moved or copied here still points at the old place: make it anew.
@@ -56,7 +68,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@found=
 	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do
 	    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
@@ -77,5 +89,11 @@ $(STAMP): pyproject.toml
 	fi
 	rm -f $(STAMP)
 	echo "installing into $(VENV); PyTorch is a large download" >&2
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[test,lint]'
+	case $(DEPENDENCIES) in
+	    pinned) set -- --constraint constraints.txt --editable '.[test,lint]' ;;
+	    newest) set -- --upgrade --editable '.[test]' ;;
+	    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
+	        set -- --constraint $(VENV)/lower-bounds.txt --editable '.[test]' ;;
+	esac
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet "$$@"
 	printf '%s\n' "$(CURDIR)" > $(STAMP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import multiprocessing.process
 import os
 import pickle
 import select
@@ -21,6 +22,52 @@ from hypothesis import settings
 from PIL import Image
 
 HERE = Path(__file__).parent
+
+# `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test
+# without it fails where it starts one.
+UNMARKED: list[str] = []
+STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"}
+
+
+def _refuse_in_unmarked_tests() -> None:
+    if UNMARKED and multiprocessing.current_process().name == "MainProcess":
+        pytest.fail(f"{UNMARKED[0]} starts a process: mark it 'processes'", pytrace=True)
+
+
+def _audit(event: str, _: tuple[Any, ...]) -> None:
+    if event in STARTS:
+        _refuse_in_unmarked_tests()
+
+
+sys.addaudithook(_audit)
+_start = multiprocessing.process.BaseProcess.start
+
+
+def _checked_start(process: multiprocessing.process.BaseProcess) -> None:
+    _refuse_in_unmarked_tests()  # a fork server starts processes without an audit event
+    _start(process)
+
+
+multiprocessing.process.BaseProcess.start = _checked_start  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note which test runs while it may start no process."""
+    if item.get_closest_marker("processes") is None:
+        UNMARKED.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        UNMARKED.clear()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the process tests of a file on one worker, for their fixtures are runs that take seconds."""
+    for item in items:
+        if item.get_closest_marker("processes") is not None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("here", deadline=None)

@@ -91,6 +91,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 # --- starting ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words", [["--help"], ["import", "--help"], ["recipes"], ["train", "digits", "lr=x"]]
 )
@@ -117,6 +118,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"{rankless_version}\n"
 
 
+@pytest.mark.processes
 def test_the_module_runs():
     command = [sys.executable, "-m", "rankless", "recipes", "digits"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -172,6 +174,7 @@ def test_every_fault_of_a_recipe_has_its_line(calls, capsys):
     ]
 
 
+@pytest.mark.processes
 def test_a_mistake_in_a_process_exits_with_2_and_no_traceback():
     done = rankless("train", "digits", "batch.micro=7")
     assert done.returncode == 2
@@ -199,6 +202,7 @@ def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
     assert "Traceback" not in error
 
 
+@pytest.mark.processes
 def test_a_reader_that_leaves_early_is_no_fault():
     code = "import sys; from rankless.cli import main; sys.exit(main(['recipes', '--schema']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -78,6 +78,7 @@ def test_help_names_every_command_with_an_example(capsys):
         assert len(own.splitlines()) < 35
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [["data", "--help"], ["data", "split", "--help"]])
 def test_help_imports_nothing_heavy(words):
     code = f"import sys; from rankless import cli; cli.main({words!r}); print(*{HEAVY!r} & set(sys.modules))"

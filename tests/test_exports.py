@@ -55,6 +55,7 @@ def test_unknown_name_is_an_attribute_error():
         _ = rankless.tarin
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "statement",
     [

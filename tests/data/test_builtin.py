@@ -85,6 +85,7 @@ def test_a_scene_does_not_depend_on_order_or_number_of_scenes(pictures: list[Pic
         assert digest(other.picture(index)) == digest(pictures[index])
 
 
+@pytest.mark.processes
 def test_a_scene_is_the_same_in_another_process(pictures: list[Picture]) -> None:
     program = (
         "import sys, hashlib, pickle\n"

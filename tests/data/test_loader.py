@@ -42,6 +42,7 @@ def endless(drawn: list[int], seed: int = 5) -> Iterator[Line]:
 EXAMPLES = DetectionExamples(Noise(), (32, 64), 1, Augment())
 
 
+@pytest.mark.processes
 def test_the_number_of_processes_changes_no_batch() -> None:
     runs = []
     for workers in (0, 2):
@@ -66,6 +67,7 @@ def test_the_number_of_processes_changes_no_batch() -> None:
     assert sorted(seen) == list(range(12))  # one epoch of 12 pictures in four micro-batches of 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
     plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)])
@@ -79,6 +81,7 @@ def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
         next(batches)
 
 
+@pytest.mark.processes
 def test_processes_have_one_thread_ignore_signals_and_end() -> None:
     batches = micro_batches(Facts(), list, lines([(0, 0)]) * 100, workers=2)
     facts = [next(batches)[0] for _ in range(6)]
@@ -96,6 +99,7 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
     assert not any(alive(pid) for pid in processes)
 
 
+@pytest.mark.processes
 def test_a_stuck_process_does_not_hold_up_the_end() -> None:
     batches = micro_batches(Facts(), list, lines([(0, 0)]) * 4 + lines([(0, 1)]) * 4, workers=2)
     processes = [process.pid for process in multiprocessing.active_children()]
@@ -109,6 +113,7 @@ def test_a_stuck_process_does_not_hold_up_the_end() -> None:
     assert not any(alive(pid) for pid in processes if pid)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> None:
     with (
@@ -122,6 +127,7 @@ def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> N
     assert line == """    raise ZeroDivisionError("an error in the user's code")"""
 
 
+@pytest.mark.processes
 def test_a_fault_of_the_program_keeps_its_trace() -> None:
     examples = DetectionExamples([None], (32, 32), 0, None)  # type: ignore[arg-type]
     with (
@@ -131,6 +137,7 @@ def test_a_fault_of_the_program_keeps_its_trace() -> None:
         next(batches)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: int) -> None:
     plan = [Line(3, [(0, 4), (1, 5)]), Line(4, [(1, 6)]), Line(7, [(2, 1), (2, 2)])]
@@ -141,6 +148,7 @@ def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: 
         next(batches)
 
 
+@pytest.mark.processes
 def test_a_plan_ends() -> None:
     with micro_batches(Facts(), list, lines([(0, 0)], [(0, 0), (3, 0)]), workers=0) as batches:
         assert [len(batch) for batch in batches] == [1, 2]

@@ -192,6 +192,7 @@ def test_a_disk_without_room(tmp_path, four):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
     made = boxed(four, [(n, [1, 1, 9 + n, 9], n % 3, n == 3, 5.0) for n in range(4)])

@@ -117,6 +117,7 @@ def test_a_line_across_two_epochs_closes_the_mosaic_for_the_last_alone() -> None
     assert all(same(one, other) for one, other in zip(items[:3], unclosed[:3], strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_processes_change_no_bit(workers: int) -> None:
     """Of twenty pictures number 13 cannot be read, and is told wherever it was wanted."""

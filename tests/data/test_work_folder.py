@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rankless.data.work_folder import work_folder
 
 WAITS = """
@@ -20,6 +22,7 @@ with work_folder(Path(sys.argv[1])) as made:
 """
 
 
+@pytest.mark.processes
 def test_the_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):
     out = tmp_path / "shards"
     alike = [tmp_path / name for name in (".shards-of-mine", ".shards", "shards-abcdefgh", ".other-abcdefgh")]

@@ -86,6 +86,7 @@ def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
         assert all(torch.equal(one, two) for one, two in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_is_captured_whole(name: str) -> None:
     torch._dynamo.reset()  # its limit counts what other models made of the same lines
@@ -152,7 +153,10 @@ def classifier(name: str) -> nn.Module:
     return build_classifier(recipe.Model(name=name), CLASSES)
 
 
-@pytest.mark.parametrize("name", CLASSIFIER_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in CLASSIFIER_NAMES],
+)
 def test_classifier_contract(name: str, tmp_path: Path) -> None:
     """Forward, backward, shape, dtype, bf16, channels_last, and its state into a file and back."""
     model = classifier(name)
@@ -182,6 +186,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
         assert torch.equal(other(pictures(64, 64)), model(pictures(64, 64)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CLASSIFIER_NAMES if name not in LARGE])
 def test_a_classifiers_graph_is_captured_whole(name: str) -> None:
     torch._dynamo.reset()

@@ -392,6 +392,7 @@ def test_overlapping_records_are_refused(tmp_path):
         read_checkpoint(tmp_path / "w")
 
 
+@pytest.mark.processes
 def test_a_bomb_does_not_go_off(tmp_path):
     marker = tmp_path / "ran"
     content = {"model": network().state_dict(), "x": Bomb(marker)}

@@ -63,6 +63,7 @@ def test_the_library_reads_the_file_alone(path):
         assert torch.equal(file.get_tensor("view.transposed"), state()["view.transposed"])
 
 
+@pytest.mark.processes
 def test_equal_weights_give_equal_bytes_in_other_processes(path):
     # Another process has other hash seeds, the library's included.
     program = (

@@ -56,6 +56,7 @@ def test_by_file_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Path(random.__file__).parent != tmp_path
 
 
+@pytest.mark.processes
 def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path) -> None:
     path = write(tmp_path / "random.py", TASK)
     task = open_task(Recipe(task=f"{path}:Mine", epochs=5))

@@ -77,6 +77,7 @@ def test_equal_states_are_equal_files(run: RunDirectory, tmp_path: Path) -> None
     assert one.read_text() == two.read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 def test_sha256sum_agrees(run: RunDirectory) -> None:
     save(run, 5)
