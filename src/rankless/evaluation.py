@@ -45,6 +45,7 @@ def evaluate(
     *,
     limit: int | None = None,
     unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Scores:
     """The scores of ``model``, the same dict on every rank.
 
@@ -57,8 +58,10 @@ def evaluate(
             scores: a check that takes the same path.
         unreadable: called on every rank with the pictures that could not be read, if there are any. They are
             the scores' ``unreadable`` and enter no other.
+        stop: looked at before every batch; the ranks need not get the same answer at the same moment.
 
     Raises:
+        Stopped: on every rank, because ``stop`` said so on one of them before all was predicted.
         UserError: the task's predictions or scores are not what a task's must be, or more of the pictures
             than ``data.max_bad`` allows cannot be read.
     """
@@ -67,7 +70,7 @@ def evaluate(
     model.eval()
     predicted: list[tuple[int, Any]] = []
     missing: list[Unreadable] = []
-    failures = Failures(world)
+    failures, stopped = Failures(world), False
     with (
         failures.noted(),
         micro_batches(data, task.collate, plan, workers=min(recipe.workers, len(plan))) as batches,
@@ -75,13 +78,15 @@ def evaluate(
         autocast(recipe.precision, world.device),
     ):
         for line, batch in zip(plan, batches, strict=True):
+            if stopped := bool(stop and stop()):
+                break
             check_batch(task, batch)
             missing += getattr(batch, "unreadable", ())
             found = task.predict(model, batch.to(world.device))
             check_predictions(task, found, len(line.pictures))
             check_sendable(task, found)
             predicted += zip([index for _, index in line.pictures], found, strict=True)
-    failures.tell()
+    failures.tell(stopped)
     missing = _missing(missing, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
         unreadable(missing)
@@ -144,6 +149,10 @@ def listed(pictures: Iterable[Unreadable]) -> list[str]:
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
+class Stopped(Exception):  # noqa: N818  # nothing went wrong
+    """The evaluation was left early because a rank was asked to stop; raised on every rank."""
+
+
 class Failures:
     """What went wrong on any rank, raised on all of them at one place, so that none waits for another.
 
@@ -167,17 +176,26 @@ class Failures:
             if self.own is None:
                 raise
 
-    def tell(self) -> None:
+    def tell(self, stopped: bool = False) -> None:
         """Raise the first rank's fault on every rank, if there is one.
+
+        Args:
+            stopped: whether this rank left early.
 
         Raises:
             UserError: a rank has failed.
+            Stopped: none has failed, but one left early.
         """
-        mine = (isinstance(self.own, TaskError), self.own.faults) if self.own else None
-        found = [one for one in self.world.gather(mine) or () if one]
-        first = self.world.broadcast(found[0] if found else None)
-        if first:
-            raise (TaskError if first[0] else UserError)(first[1])
+        mine = [isinstance(self.own, TaskError), list(self.own.faults)] if self.own else None
+        gathered = self.world.gather([mine, stopped])
+        answer = None
+        if gathered is not None:
+            answer = [next((one for one, _ in gathered if one), None), any(left for _, left in gathered)]
+        fault, left_early = self.world.broadcast(answer)
+        if fault:
+            raise (TaskError if fault[0] else UserError)(fault[1])
+        if left_early:
+            raise Stopped
 
 
 def fingerprint(value: Any) -> str:

@@ -1,8 +1,14 @@
 """A task that is small enough to be killed often: stripes in two directions, told apart by a tiny network.
 
-Environment variables let it misbehave: FAULT_SLEEP (seconds a micro-batch takes longer), FAULT_ABORT (the
-pass of a process in which it aborts), FAULT_PICTURE (a picture that cannot be read), FAULT_BUG (a picture, or
-the pass of a process, in which its own code fails: ``item 7`` or ``loss 9``).
+Environment variables let it misbehave:
+
+FAULT_SLEEP     seconds a micro-batch takes longer
+FAULT_ABORT     the pass of a process in which it aborts
+FAULT_PICTURE   a picture that cannot be read
+FAULT_BUG       where its own code fails, by picture, or by pass or evaluation of a process: ``item 7``,
+                ``loss 9``, ``score 2``
+FAULT_SAVE      seconds a checkpoint takes longer, for the model and for its average each
+FAULT_GATE      a folder: each prediction leaves a file there and waits for one that is called ``open``
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,10 +71,10 @@ class Small:
     score_name = "right"
 
     def __init__(self, recipe: Recipe) -> None:
-        self.passes = 0
+        self.passes = self.evaluations = 0
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
+        model = nn.Sequential(
             nn.Conv2d(1, 6, 3),
             nn.BatchNorm2d(6),
             nn.LeakyReLU(),
@@ -78,6 +85,9 @@ class Small:
             nn.Flatten(),
             nn.Linear(8, 2),
         )
+        if seconds := float(os.environ.get("FAULT_SAVE", "0")):
+            model.register_state_dict_post_hook(lambda *_: time.sleep(seconds))
+        return model
 
     def training_data(self) -> Pictures:
         return Pictures(PICTURES)
@@ -100,8 +110,15 @@ class Small:
         return LossSum(loss, torch.tensor(float(len(batch.labels))), {"entropy": loss.detach()})
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
+        if gate := os.environ.get("FAULT_GATE"):
+            (Path(gate) / f"{os.environ['RANK']}-{time.monotonic_ns()}").touch()
+            while not (Path(gate) / "open").exists():
+                time.sleep(0.01)
         return [int(row.argmax()) for row in model(batch.images)]
 
     def score(self, predictions: Sequence[Any]) -> Scores:
+        self.evaluations += 1
+        if os.environ.get("FAULT_BUG") == f"score {self.evaluations}":
+            raise LookupError("the labels are away")
         right = sum(found == index % 2 for index, found in enumerate(predictions))
         return {"right": right / len(predictions)}

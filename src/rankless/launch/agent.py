@@ -41,6 +41,7 @@ class Agent(LocalElasticAgent):
         grace: seconds for the ranks to end when they are asked to.
         ended: whether some rank has left a note that it ended on purpose.
         progress: a number that grows as the job gets on.
+        saving: the id of the process that saves now, or None.
         say: told in a sentence what happened.
 
     Attributes:
@@ -56,12 +57,13 @@ class Agent(LocalElasticAgent):
         grace: float,
         ended: Callable[[], bool],
         progress: Callable[[], int],
+        saving: Callable[[], int | None],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
         self.rendezvous, self.words = rendezvous, spec.args
         self.requests, self.grace = requests, grace
-        self.ended, self.progress, self.say = ended, progress, say
+        self.ended, self.progress, self.saving, self.say = ended, progress, saving, say
         self.reached, self.stuck = progress(), 0
         self.blamed: int | None = None
 
@@ -109,15 +111,25 @@ class Agent(LocalElasticAgent):
             The codes of all that failed by themselves.
         """
         self._wait_for_all(NOTICE)
+        if self._is_saving():  # the others wait for it, or have left it alone with its work
+            self._wait_for_all(self.grace, self._is_saving)
+            self._wait_for_all(NOTICE)
         codes = {rank: code for rank, code in self._codes().items() if code}
         self._kill_all()
         return codes
 
-    def _wait_for_all(self, seconds: float) -> None:
-        """Wait until every rank has ended, at most so long, and not when somebody hurries."""
+    def _wait_for_all(self, seconds: float, going_on: Callable[[], bool] = lambda: True) -> None:
+        """Wait until every rank has ended: while ``going_on``, at most so long, not when somebody hurries."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
+            if not going_on():
+                break
             time.sleep(0.02)
+
+    def _is_saving(self) -> bool:
+        """Whether a rank that lives is writing a checkpoint."""
+        saving = self.saving()
+        return any(h.proc.pid == saving and h.proc.poll() is None for h in self._handlers().values())
 
     def _kill_all(self) -> None:
         for handler in self._handlers().values():
@@ -166,6 +178,7 @@ def supervise(
     grace: float,
     ended: Callable[[], bool],
     progress: Callable[[], int],
+    saving: Callable[[], int | None],
     say: Callable[[str], None],
 ) -> tuple[signal.Signals | None, int | None]:
     """Run ``devices`` ranks of a job on this machine until all have ended.
@@ -173,7 +186,7 @@ def supervise(
     Args:
         job: a file that :mod:`rankless.worker` reads.
         devices: how many ranks.
-        grace, ended, progress, say: see :class:`Agent`.
+        grace, ended, progress, saving, say: see :class:`Agent`.
 
     Returns:
         The signal that ended it, or None; and the rank that made the agent give up, or None. How the job
@@ -192,7 +205,7 @@ def supervise(
         monitor_interval=0.1,
     )
     with Requests() as requests:
-        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, ended, progress, say)
+        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, ended, progress, saving, say)
         try:
             agent.run()
         except SignalException:

@@ -29,6 +29,7 @@ from rankless.precision import resolve
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
 from rankless.run_directory import RunDirectory, new_run_directory, weights_of
+from rankless.saving import saving_process
 from rankless.tasks import settled
 from rankless.tasks.own import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
 
@@ -164,6 +165,7 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
             grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
             ended=lambda: bool(notes(place)),
             progress=progress,
+            saving=lambda: saving_process(RunDirectory(Path(job.run))) if job.run else None,
             say=say,
         )
         if sys.stdout.isatty():

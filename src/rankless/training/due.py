@@ -12,11 +12,12 @@ from rankless.errors import UserError
 from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
+from rankless.saving import announced
 from rankless.training.keeping import Kept
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
 from rankless.types import Scores, Unreadable
-from rankless.world.join import World
+from rankless.world.join import World, is_lost_peer
 
 
 class Due:
@@ -91,7 +92,7 @@ class Due:
             self.event("unreadable", step, text)
         if faults := self.state.unreadable.too_many():
             self.state.unscored = scored
-            self.save(step, now=True)
+            self._keep(step)
             raise UserError(faults)
 
     def left_out(self, step: int, found: Sequence[Unreadable]) -> None:
@@ -111,9 +112,10 @@ class Due:
         self.is_best = False
         removed: list[int] = []
         try:
-            if self.journal:
-                self.journal.flush()
-            removed = self.kept.save(step)
+            with announced(self.run):
+                if self.journal:
+                    self.journal.flush()
+                removed = self.kept.save(step)
         except OSError as error:
             self._not_saved(step, error, fatal=now)
         self.saved, self.saved_at = step, time.monotonic()
@@ -128,8 +130,20 @@ class Due:
             yield
         except UserError:
             self.state.unscored = True
-            self.save(step, now=True)
+            self._keep(step)
             raise
+
+    def _keep(self, step: int) -> None:
+        """Save what all ranks are about to end with; none leaves before it is written.
+
+        The launcher ends the ranks that are left when one has ended.
+        """
+        self.save(step, now=True)
+        try:
+            self.world.barrier()
+        except Exception as error:  # rank 0 could not save and has said so
+            if not is_lost_peer(error):
+                raise
 
     def _is_time(self, step: int) -> bool:
         every = self.recipe.checkpoint.every

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankless.data.loader import micro_batches
 from rankless.errors import UserError
-from rankless.evaluation import evaluate
+from rankless.evaluation import Stopped, evaluate
 from rankless.journal import Journal
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
@@ -31,6 +31,7 @@ from rankless.training.state import TrainingState
 from rankless.training.waiting import Waiting
 from rankless.types import Scores
 from rankless.world.join import World
+from rankless.world.stopping import SharedStop
 
 Observer = Callable[[int, TrainingState, Scores | None], None]
 
@@ -88,7 +89,7 @@ def train(
         run: where everything is written, by rank 0 alone.
         resume: go on from the newest whole checkpoint, if there is one.
         task: None opens the one that the recipe names.
-        stop: looked at after every step.
+        stop: looked at after every step, and before every batch of an evaluation.
         rehearsal: end early.
         observe: called on every rank after every step, with the scores where it was evaluated; must not
             change a thing.
@@ -129,15 +130,26 @@ def train(
     ):
         due.journal, due.teller = journal, teller
         due.begin()
-        waiting = Waiting()
+        waiting, asked = Waiting(), SharedStop(world, lambda: bool(stop.signal))
         limit = rehearsal.pictures if rehearsal else None
 
-        def scores_after(done: int) -> Scores:
+        def scores_after(done: int) -> Scores | None:
+            """None when a request to stop came before all was predicted."""
             told = partial(due.left_out, done)
-            return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told)
+            try:
+                return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked)
+            except Stopped:
+                return None
 
-        if state.unscored:  # the evaluation after this step failed
-            due.scored(start, scores_after(start), task.score_name)
+        def stopped(done: int) -> bool:
+            due.event("stop", done, waiting.summary())
+            return False
+
+        if state.unscored:  # the evaluation after this step failed, or was stopped
+            scores = scores_after(start)
+            if scores is None:
+                return stopped(start)
+            due.scored(start, scores, task.score_name)
             state.unscored = False
             due.save(start, now=True)
         state.training_mode()
@@ -167,17 +179,19 @@ def train(
             if "replaced" in entry:
                 due.replaced(done, totals.unreadable, scored=scored)
             scores = None
-            if scored:
+            if scored and not stopping:
                 with due.kept_if_it_fails(done):
                     scores = scores_after(done)
                 state.training_mode()
-                due.scored(done, scores, task.score_name)
+                if scores is not None:
+                    due.scored(done, scores, task.score_name)
+                stopping = asked.agreed()  # the request may have come while rank 0 scored
+            state.unscored = scored and scores is None
             due.save(done, now=done == last or stopping)
             if observe:
                 observe(done, state, scores)
-            if stopping and done < last:
-                due.event("stop", done, waiting.summary())
-                return False
+            if stopping and (done < last or state.unscored):
+                return stopped(done)
         if start < last:
             due.event("end", last, waiting.summary())
     return True

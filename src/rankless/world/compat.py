@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 # 2.13 renamed `all_gather_into_tensor` and deprecated the old name.
@@ -30,3 +31,6 @@ def innermost_store(store: dist.Store) -> dist.Store:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
+
+# Not public in any release: the store of the default process group.
+default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store

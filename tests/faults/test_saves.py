@@ -1,0 +1,63 @@
+"""Saves that take longer than a launcher's patience: whatever ends the run meanwhile, what is saved stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import Run, finish, kill
+
+from rankless.launch.agent import NOTICE
+from rankless.saving import saving_process
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+SLOW = {"FAULT_SAVE": str((NOTICE + 1) / 2)}  # of the model and of its average, each
+
+
+def test_an_evaluation_that_fails_on_all_ranks_loses_no_step_to_a_slow_save(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, "checkpoint.every=100", environment={**SLOW, "FAULT_BUG": "score 1"}) as run:
+        assert run.wait() == 1, run.text()
+        run.gone()
+        assert "LookupError: the labels are away" in run.text()
+        assert "the checkpoint of step 10 is whole" in run.text()
+        assert run.run.pointed("last") == 10
+        assert not run.noise(), run.text()
+        assert not [*folder.rglob("*.tmp"), *folder.glob(".saving")]
+    assert finish(folder, 1) == expected
+
+
+def test_a_peer_that_dies_does_not_cost_the_save_in_progress(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment=SLOW) as run:
+        run.until(lambda: run.step() == 3 and saving_process(run.run) == run.pid("rank 0"))
+        kill(run.pid("rank 1"))
+        run.until(lambda: run.events("resume"))
+        assert run.events("resume")[0]["at"] == 3, run.text()
+        assert not run.noise(), run.text()
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 85, run.text()
+        run.gone()
+    assert finish(folder, 1) == expected
+
+
+def test_a_second_request_does_not_wait_for_a_save(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", 2, environment={"FAULT_SAVE": "600"}) as run:
+        run.until(lambda: saving_process(run.run))
+        kill(run.pid("rank 1"))
+        time.sleep(NOTICE + 1)
+        assert run.process.poll() is None, "it waits for the save"
+        for _ in range(2):
+            os.killpg(run.process.pid, signal.SIGINT)
+            time.sleep(0.5)
+        assert run.wait(20) == 130, run.text()
+        run.gone()
+        assert not run.noise(), run.text()
