@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ checkpoint: {every: 3}
 """
 # What no person should have to read when a run ends early.
 NOISE = re.compile(r"Traceback|Warning:|Error:|\[[WE]\d{4} |leaked|closing signal|Exception|torch\.|gloo")
+
+
+class OrphansError(AssertionError):
+    """Processes of a run that are left after its end."""
 
 
 @dataclass
@@ -104,12 +108,24 @@ class Run:
         except OSError:
             return 0
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The journal's events of one name."""
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """The journal's events of these names, in their order."""
         try:
-            return [entry for entry in journal.read(self.run.journal) if entry.get("event") == name]
+            return [entry for entry in journal.read(self.run.journal) if entry.get("event") in names]
         except OSError:
             return []
+
+    def starts(self) -> list[int]:
+        """The steps that the ranks have begun or gone on after, start by start."""
+        return [event["at"] for event in self.events("start", "resume")]
+
+    def is_evaluating(self) -> bool:
+        """Whether the last step is being evaluated; every fifth is, with ``evaluate.every=1``."""
+        try:
+            entries = [e for e in journal.read(self.run.journal) if "step" in e or "evaluation" in e]
+        except OSError:
+            return False
+        return bool(entries) and entries[-1].get("step", 1) % 5 == 0
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
         """Wait for something; fail where it does not come or the run ends before."""
@@ -132,7 +148,7 @@ class Run:
         began = time.monotonic()
         while left := self.processes():
             if time.monotonic() - began > seconds:
-                raise AssertionError(f"orphans: {[(p.kind, _command(p.pid)) for p in left]}")
+                raise OrphansError(f"orphans: {[(p.kind, _command(p.pid)) for p in left]}")
             time.sleep(0.01)
         return time.monotonic() - began
 
@@ -183,6 +199,19 @@ def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:
         assert not run.noise(), run.text()
         run.gone()
     return outcome(folder)
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str = "256k") -> Iterator[bool]:
+    """A file system of its own at ``place``, which is made; whether it could be mounted."""
+    place.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
+    mounted = not os.geteuid() and not subprocess.run(command, capture_output=True, check=False).returncode
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

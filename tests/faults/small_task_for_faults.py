@@ -7,6 +7,10 @@ FAULT_ABORT     the pass of a process in which it aborts
 FAULT_PICTURE   a picture that cannot be read
 FAULT_BUG       where its own code fails, by picture, or by pass or evaluation of a process: ``item 7``,
                 ``loss 9``, ``score 2``
+FAULT_PREDICT   seconds a batch of an evaluation takes longer
+FAULT_RANK      the only rank that FAULT_NAN and FAULT_UNUSED are for
+FAULT_NAN       the pass of a process whose loss is finite and whose gradients are not
+FAULT_UNUSED    the pass of a process that leaves a layer out
 FAULT_SAVE      seconds a checkpoint takes longer, for the model and for its average each
 FAULT_GATE      a folder: each prediction leaves a file there and waits for one that is called ``open``
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +67,11 @@ class Pictures:
         return image, label
 
 
+def is_saved() -> bool:
+    """Whether the caller makes a checkpoint of a model."""
+    return any(frame.f_code.co_name == "snapshot" for frame, _ in traceback.walk_stack(None))
+
+
 def divided(batch: Any, by: int) -> LossSum:
     return LossSum(batch.images.sum(), torch.tensor(len(batch.labels) / by))
 
@@ -86,7 +96,7 @@ class Small:
             nn.Linear(8, 2),
         )
         if seconds := float(os.environ.get("FAULT_SAVE", "0")):
-            model.register_state_dict_post_hook(lambda *_: time.sleep(seconds))
+            model.register_state_dict_post_hook(lambda *_: time.sleep(seconds if is_saved() else 0))
         return model
 
     def training_data(self) -> Pictures:
@@ -99,14 +109,20 @@ class Small:
         images, labels = zip(*items, strict=True)
         return Stripes(torch.stack(images), torch.tensor(labels))
 
-    def loss(self, model: nn.Module, batch: Any) -> LossSum:
+    def loss(self, model: Any, batch: Any) -> LossSum:
         self.passes += 1
         if self.passes == int(os.environ.get("FAULT_ABORT", "-1")):
             os.abort()
         if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
             return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
+        meant = os.environ.get("FAULT_RANK") in (None, os.environ.get("RANK"))
+        if meant and self.passes == int(os.environ.get("FAULT_UNUSED", "-1")):
+            loss = model[:-1](batch.images).sum()
+            return LossSum(loss, torch.tensor(1.0), {"entropy": loss.detach()})
         loss = F.cross_entropy(model(batch.images), batch.labels, reduction="sum")
+        if meant and self.passes == int(os.environ.get("FAULT_NAN", "-1")):
+            loss = loss + (loss * 0).sqrt()  # the slope of a root at 0
         return LossSum(loss, torch.tensor(float(len(batch.labels))), {"entropy": loss.detach()})
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
@@ -114,6 +130,7 @@ class Small:
             (Path(gate) / f"{os.environ['RANK']}-{time.monotonic_ns()}").touch()
             while not (Path(gate) / "open").exists():
                 time.sleep(0.01)
+        time.sleep(float(os.environ.get("FAULT_PREDICT", "0")))
         return [int(row.argmax()) for row in model(batch.images)]
 
     def score(self, predictions: Sequence[Any]) -> Scores:

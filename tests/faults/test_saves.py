@@ -28,7 +28,7 @@ def test_an_evaluation_that_fails_on_all_ranks_loses_no_step_to_a_slow_save(
         assert "LookupError: the labels are away" in run.text()
         assert "the checkpoint of step 10 is whole" in run.text()
         assert run.run.pointed("last") == 10
-        assert not run.noise(), run.text()
+        assert "Traceback" not in run.text()
         assert not [*folder.rglob("*.tmp"), *folder.glob(".saving")]
     assert finish(folder, 1) == expected
 
@@ -51,7 +51,7 @@ def test_a_peer_that_dies_does_not_cost_the_save_in_progress(
 
 def test_a_second_request_does_not_wait_for_a_save(tmp_path: Path) -> None:
     with Run(tmp_path / "run", 2, environment={"FAULT_SAVE": "600"}) as run:
-        run.until(lambda: saving_process(run.run))
+        run.until(lambda: saving_process(run.run), 90)
         kill(run.pid("rank 1"))
         time.sleep(NOTICE + 1)
         assert run.process.poll() is None, "it waits for the save"

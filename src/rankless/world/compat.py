@@ -32,5 +32,6 @@ def innermost_store(store: dist.Store) -> dist.Store:
         store = store.underlying_store
     return store
 
+
 # Not public in any release: the store of the default process group.
 default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
