@@ -7,14 +7,18 @@ happened.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rankless import reading
 from rankless.files import write_atomically
+
+_LONGEST = 16 * reading.MIB  # bytes of a line; the scores of thousands of classes have less than one
 
 
 class Journal:
@@ -23,13 +27,28 @@ class Journal:
     Args:
         path: the file; made with its folder when missing.
         step: numbers of later steps are removed; they are about to be made again.
+
+    Attributes:
+        left_out: how many damaged lines were left out.
+        original: where the journal lies as it was, if any were.
+
+    Raises:
+        OSError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.left_out, self.original = 0, path
         if path.exists():
-            kept = [line for line in read(path) if step_of(line) <= step]
-            write_atomically(path, "".join(_line(line) for line in kept))
+            kept = []
+            for text, entry in _lines(path):
+                if entry is None:
+                    self.left_out += 1
+                elif step_of(entry) <= step:
+                    kept.append(text)
+            if self.left_out:
+                self.original = _set_aside(path)
+            write_atomically(path, "".join(kept))
         # Without a buffer: what a full disk refused must not come again when the file is closed.
         self.file = path.open("ab", buffering=0)
 
@@ -53,15 +72,56 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a journal; a last line that a crash tore is left out."""
-    with reading.opened_text(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
+    """The entries of a journal; what is none is left out.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    return (entry for _, entry in _lines(path) if entry is not None)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Every line and its entry, None for one that is damaged; a last line that a crash tore is left out."""
+    with io.BufferedReader(reading.opened(path)) as file:
+        while line := file.readline(_LONGEST):
+            whole = line.endswith(b"\n")
+            if not whole and len(line) == _LONGEST:
+                while (rest := file.readline(_LONGEST)) and not rest.endswith(b"\n"):
+                    pass
+                yield "", None
                 continue
-            if isinstance(entry, dict):
-                yield entry
+            text = line.decode("utf-8", "replace")
+            entry = _entry(text)
+            if entry is not None:
+                yield text if whole else text + "\n", entry
+            elif whole and text.strip():
+                yield text, None
+
+
+def _entry(text: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):  # ValueError: no JSON, or an integer of thousands of digits
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("timing", {}), dict):
+        return None
+    steps = [entry[key] for key in ("step", "evaluation") if key in entry]
+    if any(type(step) is not int or step < 0 for step in steps):
+        return None
+    if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
+        return None
+    return entry
+
+
+def _set_aside(path: Path) -> Path:
+    """Keep a damaged journal as it is under a free name beside it, which is returned."""
+    names = (path.with_name(f"{path.stem}.damaged{number}{path.suffix}") for number in ("", *range(2, 10**6)))
+    free = next(name for name in names if not os.path.lexists(name))
+    try:
+        os.link(path, free)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, free)
+    return free
 
 
 def step_of(entry: dict[str, Any]) -> int:

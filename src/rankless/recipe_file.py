@@ -48,6 +48,27 @@ def default(overrides: Sequence[str] = ()) -> Recipe:
     return build(*_overridden(overrides))
 
 
+def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A recipe changed by overrides, as in :func:`load`.
+
+    Raises:
+        UserError: every fault of the overrides.
+    """
+    return _parse(dump(recipe), "recipe", overrides)
+
+
+def is_cut(path: Path) -> bool:
+    """Whether a file written by :func:`dump` has lost its end: every line of it is a key, in a known order.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    text, name = _text(path)
+    _, there = recipe_yaml.read(text, name)
+    _, wanted = recipe_yaml.read(dump(Recipe()), "recipe")
+    return not text.endswith("\n") or next(reversed(wanted)) not in there
+
+
 def dump(recipe: Recipe) -> str:
     """The whole recipe as YAML; reading it back gives an equal recipe."""
     return recipe_yaml.write(adapter.dump_python(recipe, mode="json"))

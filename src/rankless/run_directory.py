@@ -132,11 +132,12 @@ def recover(run: RunDirectory) -> None:
         path.rename(target)
 
 
-def _to_stderr(sentence: str) -> None:
+def to_stderr(sentence: str) -> None:
+    """Warn whoever sits at the terminal."""
     print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
-def weights_of(target: Path, warn: Callable[[str], None] = _to_stderr) -> Path:
+def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
     """The weights file that ``target`` means.
 
     Args:

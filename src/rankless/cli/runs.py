@@ -50,7 +50,7 @@ def train(
     resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in --run."), flag] = False,
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices."""
-    from rankless import recipe_file
+    from rankless.run_directory import RunDirectory, new_run_directory
 
     count = _device_count(devices)
     name, overrides = recipe_and_overrides(recipe)
@@ -60,16 +60,16 @@ def train(
         kept = run / "recipe.yaml"
         if not kept.is_file():
             raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
-        chosen = recipe_file.load(kept, overrides)
+        chosen = None
     else:
         chosen, name = loaded(name, overrides)
     if run is None:
-        from rankless.run_directory import new_run_directory
-
         run = new_run_directory(Path(name or "run").stem)
     with _may_be_requeued():
         from rankless.launch import local
+        from rankless.launch.resume import recipe_of_run
 
+        chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
         return local.train(chosen, run, devices=count, resume=resume)
 
 

@@ -89,7 +89,8 @@ def train(
         recipe = check_resume(directory, recipe) if resume else recipe
         recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
         try:
-            write_atomically(directory.recipe, dump(recipe))
+            if not resume:  # a run that goes on writes it when everything has been checked
+                write_atomically(directory.recipe, dump(recipe))
             record_start(directory.environment, ranks, _device())
         except OSError as error:
             raise UserError(

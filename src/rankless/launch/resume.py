@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from rankless import reading
 from rankless.errors import UserError
+from rankless.models import weights
 from rankless.recipe import Recipe
-from rankless.recipe_file import differences, load
-from rankless.run_directory import RunDirectory
+from rankless.recipe_file import changed, differences, is_cut, load
+from rankless.run_directory import RunDirectory, damage, to_stderr
 
 # Nothing here changes a number that was computed already.
 FREE = (
@@ -32,17 +37,17 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     Raises:
         UserError: something that decides past numbers differs; every such key is named with both values.
     """
-    before = load(run.recipe)
+    before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
         # What it meant is written down with the run; another machine must not change it.
         recipe = replace(recipe, precision=before.precision)
-    changed = [(key, old, new) for key, old, new in differences(before, recipe) if key not in FREE]
-    if changed:
-        listed = [f"{key}: {old} in the run, {new} now" for key, old, new in changed]
+    different = _deciding(before, recipe)
+    if different:
+        listed = [f"{key}: {old} in the run, {new} now" for key, old, new in different]
         raise UserError(
             [
-                f"{run.path} cannot go on with another recipe; {len(changed)} "
-                f"{'keys differ' if len(changed) > 1 else 'key differs'}:",
+                f"{run.path} cannot go on with another recipe; {len(different)} "
+                f"{'keys differ' if len(different) > 1 else 'key differs'}:",
                 *listed,
                 f"leave them as they were, or start anew; what may change: {', '.join(FREE)}",
             ]
@@ -51,14 +56,65 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     return recipe
 
 
+def recipe_of_run(
+    run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = to_stderr
+) -> Recipe:
+    """The recipe that a run goes on with: its ``recipe.yaml``, or where that is cut, its checkpoint's.
+
+    Args:
+        run: started before.
+        overrides: as for :func:`rankless.recipe_file.load`.
+        warn: called with a sentence where ``recipe.yaml`` is damaged.
+
+    Raises:
+        UserError: it is damaged and there is no whole checkpoint, or faults of the overrides.
+    """
+    try:
+        load(run.recipe)
+        fault = "its end is missing" if is_cut(run.recipe) else None
+    except UserError as error:
+        fault = error.faults[0].removeprefix(f"{run.recipe}:")
+    if fault is None:
+        return load(run.recipe, overrides)
+    kept = _recipe_in_checkpoint(run)
+    if kept is None:
+        raise UserError(
+            f"{run.recipe}: is damaged ({fault}), and there is no whole checkpoint to take the recipe from; "
+            "start again with the recipe in another run directory"
+        )
+    warn(f"{run.recipe}: is damaged ({fault}); going on with the recipe in the newest checkpoint")
+    return changed(kept, overrides)
+
+
+def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
+    """The recipe in the newest whole checkpoint; None without one.
+
+    Only the header of one with the ``expected`` recipe is read: damage does not make another recipe that one.
+    """
+    for step in reversed(run.steps()):
+        folder = run.step_directory(step)
+        with suppress(UserError):
+            recipe = weights.recipe_in(folder / "model.safetensors")
+            if (expected and not _deciding(recipe, expected)) or damage(folder) is None:
+                return recipe
+    return None
+
+
+def _deciding(before: Recipe, now: Recipe) -> list[tuple[str, Any, Any]]:
+    """The keys that decide past numbers and differ, with both values."""
+    return [one for one in differences(before, now) if one[0] not in FREE]
+
+
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
     """Raise if the recipe ends before the step that the run has reached."""
     step = run.pointed("last")
     try:
-        state = json.loads((run.step_directory(step or 0) / "state.json").read_text(encoding="utf-8"))
-        pictures = int(state["pictures"])
-    except (OSError, ValueError, KeyError, TypeError):
+        text = reading.read_text(run.step_directory(step or 0) / "state.json", 256 * reading.MIB)
+        pictures = json.loads(text)["pictures"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # whether a checkpoint is whole is for those to say who load it
+    if type(pictures) is not int or pictures < 1:
+        return
     steps = -(-recipe.epochs * pictures // recipe.batch.images)
     if step and steps < step:
         raise UserError(

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import msgspec
 from torch import Tensor
 
-from rankless import checksums
+from rankless import checksums, reading
 from rankless.errors import UserError
 from rankless.models import tensor_file, weights
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory, beside, damage, recover, remains, remove
+
+_LONGEST_STATE = 256 * reading.MIB  # a million unreadable pictures have less
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     recover(run)
     steps = run.steps()
     for step in reversed(steps):
-        if (fault := damage(run.step_directory(step))) is None:
-            return step
         folder = run.step_directory(step)
+        if (fault := _fault(folder, step)) is None:
+            return step
         warn(f"checkpoint {folder} is damaged ({fault}); falling back to the one before")
     if steps:
         raise UserError(
@@ -125,18 +127,62 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     return None
 
 
+def _fault(folder: Path, step: int) -> str | None:
+    if (found := damage(folder)) is not None:
+        return found
+    try:
+        _state(folder, step)
+    except UserError as error:
+        return str(error)
+    return None
+
+
 def load(run: RunDirectory, step: int) -> Snapshot:
     """Read the checkpoint of ``step``, which :func:`newest` found whole."""
     folder = run.step_directory(step)
     averaged = folder / "ema.safetensors"
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    state = _state(folder, step)
     return Snapshot(
         state.pop("step"),
-        weights.load(folder / "model.safetensors").state,
-        weights.load(averaged).state if averaged.exists() else None,
-        safetensors.torch.load_file(folder / "training.safetensors"),
+        weights.load(folder / "model.safetensors", checked=True).state,
+        weights.load(averaged, checked=True).state if averaged.exists() else None,
+        tensor_file.read(folder / "training.safetensors", checked=True)[0],
         state,
     )
+
+
+class _Best(msgspec.Struct):
+    step: int
+    score: float
+
+
+class _State(msgspec.Struct):
+    """What ``state.json`` must hold; more may stand there."""
+
+    step: int
+    pictures: int
+    best: _Best | None
+    scaler: dict[str, float] = {}
+    data: str | None = None
+    unscored: bool = False
+    unreadable: dict[str, list[tuple[int, str, str]]] = {}
+
+
+def _state(folder: Path, step: int) -> dict[str, Any]:
+    """What ``state.json`` holds.
+
+    Raises:
+        UserError: it is not the state of a checkpoint of ``step``.
+    """
+    path = folder / "state.json"
+    try:
+        state: dict[str, Any] = json.loads(reading.read_text(path, _LONGEST_STATE))
+        found = msgspec.convert(state, _State).step
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
+    if found != step:
+        raise UserError(f"{path}: is the state after step {found}, not {step}; take another copy")
+    return state
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:

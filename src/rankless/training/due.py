@@ -6,11 +6,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
+from rankless.files import write_atomically
 from rankless.journal import Journal
 from rankless.recipe import Recipe
+from rankless.recipe_file import dump
 from rankless.run_directory import RunDirectory
 from rankless.saving import announced
 from rankless.training.keeping import Kept
@@ -49,7 +52,13 @@ class Due:
         self.teller: Teller | None = None
 
     def begin(self) -> None:
-        """Call before the first step, on every rank: ``best`` is made to name what the state says."""
+        """Call before the first step, on every rank: everything has been checked.
+
+        ``recipe.yaml`` is brought up to date, and ``best`` is made to name what the state says.
+        """
+        if self.world.is_first and self.run.recipe.exists():
+            with told_if_not_written(self.run.recipe, self.run):
+                write_atomically(self.run.recipe, dump(self.recipe))
         for warning in self.kept.begin() if self.world.is_first else ():
             self.event("warning", self.saved, warning)
         self.state.best = self.world.broadcast(self.state.best)
@@ -165,13 +174,13 @@ class Due:
     def _write(self, entry: dict[str, Any]) -> None:
         if self.journal is None:
             return
-        with told_if_not_written(self.run):
+        with told_if_not_written(self.run.journal, self.run):
             self.journal.write(**entry)
 
 
 @contextmanager
-def told_if_not_written(run: RunDirectory) -> Iterator[None]:
-    """Inside, a journal that cannot be written is told in a sentence.
+def told_if_not_written(path: Path, run: RunDirectory) -> Iterator[None]:
+    """Inside, a file of the run that cannot be written is told in a sentence.
 
     Raises:
         UserError: in place of an OSError.
@@ -180,6 +189,6 @@ def told_if_not_written(run: RunDirectory) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{run.journal} cannot be written ({error}): make room and go on from the newest "
+            f"{path} cannot be written ({error}): make room and go on from the newest "
             f"checkpoint: rankless train --resume --run {run.path}"
         ) from error

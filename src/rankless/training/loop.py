@@ -235,10 +235,16 @@ def _journal(
     if not world.is_first:
         yield None
         return
-    with told_if_not_written(run):
+    with told_if_not_written(run.journal, run):
         journal = Journal(run.journal, start)
+    if journal.left_out:
+        warnings.append(
+            f"{run.journal}: {journal.left_out} damaged lines were left out; as it was it is now "
+            f"{journal.original}"
+        )
+        teller.say(f"warning: {warnings[-1]}")
     try:
-        with told_if_not_written(run):
+        with told_if_not_written(run.journal, run):
             for warning in [*notes, *warnings]:
                 journal.write(event="warning", text=warning)
             for sentence in told:

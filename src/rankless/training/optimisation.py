@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rankless.errors import UserError
 from rankless.recipe import Optim, Schedule
 
 
@@ -78,12 +79,23 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
     }
 
 
-def restore_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what :func:`state_tensors` gave."""
+def restore_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
+) -> None:
+    """Put back what :func:`state_tensors` gave.
+
+    Raises:
+        UserError: ``source`` holds a tensor that belongs to no parameter.
+    """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
-        slot, name = key.split("/", 1)
-        parameter = parameters[name]
+        slot, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or value.shape != (() if slot == "step" else parameter.shape):
+            raise UserError(
+                f"{source}: the optimizer's tensor '{key}' with shape {list(value.shape)} belongs to no "
+                "parameter of this model; take another copy of the checkpoint"
+            )
         # AdamW counts its steps in a tensor on the CPU; everything else lies like its parameter.
         placed = value.clone() if slot == "step" else torch.empty_like(parameter).copy_(value)
         optimizer.state[parameter][slot] = placed

@@ -199,8 +199,14 @@ class TrainingState:
             self._release()
         load_into(self.model, snapshot.model, source)
         if self.average:
-            load_into(self.average.model, snapshot.average or {}, f"{source} (ema)")
-        restore_state(self.optimiser, self.model, dict(snapshot.training))
+            if snapshot.average is None:
+                raise UserError(
+                    f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
+                    f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to go on from "
+                    "the one before"
+                )
+            load_into(self.average.model, snapshot.average, f"{source} (ema)")
+        restore_state(self.optimiser, self.model, dict(snapshot.training), source)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
         self.best = snapshot.state["best"]
