@@ -60,8 +60,8 @@ class Calls:
         per_class = {"cat": {"AP": 0.5, "AP50": None}}
         return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
-    def predict(self, target, sources, *, out, confidence):
-        self.asked.append((target, sources, out, confidence))
+    def predict(self, target, sources, *, out, confidence, force):
+        self.asked.append((target, sources, out, confidence, force))
         report = SimpleNamespace(pictures=self.pictures, failed=self.failed, out=out)
         report.exit_code = 1 if self.failed else 0
         report.as_json = lambda: {"pictures": []}
@@ -280,8 +280,8 @@ def test_predict_says_what_each_picture_shows(calls, capsys):
 
 
 def test_predict(calls, capsys):
-    assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5"]) == 0
-    assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5)]
+    assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
+    assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
     assert capsys.readouterr().out == "3 found; pictures: 2; results in found\n"
     calls.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1

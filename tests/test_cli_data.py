@@ -298,7 +298,7 @@ def test_convert(cells, capsys, format):
 
 @pytest.mark.parametrize("format", ["image-folder", "webdataset", "csv"])
 def test_convert_class_folders(pets, capsys, format):
-    assert report(capsys, "convert", pets, "--to", format, "--out", "new", "--copy")["equal"] is True
+    assert report(capsys, "convert", pets, "--to", format, "--out", "new", "--link")["equal"] is True
 
 
 def test_split(cells, capsys):
@@ -318,3 +318,59 @@ def test_pack(cells, capsys):
         "val-000000.tar",
     ]
     assert report(capsys, "check", "shards")["ok"] is True
+
+
+# --- nobody's files are replaced --------------------------------------------------------------------------
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("verb", ["show", "stats"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_picture_of_the_data_is_never_replaced(cells, capsys, verb, force):
+    Path("linked.png").symlink_to(f"{cells}/images/train/0.png")
+    before = snapshot(cells)
+    for out in (f"{cells}/images/train/0.png", "linked.png"):
+        words = [verb, cells, "--out", out, *(["--force"] if force else [])]
+        assert cli.main(["data", *words]) == 2
+        said = capsys.readouterr().err
+        expected = "is an input of this command" if force else "--force to replace what is there"
+        assert said.startswith(f"error: --out {out}: is ") and expected in said
+    assert snapshot(cells) == before and Path("linked.png").is_symlink()
+    assert sorted(path.name for path in Path().iterdir()) == ["cells", "linked.png"]
+
+
+@pytest.mark.parametrize("verb", ["show", "stats"])
+def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
+    Path("own.png").write_text("precious")
+    assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2
+    assert f"own.png: is there already, and rankless data {verb} did not" in capsys.readouterr().err
+    assert Path("own.png").read_text() == "precious"
+    assert run(capsys, verb, cells, "--out", "own.png", "--force").endswith("own.png (replaced)\n")
+    assert run(capsys, verb, cells, "--out", "own.png").endswith("own.png (replaced)\n")
+    with Path("own.png").open("ab") as file:
+        file.write(b"my remark")
+    assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "linked"),
+    [
+        (["convert", "cells", "--to", "coco", "--out", "new"], False),
+        (["convert", "cells", "--to", "coco", "--out", "new", "--link"], True),
+        (["split", "cells", "--val", "0.3", "--out", "new"], False),
+        (["split", "cells", "--val", "0.3", "--out", "new", "--link"], True),
+        (["check", "cells", "--fix", "--out", "new"], False),
+        (["check", "cells", "--fix", "--out", "new", "--link"], True),
+    ],
+)
+def test_a_new_data_set_has_pictures_of_its_own_unless_links_are_asked_for(cells, capsys, words, linked):
+    run(capsys, *words)
+    old = {path.stat().st_ino: path.read_bytes() for path in Path(cells).rglob("*.png")}
+    new = {path.stat().st_ino: path.read_bytes() for path in Path("new").rglob("*.png")}
+    assert sorted(old.values()) == sorted(new.values())
+    assert (old == new) is linked and (not linked) is old.keys().isdisjoint(new)
+    assert cli.main(["data", *words]) == 2
+    assert "--out new: it is there already, and nothing is replaced" in capsys.readouterr().err

@@ -58,7 +58,13 @@ def test_nothing_is_overwritten_and_faults_are_sentences(
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 0
     assert capsys.readouterr().out.split() == [out + ending for ending in (".cfg", ".weights", ".names")]
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 2
-    assert "exists already" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert all(f"--out {out}{ending}: is there already" in err for ending in (".cfg", ".weights", ".names"))
+    assert main(["export", str(path), "--format", "darknet", "--out", out, "--force"]) == 0
+    own = path.rename(tmp_path / "net.weights")
+    assert main(["export", str(own), "--format", "darknet", "--out", out, "--force"]) == 2
+    assert f"error: --out {own}: is an input of this command" in capsys.readouterr().err
+    path = own.rename(path)
     with pytest.raises(UserError, match="expected one of darknet"):
         export(path, format="onyx")
     free = Recipe(model=Model(name="yolov4-tiny-free", width=0.25))

@@ -94,7 +94,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
     assert run(*words, "--force") == 0
     assert len(weights.load(Path("ours")).class_names) == 3
     assert run("their.pt", "--out", "./their.pt", "--force", "--model", "yolov4-tiny") == 2
-    assert "this is the checkpoint itself" in capsys.readouterr().err
+    assert "is an input of this command" in capsys.readouterr().err
     assert sorted(file.name for file in place.iterdir()) == ["ours", "their.pt"]
 
 

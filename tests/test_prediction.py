@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import rankless.prediction as page
+from rankless.curation.converting import convert
 from rankless.data.detection import collate
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError
@@ -161,7 +162,11 @@ def test_names_from_several_folders_do_not_collide(target):
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
-        assert {path.name for path in report.out.iterdir()} == {*names, "predictions.json"}
+        assert {path.name for path in report.out.iterdir()} == {
+            *names,
+            "predictions.json",
+            ".rankless-outputs",
+        }
 
 
 def test_a_source_in_the_output_folder_is_refused(target):
@@ -216,6 +221,7 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
     report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "out", confidence=0.0, device="cpu")
     assert [p.source for p in report.pictures] == ["digits:val:0", "digits:val:1"]
     assert sorted(p.name for p in report.out.iterdir()) == [
+        ".rankless-outputs",
         "digits-val-0.png",
         "digits-val-1.png",
         "predictions.json",
@@ -227,6 +233,45 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
             x1, y1, x2, y2 = found["box"]
             assert 0 <= x1 <= x2 <= entry["width"] and 0 <= y1 <= y2 <= entry["height"]
             assert found["name"] == names[found["label"]]
+
+
+@pytest.mark.parametrize("how", ["link", "copy"])
+@pytest.mark.parametrize("force", [False, True])
+def test_the_pictures_that_were_converted_survive_a_prediction_into_the_new_folder(target, how, force):
+    data, new = target.with_name("data"), target.with_name("new")
+    for number in range(3):
+        picture(data / f"images/train/{number}.jpg", (64, 48), (4, 6, 14, 22))
+        (data / "labels/train").mkdir(parents=True, exist_ok=True)
+        (data / f"labels/train/{number}.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    (data / "data.yaml").write_text("train: images/train\nval: images/train\nnames: [red]\n")
+    convert(str(data), "coco", new, how=how)
+    before = {path: path.read_bytes() for path in (*data.rglob("*.jpg"), *new.rglob("*.jpg"))}
+    out, sources = new / "images/train", [str(data / "images/train")]
+    if how == "link" or not force:
+        says = "is an input of this command" if force else "is there already"
+        with pytest.raises(UserError, match=f"0.jpg: {says}") as error:
+            page.predict(target, sources, out=out, device="cpu", force=force)
+        assert len(error.value.faults) == 4, "each picture and what to do"
+        assert {path: path.read_bytes() for path in before} == before
+    else:
+        page.predict(target, sources, out=out, device="cpu", force=True)
+        assert all(path.read_bytes() == before[path] for path in data.rglob("*.jpg"))
+    assert len(list(out.iterdir())) == 3 + 2 * (force and how == "copy")
+
+
+def test_results_replace_results_and_nothing_else(target):
+    source, out = picture(target.with_name("a.png")), target.with_name("out")
+    out.mkdir()
+    (out / "predictions.json").write_text("mine")
+    with pytest.raises(UserError, match=r"predictions.json: is there already, and rankless predict did not"):
+        run(target, source)
+    assert [path.name for path in out.iterdir()] == ["predictions.json"]
+    assert (out / "predictions.json").read_text() == "mine"
+    for again in (True, False, False):
+        assert len(written(run(target, source, force=again))) == 1
+    (out / "predictions.json").write_text("[]")  # changed by hand
+    with pytest.raises(UserError, match="changed since"):
+        run(target, source)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (100, 100), (1500, 40)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankless.models.foreign import read_checkpoint
 from rankless.models.network import Yolo
 from rankless.models.reshape import with_classes
 from rankless.models.unwrapping import Checkpoint
+from rankless.outputs import Outputs
 from rankless.randomness import torch_seed
 from rankless.recipe import Recipe
 
@@ -102,7 +102,7 @@ def import_weights(
     Raises:
         UserError: the checkpoint cannot be read or does not fit, or whatever else is at fault.
     """
-    _check_places(source, out, force)
+    outputs = _place(source, out, force, (cfg, names))
     class_names = _class_names(names, classes)
     if cfg is not None or _is_darknet(source):
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
@@ -126,7 +126,9 @@ def import_weights(
         notes.append(f"no class names are given: the classes are called by their numbers, 0 to {count - 1}")
     model_state = build_any(recipe, len(class_names)).state_dict()
     fitted = fit(model_state, checkpoint.state, partial, tuple(head), str(source))
-    _write(out, fitted.state, recipe, class_names, source)
+    with outputs.writing(out) as file:
+        extra = {"imported_from": source.name}
+        weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
     return ImportReport(
         source=source,
         out=out,
@@ -282,7 +284,7 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     return int(count)
 
 
-def _check_places(source: Path, out: Path, force: bool) -> None:
+def _place(source: Path, out: Path, force: bool, inputs: Sequence[Path | None]) -> Outputs:
     faults = []
     if not source.exists():
         faults.append(f"{source}: no such file; expected a checkpoint")
@@ -290,29 +292,10 @@ def _check_places(source: Path, out: Path, force: bool) -> None:
         faults.append(
             f"--out {out}: this is a folder; expected a file, such as {out / 'weights.safetensors'}"
         )
-    elif out.exists() and source.exists() and out.samefile(source):
-        faults.append(f"--out {out}: this is the checkpoint itself; give another name")
-    elif out.exists() and not force:
-        faults.append(
-            f"--out {out}: there is such a file already; give another name, or --force to replace it"
-        )
     elif not out.parent.is_dir():
         faults.append(f"--out {out}: there is no folder {out.parent}; make it first")
     if faults:
         raise UserError(faults)
-
-
-def _write(
-    out: Path, state: Mapping[str, Tensor], recipe: Recipe, class_names: Sequence[str], source: Path
-) -> None:
-    """Beside its place first: a file that is there is whole."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        weights.save(
-            beside, state, recipe=recipe, class_names=class_names, extra={"imported_from": source.name}
-        )
-        beside.replace(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
+    outputs = Outputs([out], verb=None, force=force)
+    outputs.refuse_inputs([each for each in (source, *inputs) if each is not None])
+    return outputs

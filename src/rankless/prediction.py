@@ -27,8 +27,8 @@ from rankless.data.letterbox import in_source, whole
 from rankless.data.pictures import Decoded, Shown
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError, printable
-from rankless.files import write_atomically
 from rankless.models import weights
+from rankless.outputs import Outputs
 from rankless.prediction_classify import ClassFinder
 from rankless.run_directory import weights_of
 from rankless.tasks.detect import SCENE_SIZE, Detect
@@ -110,6 +110,7 @@ def predict(
     out: Path,
     confidence: float | None = None,
     device: str | None = None,
+    force: bool = False,
 ) -> PredictionReport:
     """Find objects in pictures, or what the pictures show.
 
@@ -117,13 +118,16 @@ def predict(
         target: a run directory (its best weights are used) or a weights file.
         sources: pictures, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
-        out: a folder for the annotated pictures and ``predictions.json``; made if need be.
+        out: a folder for the annotated pictures and ``predictions.json``; made if need be. What an earlier
+            call wrote there may be replaced; anything else stays (see :mod:`rankless.outputs`).
         confidence: what scores lower is left out, 0..1; not given it is 0.25 for detections, and of a
             classifier the best five stay.
         device: a torch device; the first GPU if there is one, else the CPU.
+        force: replace other files in ``out``, too.
 
     Raises:
-        UserError: no weights, a source without pictures, or an output folder that cannot be used. A picture
+        UserError: no weights, a source without pictures, an output folder that cannot be used, or files in it
+            that are not to be replaced; all of them, and nothing is changed then. A picture
             that cannot be read is no such fault: it is listed in the report and the others go on.
     """
     if confidence is not None and not 0 <= confidence <= 1:
@@ -131,11 +135,13 @@ def predict(
     found = find(sources)
     place = _device(device)
     path = weights_of(target)
+    names = _output_names(found, out)
+    listing = out / "predictions.json"
+    outputs = Outputs([*(out / name for name in names), listing], verb="predict", force=force)
+    outputs.refuse_inputs([*found, path])
     loaded = weights.load(path)
     report = PredictionReport(out, path)
-    names = _output_names(found, out)
     finder = _finder(loaded, confidence, place, str(path))
-    _make_folder(out)
     for source, name in zip(found, names, strict=True):
         try:
             image, view = _read(source, finder)
@@ -145,10 +151,11 @@ def predict(
         rows, marks = finder.find(view)
         height, width = image.shape[-2:]
         kinds = ([], rows) if isinstance(finder, ClassFinder) else (rows, [])
-        _write_annotated(image, marks, out / name)
+        _write_annotated(image, marks, outputs, out / name)
         report.pictures.append(PictureReport(source, out / name, width, height, *kinds))
     lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # a picture a line
-    write_atomically(out / "predictions.json", f"[\n{lines}\n]\n")
+    with outputs.writing(listing) as file:
+        file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return report
 
 
@@ -213,8 +220,8 @@ def _nothing(source: str) -> str:
 
 def _output_names(found: Sequence[str], out: Path) -> list[str]:
     """A file name for each annotated picture: PNG except for JPEG; ``-2``, ``-3`` … where two are alike."""
-    folder = out.resolve()
-    inside = [source for source in found if folder in Path(source).resolve().parents]
+    folder = Path(os.path.realpath(out))
+    inside = [source for source in found if folder in Path(os.path.realpath(source)).parents]
     if inside:
         raise UserError(
             f"'{inside[0]}' ({len(inside)} of the pictures) lies in the output folder {out}, where annotated "
@@ -234,15 +241,6 @@ def _output_names(found: Sequence[str], out: Path) -> list[str]:
         taken.add(name.casefold())
         names.append(name)
     return names
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be the output folder: {error.strerror}; give another with --out"
-        ) from None
 
 
 def _device(name: str | None) -> torch.device:
@@ -333,11 +331,11 @@ def _read(source: str, finder: _DetectionFinder | ClassFinder) -> tuple[Tensor, 
     return image, Decoded(image, 1, (image.shape[1], image.shape[2]))
 
 
-def _write_annotated(image: Tensor, marks: Sequence[Mark], path: Path) -> None:
+def _write_annotated(image: Tensor, marks: Sequence[Mark], outputs: Outputs, path: Path) -> None:
     """Draw and write one picture."""
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    options: dict[str, Any] = {"quality": 92} if path.suffix.lower() in _JPEG else {}
-    try:
-        annotate(picture, marks).save(path, **options)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+    kind: dict[str, Any] = {"format": "PNG"}
+    if path.suffix.lower() in _JPEG:
+        kind = {"format": "JPEG", "quality": 92}
+    with outputs.writing(path, durable=False) as file:
+        annotate(picture, marks).save(file, **kind)

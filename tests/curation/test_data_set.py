@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_data import detection
 
-from rankless.curation.data_set import beside, names_below, new_folder, open_data_set, subset, together
+from rankless.curation.data_set import beside, names_below, open_data_set, subset, together
 from rankless.errors import UserError
 
 TRAIN = [[[1, 1, 9, 9, 0], [2, 2, 8, 8, 1]], [], [[3, 3, 9, 9, 2]], [[5, 5, 50, 30, 1]]]
@@ -55,21 +55,6 @@ def test_trainval_is_no_part_beside_its_parts(tmp_path):
     assert list(data.parts) == ["train", "val"]
     alone = open_data_set(str(detection(tmp_path / "e", {"trainval": VAL, "test": VAL})))
     assert list(alone.parts) == ["trainval", "test"]
-
-
-def test_a_new_folder_is_taken_away_when_writing_fails(tmp_path):
-    with pytest.raises(ValueError, match="half"), new_folder(tmp_path / "out") as out:
-        (out / "file").write_text("half")
-        raise ValueError("half")
-    assert not (tmp_path / "out").exists()
-
-
-def test_nothing_that_is_there_is_replaced(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").write_text("precious")
-    with pytest.raises(UserError, match=r"--out .*it is there already"), new_folder(tmp_path / "out"):
-        pass
-    assert (tmp_path / "out" / "mine").read_text() == "precious"
 
 
 def test_a_place_beside_a_folder_or_a_file_in_it(tmp_path):

@@ -172,7 +172,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_stays(tmp_path, four):
     made = boxed(four, [])
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
-    with pytest.raises(UserError, match="is there already, expected a new or an empty folder"):
+    with pytest.raises(UserError, match="it is there already, and nothing is replaced; give a new folder"):
         pack({"train": made}, tmp_path / "full")
     gone = boxed([*four, str(tmp_path / "gone.jpg")], [])
     with pytest.raises(UserError, match=r"gone.jpg cannot be read: No such file"):
@@ -185,7 +185,7 @@ def test_a_disk_without_room(tmp_path, four):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
     try:
-        with pytest.raises(UserError, match=r"out cannot be written: File too large .*make room"):
+        with pytest.raises(UserError, match=r"out: it cannot be written: File too large .*make room"):
             pack({"train": boxed(four, [])}, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.words import (
+    Force,
     Format,
     Json,
+    Link,
     Root,
     Splits,
     flag,
@@ -56,6 +58,7 @@ def check(
     out: Annotated[
         Path | None, Parameter(help="The copy's folder; if not given, ROOT-fixed.", metavar="FOLDER")
     ] = None,
+    link: Link = False,
     as_json: Json = False,
 ) -> int:
     """Find everything that is wrong with a data set."""
@@ -63,15 +66,20 @@ def check(
         raise UserError("--out says where --fix writes: add --fix, or leave --out out")
     if drop_faulty and not fix:
         raise UserError("--drop-faulty says what --fix leaves out: add --fix, or leave it out")
+    if link and not fix:
+        raise UserError("--link says how --fix brings pictures: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
-    from rankless.curation.data_set import beside
+    from rankless.curation.data_set import beside, must_be_outside
     from rankless.curation.fixing import fix as mend
+    from rankless.data.work_folder import refuse_existing
 
-    if fix and (out or beside(root, "fixed")).exists():
-        raise UserError(f"--out {out or beside(root, 'fixed')}: it is there already, and nothing is replaced")
+    place = out or beside(root, "fixed")
+    if fix:
+        must_be_outside(root, place)
+        refuse_existing(place)
     found = look(root, format, split, quick=quick)
-    fixed = mend(found, out or beside(root, "fixed"), drop_faulty=drop_faulty) if fix else None
+    fixed = mend(found, place, drop_faulty=drop_faulty, link=link) if fix else None
     if as_json:
         report = found.as_json()
         if fixed is not None:
@@ -102,20 +110,23 @@ def stats(
     out: Annotated[
         Path | None, Parameter(help="Draw it as well: a .png, .svg or .pdf.", metavar="FILE")
     ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Count pictures, classes and boxes, and say how large they are."""
+    if force and out is None:
+        raise UserError("--force says what --out may replace: add --out, or leave it out")
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics
 
+    if out is not None:
+        from rankless.curation.statistics_plot import place, plot
+
+        place(out, force=force)  # before the data is read
     data = open_data_set(root, format, split, examined=True)
     found = statistics(data)
-    if out is not None:
-        from rankless.curation.statistics_plot import plot
-
-        replaced = out.exists()
-        plot(data, out)
+    replaced = plot(data, out, force=force) if out is not None else False
     if as_json:
         print_json(found.as_json())
     else:
@@ -157,6 +168,7 @@ def show(
     out: Annotated[Path, Parameter(help="A .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
+    force: Force = False,
 ) -> int:
     """Draw pictures with what is annotated on them."""
     name, overrides = recipe_and_overrides(recipe)
@@ -177,6 +189,7 @@ def show(
             return recipe_file.default(overrides)
         return recipe_file.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
 
+    contact_sheet.place(out, force=force)  # before the data is read
     found = select(
         root,
         format,
@@ -186,8 +199,7 @@ def show(
         class_name=class_name,
         augmented=chosen if augmented else None,
     )
-    replaced = out.exists()
-    contact_sheet.write(found, out)
+    replaced = contact_sheet.write(found, out, force=force)
     unreadable = sum(one.image is None for one in found.shown)
     failed = f", {unreadable} not readable" if unreadable else ""
     print(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))

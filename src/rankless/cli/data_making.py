@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Format, Json, Root, flag, part, recipe_and_overrides, whole_number
+from rankless.cli.words import Format, Json, Link, Root, flag, part, recipe_and_overrides, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json
 
@@ -33,14 +33,14 @@ def convert(
     to: Annotated[str, Parameter(help="The new format.", metavar="FORMAT")],
     out: Out,
     format: Format = "auto",
-    copy: Annotated[bool, Parameter(help="Copy pictures; otherwise they are linked."), flag] = False,
+    link: Link = False,
     as_json: Json = False,
 ) -> int:
     """Write a data set in another format."""
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
-    done = write(root, to, out, format, how="copy" if copy else "link")
+    done = write(root, to, out, format, how="link" if link else "copy")
     if as_json:
         print_json(done.as_json())
     else:
@@ -83,6 +83,7 @@ def split(
         ),
     ] = (),
     format: Format = "auto",
+    link: Link = False,
     as_json: Json = False,
 ) -> int:
     """Divide a data set's pictures anew into train, val and test."""
@@ -100,6 +101,7 @@ def split(
         stratify=stratify,
         group=group,
         seed=seed,
+        link=link,
     )
     if as_json:
         print_json(done.as_json())

@@ -136,12 +136,13 @@ def export(
     out: Annotated[
         Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
     ] = None,
+    force: Annotated[bool, Parameter(help="Replace existing files."), flag] = False,
     as_json: Json = False,
 ) -> int:
     """Write trained weights in the format of other software."""
     from rankless.exporting import export as write
 
-    done = write(target, format=format, out=out)
+    done = write(target, format=format, out=out, force=force)
     if as_json:
         print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
     else:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
+from rankless.cli.words import Force, Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
 from rankless.errors import STOPPED, UserError
 from rankless.printing import print_json, print_scores
 
@@ -138,6 +138,7 @@ def predict(
         float | None,
         Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
     ] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Find things in pictures: annotated pictures and one predictions.json."""
@@ -150,7 +151,7 @@ def predict(
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     from rankless.prediction import predict as find
 
-    report = find(target, sources, out=out, confidence=confidence)
+    report = find(target, sources, out=out, confidence=confidence, force=force)
     for source, reason in report.failed:
         print(f"{source}: {reason}", file=sys.stderr)
     if as_json:

@@ -11,9 +11,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.looking import Selection, Shown
-from rankless.curation.whole_file import whole_file
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError
+from rankless.outputs import Outputs
 
 COLUMNS = 4
 WIDTH, TALLEST = 400, 440
@@ -27,22 +27,40 @@ _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
 
-def write(selection: Selection, out: Path) -> None:
-    """Write the sheet; ``out`` ends in ``.png``, ``.jpg`` or ``.html``.
+_KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".html": ""}
+
+
+def place(out: Path, *, force: bool = False) -> Outputs:
+    """The file to write, which ends in ``.png``, ``.jpg`` or ``.html``.
+
+    Args:
+        out: its name; an earlier sheet is replaced.
+        force: replace another file, too.
 
     Raises:
-        UserError: another ending, nothing to show, or it cannot be written.
+        UserError: another ending, or it cannot be written.
     """
-    kind = out.suffix.lower()
-    if kind not in (".png", ".jpg", ".jpeg", ".html"):
+    if out.suffix.lower() not in _KINDS:
         raise UserError(f"--out {out}: expected a name that ends in .png, .jpg or .html")
+    return Outputs([out], verb="data show", force=force)
+
+
+def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
+    """Write the sheet to ``out``, as :func:`place` allows; returns whether another was replaced.
+
+    Raises:
+        UserError: nothing to show, or it cannot be written.
+    """
+    outputs = place(out, force=force)
     if not selection.shown:
         raise UserError(f"{selection.title}: there is no such picture to show.")
-    with whole_file(out) as file:
-        if kind == ".html":
-            file.write_text(page(selection), encoding="utf-8")
+    outputs.refuse_inputs(selection.files)
+    with outputs.writing(out) as file:
+        if kind := _KINDS[out.suffix.lower()]:
+            sheet(selection).save(file, kind)
         else:
-            sheet(selection).save(file)
+            file.write_text(page(selection), encoding="utf-8")
+    return bool(outputs.replaced)
 
 
 def sheet(selection: Selection) -> Image.Image:

@@ -14,7 +14,6 @@ from rankless.curation.data_set import (
     DataSet,
     known_format,
     must_be_outside,
-    new_folder,
     open_data_set,
 )
 from rankless.data import packing
@@ -22,6 +21,7 @@ from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
 from rankless.data.opening import examine
+from rankless.data.work_folder import new_folder, refuse_existing
 from rankless.errors import UserError
 
 FIRST = 20
@@ -65,13 +65,16 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(PictureFiles):
-    """Keeps where each picture went."""
+    """Keeps where each picture went: to ``out``, which is built as ``folder``."""
 
+    out: Path = Path()
+    folder: Path = Path()
     went: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         super().put(annotations, index, target)
-        self.went[id(annotations), index] = os.path.abspath(target)  # noqa: PTH100 - not through the link
+        place = self.out / target.relative_to(self.folder)
+        self.went[id(annotations), index] = os.path.abspath(place)  # noqa: PTH100 - not through the link
 
 
 def convert(
@@ -80,7 +83,7 @@ def convert(
     out: Path,
     format: str = "auto",
     *,
-    how: Literal["copy", "link"] = "link",
+    how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
     """Write all splits in the format ``to``, read them back, and compare.
@@ -90,7 +93,7 @@ def convert(
         to: one of :data:`rankless.data.formats.registry.NAMES`.
         out: the new folder; must not be there or be empty.
         format: of ``root``.
-        how: whether pictures are copied, or linked.
+        how: whether pictures are copied, or linked; see :class:`PictureFiles`.
         shard_bytes: the largest size of a shard, of tar shards.
 
     Raises:
@@ -98,16 +101,17 @@ def convert(
     """
     known_format(to, "--to", also=())
     must_be_outside(root, out)
+    refuse_existing(out)
     data = open_data_set(root, format)
     _must_hold(to, data)
-    files = _Noted(how)
-    with new_folder(out):
-        if shard_bytes is None:
-            lost = format_named(to).write(out, data.splits, files)
-        else:
-            packing.pack(data.splits, out, shard_bytes)
-            lost = []
-        differences = compare(data.splits, out, to, files.went)
+    went: dict[tuple[int, int], str] = {}
+    lost: list[str] = []
+    if shard_bytes is not None:
+        packing.pack(data.splits, out, shard_bytes)
+    else:
+        with new_folder(out) as folder:
+            lost = format_named(to).write(folder, data.splits, _Noted(how, out, folder, went))
+    differences = compare(data.splits, out, to, went)
     skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
     return Converted(data, to, out, [*lost, *skipped], differences)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -179,26 +177,6 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
     return found
 
 
-@contextmanager
-def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
-    """A new, empty folder to write a data set into; taken away again if that fails.
-
-    Raises:
-        UserError: something is there already, or it cannot be made or written.
-    """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{option} {out}: it is there already, and nothing is replaced; give a new folder.")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out
-    except OSError as error:
-        shutil.rmtree(out, ignore_errors=True)
-        raise UserError(f"{option} {out}: it cannot be written: {error.strerror or error}.") from error
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
-
-
 def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
     """Raise if the new folder lies in the data set, which would then have pictures of its own copy.
 
@@ -206,7 +184,8 @@ def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
         UserError: it does.
     """
     place = Path(root).expanduser()
-    if place.is_dir() and place.resolve() in out.expanduser().resolve().parents:
+    inner = Path(os.path.realpath(out.expanduser()))
+    if place.is_dir() and Path(os.path.realpath(place)) in inner.parents:
         raise UserError(
             f"{option} {out}: it lies in the data set {root}, expected a folder outside of it, "
             f"such as {beside(root, 'new')}"

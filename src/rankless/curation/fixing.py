@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.curation.checking import Checked, fails
-from rankless.curation.data_set import must_be_outside, new_folder, subset
+from rankless.curation.data_set import must_be_outside, subset
 from rankless.data.annotations import Annotations
 from rankless.data.findings import KINDS
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
+from rankless.data.work_folder import new_folder, refuse_existing
 from rankless.errors import UserError
 
 
@@ -65,7 +66,7 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
         )
 
 
-def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
+def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = False) -> Fixed:
     """Write the data set anew, in its own format, without whatever a check fails for.
 
     Faulty boxes are left out or clipped as training would, pictures that cannot be read are left out, and of
@@ -75,6 +76,7 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
         checked: what :func:`rankless.curation.checking.check` found.
         out: the new folder; must not be there or be empty.
         drop_faulty: see :func:`refuse_misread`.
+        link: link pictures instead of copying them.
 
     Raises:
         UserError: what stops a training, nothing would be left of a split, or ``out`` cannot be written.
@@ -82,6 +84,7 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
     refuse_misread(checked, drop_faulty=drop_faulty)
     data, changes = checked.data, []
     must_be_outside(data.root, out)
+    refuse_existing(out)
     kept: dict[str, Annotations] = {}
     for name, whole in data.parts.items():
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
@@ -92,8 +95,8 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False) -> Fixed:
             )
         kept[name] = subset(whole, chosen)
         changes += _changes(checked, name)
-    with new_folder(out):
-        lost = format_named(data.format).write(out, kept, PictureFiles("link"))
+    with new_folder(out) as folder:
+        lost = format_named(data.format).write(folder, kept, PictureFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
         changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
     return Fixed(out, changes + lost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +57,13 @@ class Selection:
         title: what they are of.
         class_names: of the data set.
         shown: the pictures.
+        files: all pictures that they were drawn from; none of the built-in data.
     """
 
     title: str
     class_names: tuple[str, ...]
     shown: list[Shown]
+    files: Sequence[str] = ()
 
 
 def select(
@@ -108,7 +110,8 @@ def select(
         where: dict[str, Any] = {"root": root, "format": format, "train": split}
         look = _AsTrained(replace(recipe, data=replace(recipe.data, **where)))
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
-    return Selection(title + _with(class_name, augmented), names, list(_looked(look, sorted(drawn))))
+    looked = list(_looked(look, sorted(drawn)))
+    return Selection(title + _with(class_name, augmented), names, looked, whole.paths())
 
 
 def _digits(

@@ -20,7 +20,6 @@ from rankless.curation.data_set import (
     DataSet,
     must_be_outside,
     names_below,
-    new_folder,
     open_data_set,
     pattern,
     subset,
@@ -29,6 +28,7 @@ from rankless.curation.data_set import (
 from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
+from rankless.data.work_folder import new_folder, refuse_existing
 from rankless.errors import UserError, printable
 from rankless.randomness import key
 
@@ -90,6 +90,7 @@ def split(
     stratify: bool = False,
     group: str | None = None,
     seed: int = 0,
+    link: bool = False,
 ) -> Divided:
     """Divide all pictures of a data set anew, into ``train``, ``val`` and, if it has a share, ``test``.
 
@@ -103,6 +104,7 @@ def split(
         group: a regular expression; pictures stay together whose names have the same text in its first
             group, or in the whole match if it has none. Names are paths below the data set's folder.
         seed: another one divides otherwise.
+        link: link pictures instead of copying them.
 
     Raises:
         UserError: shares that are none, a pattern that fits nothing, a split without pictures, faulty data.
@@ -110,6 +112,7 @@ def split(
     wanted = _shares(val, test)
     expression = None if group is None else pattern(group, "--group")
     must_be_outside(root, out)
+    refuse_existing(out)
     data = open_data_set(root, format, splits)
     whole = together(list(data.parts.values()))
     names = names_below(root, whole)
@@ -134,8 +137,8 @@ def split(
                 f"be divided): give it a larger share than {wanted[name]:g}, or more pictures."
             )
         made[name] = subset(whole, pictures)
-    with new_folder(out):
-        notes += format_named(data.format).write(out, made, PictureFiles("link"))
+    with new_folder(out) as folder:
+        notes += format_named(data.format).write(folder, made, PictureFiles("link" if link else "copy"))
     return Divided(data, out, made, wanted, notes)
 
 

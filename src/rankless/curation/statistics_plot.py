@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet
 from rankless.curation.statistics import box_centres, box_sides
-from rankless.curation.whole_file import whole_file
 from rankless.data.annotations import Annotations
 from rankless.errors import UserError
+from rankless.outputs import Outputs
 
 MOST_CLASSES = 40
 """So many classes have a bar of their own; of more, the most frequent ones."""
@@ -25,20 +26,35 @@ _HEAT = "viridis"
 _STYLE = {"fontsize": 11, "fontweight": "bold", "loc": "left"}
 
 
-def plot(data: DataSet, out: Path) -> None:
-    """Write the picture; its ending gives the kind (png, svg, pdf).
+def place(out: Path, *, force: bool = False) -> Outputs:
+    """The file to write, whose ending gives the kind (png, svg, pdf).
+
+    Args:
+        out: its name; an earlier plot is replaced.
+        force: replace another file, too.
 
     Raises:
-        UserError: an ending of no known kind, or ``out`` cannot be written.
+        UserError: an ending of no known kind, or it cannot be written.
     """
+    if out.suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
+        raise UserError(f"--out {out}: expected a name that ends in .png, .svg or .pdf")
+    return Outputs([out], verb="data stats", force=force)
+
+
+def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
+    """Write the picture to ``out``, as :func:`place` allows; returns whether another was replaced.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    outputs = place(out, force=force)
+    outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
     splits = data.splits
     classes = len(next(iter(splits.values())).class_names)
     rows = min(classes, MOST_CLASSES)
     height = max(8.0, 3.2 + 0.2 * rows)
     figure = Figure(figsize=(13, height), dpi=110, layout="constrained", facecolor="white")
-    canvas = FigureCanvasAgg(figure)
-    if out.suffix[1:].lower() not in canvas.get_supported_filetypes():
-        raise UserError(f"--out {out}: expected a name that ends in .png, .svg or .pdf")
+    FigureCanvasAgg(figure)
     pictures = sum(map(len, splits.values()))
     counted = f"{pictures:,} pictures"
     if data.has_boxes:
@@ -60,10 +76,11 @@ def plot(data: DataSet, out: Path) -> None:
         _histogram(axes["two"], splits, "Aspect of the pictures", "width / height", _aspects)
         _histogram(axes["three"], splits, "Area of the pictures", "megapixels", _megapixels)
         _share_bars(axes["four"], splits)
-    with whole_file(out) as file, warnings.catch_warnings():
+    with outputs.writing(out) as file, warnings.catch_warnings():
         # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
-        figure.savefig(file)
+        figure.savefig(file, format=out.suffix[1:].lower())
+    return bool(outputs.replaced)
 
 
 def _class_bars(axes: Any, splits: dict[str, Annotations], what: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from rankless.data.annotations import Annotations
 from rankless.data.formats.writing import file_names
 from rankless.data.spans import content
-from rankless.data.work_folder import work_folder
+from rankless.data.work_folder import new_folder
 from rankless.errors import UserError
 
 SHARD_BYTES = 512 * 1024**2
@@ -42,25 +41,14 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
     Raises:
         UserError: ``out`` is not empty, there is no room, or a picture's file is gone.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already, expected a new or an empty folder: name another.")
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("Some splits have boxes and some have one class for each picture: pack them apart.")
-    out = out.absolute()
-    try:
-        with work_folder(out) as made:
-            names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
-            _write_names(made, names)
-            shards = []
-            for split, annotations in splits.items():
-                shards += _write_split(made, split, annotations, names, shard_bytes)
-            made.rename(out)
-    except OSError as error:
-        free = shutil.disk_usage(next(each for each in out.parents if each.exists())).free
-        raise UserError(
-            f"{out} cannot be written: {error.strerror or error} ({free / 1e9:.1f} GB are free there). "
-            "Nothing was kept: make room, or name another folder."
-        ) from error
+    with new_folder(out) as made:
+        names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
+        _write_names(made, names)
+        shards = []
+        for split, annotations in splits.items():
+            shards += _write_split(made, split, annotations, names, shard_bytes)
     return shards
 
 

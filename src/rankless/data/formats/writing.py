@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal
 from rankless.data.annotations import Annotations
 from rankless.data.spans import content
 from rankless.errors import UserError
+from rankless.files import copy
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class PictureFiles:
     """Brings pictures into a new data set.
 
     Attributes:
-        how: ``copy``, or ``link`` (hard where the file system allows it, else symbolic).
+        how: ``copy``, or ``link`` (hard where the file system allows it, else symbolic): then a program that
+            writes into a picture of one data set changes the other.
     """
 
-    how: Literal["copy", "link"] = "link"
+    how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         """Bring picture ``index`` to ``target``; its bytes stay as they are."""
@@ -32,7 +33,7 @@ class PictureFiles:
         if len(annotations.spans):
             target.write_bytes(content(annotations, index))
         elif self.how == "copy":
-            shutil.copyfile(source, target)
+            copy(source, target)
         else:
             try:
                 os.link(Path(source).resolve(), target)
