@@ -106,15 +106,6 @@ def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
         assert ", in item\n    raise KeyError(" in run.text()
 
 
-def test_a_users_own_recipe_is_never_replaced(tmp_path):
-    own = tmp_path / "recipe.yaml"
-    own.write_text("epochs: 3\n")
-    with pytest.raises(UserError, match="give another --run"):
-        train(load_recipe("digits"), tmp_path, devices=1)
-    assert own.read_text() == "epochs: 3\n"
-    assert list(tmp_path.iterdir()) == [own]
-
-
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(UserError, match="no such file"):

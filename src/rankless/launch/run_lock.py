@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from rankless.errors import UserError
+from rankless.errors import UserError, listed
+from rankless.files import sweep
+from rankless.reading import NOTES, POINTER, read_text
 from rankless.run_directory import RunDirectory, recover
+
+_MARK = "rankless run\n"
+"""In the lock of a run directory; it says that the other files there are of a run."""
 
 
 @contextmanager
@@ -20,15 +26,11 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was "
             "started, or leave --resume out"
         )
+    _refuse_a_strangers(run)
     _refuse_another(run, resume)
-    if not resume and run.recipe.exists() and not run.environment.exists():
-        raise UserError(
-            f"{run.path}: holds a recipe.yaml that is not of a run, and a run would replace it; "
-            "give another --run"
-        )
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        file = (run.path / ".lock").open("w")
+        file = _lock(run)
     except OSError as error:
         raise UserError(
             f"{run.path}: cannot be used as a run directory ({error}); give another --run"
@@ -41,6 +43,9 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
                 f"{run.path}: another process trains in this directory now; "
                 "wait for it, or give another --run"
             ) from error
+        if os.fstat(file.fileno()).st_size == 0:
+            file.write(_MARK)
+            file.flush()
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back
         if not resume and run.journal.exists():
@@ -51,6 +56,40 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             if not resume and not run.journal.exists():
                 _vacate(run)
             raise
+
+
+def _refuse_a_strangers(run: RunDirectory) -> None:
+    """Raise where a run would write to files of somebody else's; other files may lie there."""
+    names = (".lock", *(place.name for place in (run.recipe, run.environment, run.journal, run.logs)))
+    there = [name for name in (*names, run.checkpoints.name) if os.path.lexists(run.path / name)]
+    if there and not _is_run(run):
+        raise UserError(
+            f"{run.path}: is no run directory and holds {listed(there)}, which a run would replace; "
+            "give another --run"
+        )
+
+
+def _is_run(run: RunDirectory) -> bool:
+    """Whether its lock says so; or, where an earlier version left that empty, what it recorded."""
+    try:
+        mark = read_text(run.path / ".lock", POINTER, errors="replace")
+    except FileNotFoundError:
+        mark = ""
+    except OSError:
+        return False
+    if mark:
+        return mark == _MARK
+    try:
+        recorded = read_text(run.environment, NOTES, errors="replace")
+    except OSError:
+        return False
+    return '"versions"' in recorded and '"rankless"' in recorded
+
+
+def _lock(run: RunDirectory) -> IO[str]:
+    """The file to lock; nothing of it is lost, and no link is followed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(run.path / ".lock", flags, 0o666), "r+", encoding="ascii")
 
 
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
@@ -72,7 +111,8 @@ def _vacate(run: RunDirectory) -> None:
 
 def _sweep(run: RunDirectory) -> None:
     """Remove what died half-written, and put back checkpoints that are whole; nobody else is here."""
-    for left in (*run.path.glob(".*.tmp"), *run.checkpoints.glob(".*.tmp")):
+    sweep(run.path)
+    for left in run.checkpoints.glob(".*.tmp"):
         if not left.is_dir():
             left.unlink(missing_ok=True)
     recover(run)

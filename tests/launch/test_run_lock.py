@@ -1,0 +1,68 @@
+"""A run writes into a directory of its own, or into one where nothing of that name lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankless import UserError, load_recipe, train
+from rankless.launch.run_lock import locked
+from rankless.run_directory import RunDirectory
+
+SAYS = r"is no run directory and holds '.*; give another --run|nothing to resume"
+STRANGERS = (
+    "recipe.yaml",
+    "environment.json",
+    "journal.jsonl",
+    ".lock",
+    "logs/1",
+    "checkpoints/step-000000001/x",
+)
+
+
+def planted(folder: Path, *names: str) -> dict[Path, str]:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("epochs: 3\n")
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[Path, str]:
+    return {path: path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in STRANGERS), STRANGERS])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_strangers_files_are_never_replaced(tmp_path, names, resume):
+    before = planted(tmp_path, *names, ".theirs.tmp", "notes.txt")
+    with pytest.raises(UserError, match=SAYS) as error:
+        train(load_recipe("digits"), tmp_path, devices=1, resume=resume)
+    assert contents(tmp_path) == before
+    if not resume:
+        assert all(f"'{name.split('/')[0]}'" in str(error.value) for name in names), "all of them"
+
+
+def test_nor_through_a_link(tmp_path):
+    theirs, run = tmp_path / "theirs", tmp_path / "run"
+    before = planted(theirs, "log", "lock")
+    run.mkdir()
+    (run / ".lock").symlink_to(theirs / "lock")
+    (run / "logs").symlink_to(theirs)
+    with pytest.raises(UserError, match=r"is no run directory and holds '.lock', 'logs', which a run would"):
+        train(load_recipe("digits"), run, devices=1)
+    assert contents(theirs) == before and (run / ".lock").is_symlink()
+
+
+def test_a_directory_is_a_runs_by_its_mark_and_by_what_an_earlier_version_recorded(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    for again in range(3):
+        with locked(run, resume=False):
+            assert (run.path / ".lock").read_text() == "rankless run\n"
+            run.recipe.write_text("")
+            run.environment.write_text('{"versions": {"rankless": "0.1.0"}}')
+        if again:
+            (run.path / ".lock").write_text("")
+    run.environment.write_text("{}")
+    with pytest.raises(UserError, match="is no run directory"), locked(run, resume=True):
+        pass
