@@ -70,20 +70,13 @@ def _refuse_a_strangers(run: RunDirectory) -> None:
 
 
 def _is_run(run: RunDirectory) -> bool:
-    """Whether its lock says so; or, where an earlier version left that empty, what it recorded."""
-    try:
+    """Whether its lock says so, or what a run recorded: an earlier version left its lock empty."""
+    mark = recorded = ""
+    with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
-    except FileNotFoundError:
-        mark = ""
-    except OSError:
-        return False
-    if mark:
-        return mark == _MARK
-    try:
+    with suppress(OSError):
         recorded = read_text(run.environment, NOTES, errors="replace")
-    except OSError:
-        return False
-    return '"versions"' in recorded and '"rankless"' in recorded
+    return mark == _MARK or ('"versions"' in recorded and '"rankless"' in recorded)
 
 
 def _lock(run: RunDirectory) -> IO[str]:
