@@ -115,6 +115,7 @@ def test_a_link_to_an_empty_folder_goes_on_leading_there(tmp_path):
     assert len(list((tmp_path / "far").iterdir())) == 1
 
 
+@pytest.mark.processes
 def test_an_empty_mount_is_filled_from_inside(tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()

@@ -11,7 +11,7 @@ from typing import IO
 
 from rankless.errors import UserError, listed
 from rankless.files import sweep
-from rankless.reading import NOTES, POINTER, read_text
+from rankless.reading import MIB, POINTER, read_text
 from rankless.run_directory import RunDirectory, recover
 
 _MARK = "rankless run\n"
@@ -75,7 +75,7 @@ def _is_run(run: RunDirectory) -> bool:
     with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
     with suppress(OSError):
-        recorded = read_text(run.environment, NOTES, errors="replace")
+        recorded = read_text(run.environment, 64 * MIB, errors="replace")
     return mark == _MARK or ('"versions"' in recorded and '"rankless"' in recorded)
 
 
