@@ -144,7 +144,7 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("optim: {betas: [0.9]}", "'optim.betas' is [0.9]: expected a list of 2, "
          "each a number of at least 0 and below 1"),
         ("optim: {name: adam}", "'optim.name' is 'adam': expected one of sgd, adamw; did you mean 'adamw'?"),
-        ("precision: FP32", "'precision' is 'FP32': expected one of auto, fp32, bf16, fp16; "
+        ("precision: FP32", "'precision' is 'FP32': expected one of auto, fp32, tf32, bf16, fp16; "
          "did you mean 'fp32'?"),
         ("loss: {box: atuo}", "'loss.box' is 'atuo': expected 'auto', or a number of at least 0; "
          "did you mean 'auto'?"),

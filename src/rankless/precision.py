@@ -16,7 +16,7 @@ def resolve(precision: Precision, device: torch.device) -> Precision:
     """What ``auto`` means on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
 
     Returns:
-        ``fp32``, ``bf16`` or ``fp16``; anything but ``auto`` comes back as it is.
+        ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` comes back as it is.
     """
     if precision != "auto":
         return precision
@@ -27,9 +27,8 @@ def resolve(precision: Precision, device: torch.device) -> Precision:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The forward pass runs inside this; parameters and their gradients stay float32."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, _DTYPES[precision])
+    dtype = _DTYPES.get(precision)  # fp32 and tf32 are settings of the process: training/settings.py
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def _cpu_computes_bf16() -> bool:

@@ -28,7 +28,7 @@ Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list s
 Share = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
 Text = Annotated[str, Field(description="text")]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Minutes = Annotated[
     str,
     StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
@@ -424,9 +424,12 @@ class Recipe:
         epochs: passes over the training pictures.
         seed: keys all chance.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
-            (fp16 on older GPUs).
+            (fp16 on older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the
+            factors of matrix products and convolutions to 10 bits, and is fp32 on a CPU.
         batch_norm: statistics of the ``micro``-batch, of the whole global batch (``sync``), or ``frozen``.
         reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order to the backend.
+        find_unused_parameters: where the loss of a micro-batch does not depend on a parameter, its gradient
+            is zero; otherwise that is an error.
         workers: loader processes of each rank; 0 loads in the rank itself.
         threads: threads of one operation on the CPU; it changes the bits of a convolution.
     """
@@ -443,6 +446,7 @@ class Recipe:
     precision: Precision = "auto"
     batch_norm: Literal["micro", "sync", "frozen"] = "micro"
     reduce: Literal["exact", "fast"] = "exact"
+    find_unused_parameters: bool = False
     ema: Ema = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankless.recipe import Batch, Ema, Optim, Recipe
 from rankless.training.state import TrainingState
+from rankless.training.totals import Wishes
 from rankless.types import LossSum
 from rankless.world.join import World
 
@@ -61,8 +62,8 @@ def steps(world: World) -> list[dict[str, Any]]:
     for step in range(STEPS):
         state.begin(step)
         own = (images(step, leaf) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.passes.run(step, own, state.scaler.scale, False)
-        _, skipped = state.update(step, totals)
+        totals = state.passes.run(step, own, state.scaler.scale, Wishes())
+        skipped = state.update(step, totals).skipped
         buffers = {n: b for n, b in state.model.named_buffers() if not n.endswith("tracked")}
         found.append(
             {

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.errors import UserError
 from rankless.world import reduce
 from rankless.world.exchange import Exchange
 from rankless.world.join import World
@@ -76,7 +75,7 @@ def summed(
         for leaf in own_micro_batches(leaves, world.rank, world.size):
             torch.manual_seed(100 * step + leaf)
             with sums.micro_batch(leaf):
-                sums.module(images(step, leaf, dtype)).backward()
+                sums.backward(sums.module(images(step, leaf, dtype)))
         found.append([g.contiguous().numpy() for g in gradients_of(model)])
         like = all(p.grad is None or p.grad.stride() == p.stride() for p in model.parameters())
         model.zero_grad(set_to_none=True)
@@ -154,27 +153,83 @@ def test_fast_agrees_but_for_rounding(ranks: Any, size: int) -> None:
                 np.testing.assert_allclose(got, gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
 
 
-class Lazy(nn.Module):
+class Branching(nn.Module):
+    """A second head that only some micro-batches use; its first parameter has gradients of minus zero."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.trunk, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(1, 4))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.used(x).sum()
+    def forward(self, x: Tensor, second: bool) -> Tensor:
+        y = self.trunk(x).tanh()
+        out: Tensor = self.head(y - self.scale * 0.0).square().sum() if second else y.square().sum()
         return out
 
 
-def forgets_a_layer(world: World) -> str:
-    sums = reduce.GradientSum(Lazy(), Exchange(2, world.rank, world.size), exact=True)
-    try:
-        with sums.micro_batch(0):
-            sums.module(torch.ones(1, 2)).backward()
-    except UserError as error:
-        return str(error)
-    return ""
+# Which of five micro-batches do not use the second head: odd ones, even ones, the last ones, none and all.
+SKIPPING = [(1,), (0, 1), (3, 4), (2,), (), (0, 1, 2, 3, 4)]
+FIVE = 5
+
+
+def branching() -> Branching:
+    torch.manual_seed(4)
+    return Branching().double()
+
+
+def row(leaf: int) -> Tensor:
+    return torch.linspace(-1, 1 + leaf, 3, dtype=torch.float64).view(1, 3)
+
+
+def with_branches(world: World, exact: bool, zero: bool) -> list[tuple[list[np.ndarray], Any]]:
+    """For each of SKIPPING, the gradients of its second step, and what was not used."""
+    found = []
+    for skipping in SKIPPING:
+        model = branching()
+        plan = Exchange(FIVE, world.rank, world.size)
+        sums = reduce.GradientSum(model, plan, exact=exact, zero_unused=zero)
+        for _ in range(2):
+            for leaf in sums.own:
+                with sums.micro_batch(leaf):
+                    sums.backward(sums.module(row(leaf), leaf not in skipping))
+            gradients = [g.numpy() for g in gradients_of(model)]
+            model.zero_grad(set_to_none=True)
+        found.append((gradients, {leaf: sorted(which) for leaf, which in sums.unused.items()}))
+    return found
 
 
 @pytest.mark.processes
-def test_a_parameter_without_a_gradient_is_told(ranks: Any) -> None:
-    (said,) = ranks(1, forgets_a_layer)
-    assert said.startswith("unused.weight, unused.bias: a trainable parameter of the model took no part")
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+def test_a_missing_gradient_counts_as_zero(ranks: Any, exact: bool) -> None:
+    worlds = {size: ranks(size, with_branches, exact, True) for size in (1, 2, 3, 5)}
+    for case, skipping in enumerate(SKIPPING):
+        model = branching()
+        torch.stack([model(row(leaf), leaf not in skipping) for leaf in range(FIVE)]).sum().backward()
+        expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        bits = set()
+        for size, answers in worlds.items():
+            told: dict[int, list[int]] = {}
+            for rank in range(size):
+                gradients, unused = answers[rank][case]
+                told |= unused
+                bits.add(b"".join(g.tobytes() for g in gradients))
+                for got, wanted in zip(gradients, expected, strict=True):
+                    np.testing.assert_allclose(got, wanted.numpy(), rtol=0, atol=1e-13)
+            assert told == dict.fromkeys(skipping, unused_numbers())
+        assert len(bits) == 1 or not exact
+
+
+def unused_numbers() -> list[int]:
+    names = [name for name, _ in branching().named_parameters()]
+    return [number for number, name in enumerate(names) if not name.startswith("trunk")]
+
+
+@pytest.mark.processes
+def test_a_missing_gradient_reaches_every_rank_as_nan(ranks: Any) -> None:
+    """Unless it counts as zero; so all ranks refuse the step, and none waits for another."""
+    for size in (1, 2, 3):
+        for answer in ranks(size, with_branches, True, False):
+            for skipping, (gradients, _) in zip(SKIPPING, answer, strict=True):
+                spoiled = [number for number, g in enumerate(gradients) if np.isnan(g).all()]
+                assert spoiled == (unused_numbers() if skipping else [])
+                assert all(np.isfinite(g).all() for n, g in enumerate(gradients) if n not in spoiled)

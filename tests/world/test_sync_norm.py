@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
 from rankless.recipe import Batch, Recipe
 from rankless.training.passes import SyncPasses, make_passes
 from rankless.training.statistics import RunningStatistics, batch_norms
+from rankless.training.totals import Wishes
 from rankless.types import LossSum
 from rankless.world.exchange import Exchange
 from rankless.world.join import World
@@ -88,14 +91,14 @@ def trained(
     for step in range(STEPS):
         statistics.begin()
         drawn = (images(step, leaf, dtype) for leaf in world.own_micro_batches(LEAVES))
-        totals = passes.run(step, drawn, lambda loss: loss, world.rank == 1)
-        statistics.end(totals.statistics, LEAVES)
-        assert totals.count == LEAVES * PER_MICRO and totals.stop == min(world.size - 1, 1)
+        totals = passes.run(step, drawn, lambda loss: loss, Wishes(stop=world.rank == 1))
+        statistics.end(totals.statistics)
+        numbers = totals.read(torch.zeros(()))
+        assert numbers.count == LEAVES * PER_MICRO and numbers.stop == min(world.size - 1, 1)
         tensors = {f"grad of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
         tensors |= dict(model.named_buffers())
         plain = {name: value.contiguous().numpy().copy() for name, value in tensors.items()}
-        parts = {name: float(value) for name, value in totals.parts.items()}
-        found.append((float(totals.loss), parts, plain))
+        found.append((numbers.loss, numbers.parts, plain))
         model.zero_grad(set_to_none=True)
     return found
 
@@ -209,3 +212,152 @@ def test_replicas_share_weights_but_not_gradients() -> None:
 def test_a_foreign_norm_is_refused() -> None:
     with pytest.raises(UserError, match=r"0 \(SyncBatchNorm\).*use batch_norm: micro"):
         SideBySide(nn.Sequential(nn.SyncBatchNorm(2)), Exchange(2, 0, 1), range(2))
+
+
+class Skips(nn.Module):
+    """Norms that only some micro-batches call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False)
+
+    def forward(self, x: Tensor, way: str) -> Tensor:
+        if way == "neither":
+            return (x * self.first.weight).sum()
+        if way == "other order":
+            return self.first(self.second(x)).square().sum()  # type: ignore[no-any-return]
+        x = self.first(x)
+        return (self.second(x) if way == "both" else x).square().sum()  # type: ignore[no-any-return]
+
+
+def forward(side: SideBySide, ways: list[str], number: int) -> Tensor:
+    out: Tensor = side.replicas[number](torch.randn(4, 2), ways[number])
+    return out
+
+
+def meet(world: World, ways: list[list[str]]) -> list[str]:
+    """One run after another, each with a way through the model per micro-batch; what was refused."""
+    leaves = len(ways[0])
+    plan = Exchange(leaves, world.rank, world.size)
+    own = world.own_micro_batches(leaves)
+    side = SideBySide(Skips(), plan, own)
+    try:
+        for run in ways:
+            side.run(functools.partial(forward, side, [run[leaf] for leaf in own]), lambda number: None)
+    except UserError as error:
+        return list(error.faults)
+    return []
+
+
+EVERYWHERE = ["both"] * 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        ([["neither", "both", "both"]], "one has called its last norm, another calls 'first'"),
+        ([["both", "neither", "both"]], "one calls 'first', another has called its last norm"),
+        ([["both", "both", "neither"]], "one calls 'first', another has called its last norm"),
+        ([["both", "both", "one"]], "one calls 'second', another has called its last norm"),
+        ([["both", "other order", "both"]], "one calls 'first', another calls 'second'"),
+        ([EVERYWHERE, ["one"] * 3], "one calls 'second', another has called its last norm"),
+        ([EVERYWHERE, EVERYWHERE], ""),
+        ([["neither"] * 3, ["neither"] * 3], ""),
+    ],
+)
+def test_micro_batches_that_call_other_norms_are_told(ranks: Any, ways: list[list[str]], said: str) -> None:
+    (found,) = ranks(1, meet, ways)
+    assert [sentence.split("where ")[1].split(";")[0] for sentence in found] == ([said] if said else [])
+
+
+@pytest.mark.processes
+def test_ranks_that_call_other_norms_are_all_told(ranks: Any) -> None:
+    """Each rank's own micro-batches agree, so that only the other ranks can tell."""
+    for way in ("neither", "one", "other order"):
+        answers = ranks(2, meet, [["both", "both", way, way]])
+        assert answers[0] == answers[1] != []
+        assert "not every micro-batch calls the same batch norms in the same order" in answers[0][0]
+    assert ranks(2, meet, [["both"] * 4] * 2) == [[], []]
+
+
+class Twice(nn.Module):
+    """One norm on two levels, as a head that is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, momentum=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x).square().sum() + self.norm(3 * x + 10).pow(3).sum()
+        return out
+
+
+class TwiceTask:
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return LossSum(model(batch), torch.tensor(float(len(batch))))
+
+
+def called_twice(world: World) -> list[np.ndarray]:
+    model = Twice().double()
+    statistics = RunningStatistics(batch_norms(model), world.device)
+    passes = make_passes(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    for step in range(STEPS):
+        statistics.begin()
+        drawn = (rows(step, leaf) for leaf in world.own_micro_batches(LEAVES))
+        statistics.end(passes.run(step, drawn, lambda loss: loss, Wishes()).statistics)
+        model.zero_grad(set_to_none=True)
+    return [b.numpy().copy() for b in model.buffers()]
+
+
+def rows(step: int, leaf: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([step, leaf]).normal(leaf, 1, (PER_MICRO, 3)))
+
+
+@pytest.mark.processes
+def test_a_norm_that_is_called_twice_keeps_the_mean(ranks: Any) -> None:
+    mean, variance = np.zeros(3), np.ones(3)
+    for step in range(STEPS):
+        x = torch.cat([rows(step, leaf) for leaf in range(LEAVES)]).numpy()
+        calls = (x, 3 * x + 10)
+        mean = 0.9 * mean + 0.1 * np.mean([call.mean(0) for call in calls], 0)
+        variance = 0.9 * variance + 0.1 * np.mean([call.var(0, ddof=1) for call in calls], 0)
+    for size in (1, 2, 3):
+        for found in ranks(size, called_twice):
+            np.testing.assert_allclose(found[0], mean, rtol=1e-12)
+            np.testing.assert_allclose(found[1], variance, rtol=1e-12)
+            assert found[2] == STEPS
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.body, x.requires_grad_(), use_reentrant=self.reentrant)
+        return out.pow(3).sum()
+
+
+def recomputes(world: World, reentrant: bool) -> list[str]:
+    model = Checkpointed(reentrant).double()
+    statistics = RunningStatistics(batch_norms(model), world.device)
+    passes = make_passes(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    try:
+        statistics.begin()
+        drawn = (rows(0, leaf) for leaf in world.own_micro_batches(LEAVES))
+        passes.run(0, drawn, lambda loss: loss, Wishes())
+    except UserError as error:
+        return list(error.faults)
+    return []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_is_refused(ranks: Any, reentrant: bool) -> None:
+    for size in (1, 2):
+        for said in ranks(size, recomputes, reentrant):
+            when = "without gradients" if reentrant else "again in the backward pass"
+            assert f"'body.1' is called {when}, as activation checkpointing does" in said[0]
+            assert "batch_norm: micro" in said[0]

@@ -21,6 +21,7 @@ FREE = (
     "workers",
     "data.cache",
     "data.max_bad",
+    "find_unused_parameters",
     "evaluate.every",
     "checkpoint.every",
     "checkpoint.keep",

@@ -16,6 +16,7 @@ from rankless.recipe import Recipe
 from rankless.recipe_file import dump
 from rankless.run_directory import RunDirectory
 from rankless.saving import announced
+from rankless.training.divergence import DivergedError
 from rankless.training.keeping import Kept
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
@@ -101,6 +102,8 @@ class Due:
             self.event("unreadable", step, text)
         if faults := self.state.unreadable.too_many():
             self.state.unscored = scored
+            with self.kept_if_it_diverges(step):
+                self.state.check(step)
             self._keep(step)
             raise UserError(faults)
 
@@ -110,15 +113,14 @@ class Due:
             self.event("unreadable", step, f"{one.path} cannot be read ({one.reason}) and is not scored")
 
     def save(self, step: int, *, now: bool) -> None:
-        """A checkpoint, if the recipe, the best score or ``now`` asks for one.
+        """A checkpoint.
 
         Raises:
             UserError: it was asked for ``now`` and cannot be written; any other is tried again later.
         """
-        if not (now or self.is_best or self._is_time(step)) or not self.world.is_first:
-            self.is_best = False
-            return
         self.is_best = False
+        if not self.world.is_first:
+            return
         removed: list[int] = []
         try:
             with announced(self.run):
@@ -154,7 +156,37 @@ class Due:
             if not is_lost_peer(error):
                 raise
 
-    def _is_time(self, step: int) -> bool:
+    @contextmanager
+    def kept_if_it_diverges(self, step: int) -> Iterator[None]:
+        """Inside, what cannot be trained on costs no step: the state after ``step`` steps is saved first.
+
+        Raises:
+            UserError: on every rank, with the way on from the newest checkpoint.
+        """
+        try:
+            yield
+        except DivergedError as error:
+            if error.is_whole and step > self.saved:
+                self.save(step, now=True)  # the broadcast keeps the other ranks until it is written
+            last = self.world.broadcast(self.run.pointed("last") if self.world.is_first else None)
+            raise UserError([*error.faults, *self._way_on(last, repeats=error.repeats)]) from error
+
+    def _way_on(self, last: int | None, *, repeats: bool) -> list[str]:
+        if not last:
+            return []
+        if not repeats:
+            return [
+                f"the checkpoint of step {last} is whole: go on from it with rankless train --resume --run "
+                f"{self.run.path}"
+            ]
+        weights = self.run.step_directory(last) / "model.safetensors"
+        return [
+            f"the checkpoint of step {last} is whole; --resume would come to the same end, because it keeps "
+            f"these keys, so start a new run from its weights with other values: model.pretrained={weights}"
+        ]
+
+    def is_time(self, step: int) -> bool:
+        """Whether the recipe asks for a checkpoint after ``step`` steps; rank 0 decides by its clock."""
         every = self.recipe.checkpoint.every
         if isinstance(every, int):
             return step % every == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from rankless.data.loader import micro_batches
-from rankless.errors import UserError
 from rankless.evaluation import Stopped, evaluate
 from rankless.journal import Journal
 from rankless.recipe import Recipe
@@ -23,11 +21,12 @@ from rankless.tasks.protocol import Task
 from rankless.training import checkpoint
 from rankless.training.due import Due, told_if_not_written
 from rankless.training.keeping import check_room
+from rankless.training.layer_errors import explained
 from rankless.training.optimisation import rate, set_rate
-from rankless.training.passes import Totals
 from rankless.training.plan import Plan
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
+from rankless.training.totals import Numbers, Wishes
 from rankless.training.waiting import Waiting
 from rankless.types import Scores
 from rankless.world.join import World
@@ -113,12 +112,14 @@ def train(
     state = TrainingState(task, recipe, world, len(data))
     state.data = getattr(data, "digest", None)
     start, warnings = _restore(state, run, world, resume)
+    warnings += state.warnings
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     told = [] if start else state.start_from_pretrained()
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
     if warning := check_room(run, recipe, state, world, start):
         warnings.append(warning)
     due = Due(recipe, run, state, task.class_names, world, start)
+    state.check(start)
     facts = getattr(data, "facts", None)
     pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
     with (
@@ -137,7 +138,10 @@ def train(
             """None when a request to stop came before all was predicted."""
             told = partial(due.left_out, done)
             try:
-                return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked)
+                with explained(recipe):
+                    return evaluate(
+                        task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked
+                    )
             except Stopped:
                 return None
 
@@ -159,14 +163,16 @@ def train(
                 due.event("release", step, "the backbone is trained from here on")
             lr = recipe.optim.lr * rate(recipe.schedule, step, plan.steps)
             set_rate(state.optimiser, lr)
-            totals = state.passes.run(step, batches, state.scaler.scale, bool(stop.signal))
-            norm, skipped = state.update(step, totals)
+            done = step + 1
+            wishes = Wishes(stop=bool(stop.signal), save=world.is_first and due.is_time(done))
+            with explained(recipe):
+                totals = state.passes.run(step, batches, state.scaler.scale, wishes)
+            with due.kept_if_it_diverges(step):
+                numbers = state.update(step, totals)
 
-            done, stopping = step + 1, bool(totals.stop)
-            entry = _entry(done, plan, lr, totals, skipped)
+            stopping = bool(numbers.stop)
+            entry = _entry(done, plan, lr, numbers)
             entry |= facts(step) if callable(facts) else {}
-            if norm is not None:
-                entry["gradient_norm"] = float(norm)
             seconds = time.perf_counter() - began
             entry["timing"] = {
                 "seconds": round(seconds, 4),
@@ -179,6 +185,10 @@ def train(
             if "replaced" in entry:
                 due.replaced(done, totals.unreadable, scored=scored)
             scores = None
+            saving = numbers.save or stopping or done == last
+            if scored or saving:
+                with due.kept_if_it_diverges(done):
+                    state.check(done)
             if scored and not stopping:
                 with due.kept_if_it_fails(done):
                     scores = scores_after(done)
@@ -187,7 +197,8 @@ def train(
                     due.scored(done, scores, task.score_name)
                 stopping = asked.agreed()  # the request may have come while rank 0 scored
             state.unscored = scored and scores is None
-            due.save(done, now=done == last or stopping)
+            if saving or stopping or due.is_best:
+                due.save(done, now=done == last or stopping)
             if observe:
                 observe(done, state, scores)
             if stopping and (done < last or state.unscored):
@@ -255,21 +266,16 @@ def _journal(
         journal.close()
 
 
-def _entry(done: int, plan: Plan, lr: float, totals: Totals, skipped: bool) -> dict[str, Any]:
+def _entry(done: int, plan: Plan, lr: float, numbers: Numbers) -> dict[str, Any]:
     """The journal's line of one step."""
-    count = float(totals.count)
-    divisor = count or 1.0
-    loss = float(totals.loss) / divisor
-    if not math.isfinite(loss) and not skipped:
-        raise UserError(
-            f"the loss became {loss} in step {done}: lower optim.lr (now {plan.recipe.optim.lr:g}), lengthen "
-            "schedule.warmup, set optim.clip, or look at the labels; the checkpoints before it are whole"
-        )
-    entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr, "loss": loss}
-    entry["parts"] = {name: float(value) / divisor for name, value in totals.parts.items()}
-    entry["count"] = count
-    if replaced := int(totals.replaced):
-        entry["replaced"] = replaced
-    if skipped:
+    entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr}
+    entry["loss"] = numbers.mean_loss
+    entry["parts"] = {name: value / (numbers.count or 1.0) for name, value in numbers.parts.items()}
+    entry["count"] = numbers.count
+    if numbers.replaced:
+        entry["replaced"] = numbers.replaced
+    if numbers.skipped:
         entry["skipped"] = True
+    else:
+        entry["gradient_norm"] = numbers.gradient_norm
     return entry

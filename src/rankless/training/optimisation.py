@@ -47,7 +47,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor | None:
+def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
     """Turn summed gradients into the mean, and shorten them to a global norm of at most ``limit``.
 
     Args:
@@ -56,15 +56,13 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
         limit: 0 leaves the length as it is.
 
     Returns:
-        The norm before it was clipped; None when nothing was to be clipped.
+        The norm before it was clipped, a scalar; it is not finite where any gradient is not.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     factor = 1.0 / torch.where(count == 0, 1, count)
-    if not limit:
-        torch._foreach_mul_(gradients, factor.to(gradients[0]))
-        return None
     norm = nn.utils.get_total_norm(gradients, foreach=True) * factor
-    torch._foreach_mul_(gradients, (factor * (limit / (norm + 1e-6)).clamp(max=1.0)).to(gradients[0]))
+    shortened = factor * (limit / (norm + 1e-6)).clamp(max=1.0) if limit else factor
+    torch._foreach_mul_(gradients, shortened.to(gradients[0]))
     return norm
 
 

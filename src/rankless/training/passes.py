@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -16,36 +16,15 @@ from rankless.recipe import Recipe
 from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
 from rankless.training.statistics import RunningStatistics, batch_norms
+from rankless.training.totals import Totals, Wishes
 from rankless.types import LossSum, Unreadable
 from rankless.world.exchange import Exchange, add_in_place
 from rankless.world.join import World
-from rankless.world.reduce import GradientSum, add_gradients, check_gradients
+from rankless.world.reduce import GradientSum, add_gradients, missing_value
 from rankless.world.share import Fold, Node
 from rankless.world.sync_norm import SideBySide
 
 Gradients = Sequence[Tensor]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all micro-batches of a step, the same on every rank.
-
-    Attributes:
-        loss, count: the loss to divide and what to divide it by, scalars.
-        parts: named sums.
-        stop: how many ranks were asked to stop.
-        replaced: how many pictures could not be read, each as often as it was to be.
-        unreadable: those that this rank met; only this is not a sum.
-        statistics: (S,) sum of the micro-batches' batch-norm statistics.
-    """
-
-    loss: Tensor
-    count: Tensor
-    parts: dict[str, Tensor]
-    stop: Tensor
-    replaced: Tensor
-    unreadable: list[Unreadable]
-    statistics: Tensor
 
 
 class LossModule(nn.Module):
@@ -83,10 +62,11 @@ class Passes:
         self._wrap(LossModule(model, task))
 
     def _wrap(self, module: LossModule) -> None:
-        self.gradients = GradientSum(module, self.plan, exact=self.recipe.reduce == "exact")
+        exact, zero = self.recipe.reduce == "exact", self.recipe.find_unused_parameters
+        self.gradients = GradientSum(module, self.plan, exact=exact, zero_unused=zero)
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], asked_to_stop: bool
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
     ) -> Totals:
         """Work this rank's micro-batches of ``step`` through, one after another.
 
@@ -94,7 +74,7 @@ class Passes:
             step: from 0; keys the dropout.
             batches: the next own micro-batches.
             scale: of the loss, before the backward pass (fp16).
-            asked_to_stop: whether this rank got a signal; told to all.
+            wishes: this rank's, shared with all.
         """
         side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
         pending = None
@@ -103,20 +83,21 @@ class Passes:
             batch, met = self._drawn(batches)
             unreadable += met
             self._seed(step, leaf)
+            self.statistics.begin_micro_batch()
             with self.gradients.micro_batch(leaf):
                 with autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
-                stop = asked_to_stop and leaf == self.own.start
-                side.push(Node(0, leaf), self._leaf(loss, stop, len(met)))
+                first = wishes if leaf == self.own.start else Wishes()
+                side.push(Node(0, leaf), self._leaf(loss, first, len(met)))
                 if leaf == self.own[-1]:
                     sums = [value for _, value in side.stack]
                     pending = self.plan.start(sums, torch.empty_like(sums[0]))
-                torch.autograd.backward(scale(loss.sum))
+                self.gradients.backward(scale(loss.sum))
         if pending is None:
             raise RuntimeError("a rank without micro-batches")
         pending.combine()
         pending.finish()
-        return self._totals(pending.result, unreadable)
+        return self._totals(pending.result, unreadable, self.gradients.unused)
 
     def _drawn(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """The next batch on the device, and what could not be read for it."""
@@ -134,10 +115,10 @@ class Passes:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _leaf(self, loss: LossSum, stop: bool, replaced: int) -> Tensor:
+    def _leaf(self, loss: LossSum, wishes: Wishes, replaced: int) -> Tensor:
         """What one micro-batch adds to the totals, float64 and flat.
 
-        In this order: loss, count, stop, replaced, parts, statistics.
+        In this order: loss, count, stop, save, replaced, parts, statistics.
         """
         names = sorted(loss.parts)
         if self.names not in (None, names):
@@ -149,17 +130,18 @@ class Passes:
         scalars = [
             loss.sum.detach(),
             loss.count,
-            *torch.tensor([float(stop), float(replaced)]),
+            *torch.tensor([float(wishes.stop), float(wishes.save), float(replaced)]),
             *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
         return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
 
-    def _totals(self, vector: Tensor, unreadable: list[Unreadable]) -> Totals:
+    def _totals(
+        self, vector: Tensor, unreadable: list[Unreadable], unused: Mapping[int, AbstractSet[int]]
+    ) -> Totals:
         names = self.names or []
-        parts = {name: vector[4 + place] for place, name in enumerate(names)}
-        statistics = vector[4 + len(names) :]
-        return Totals(vector[0], vector[1], parts, vector[2], vector[3], unreadable, statistics)
+        scalars, statistics = vector.tensor_split([5 + len(names)])
+        return Totals(scalars, names, statistics, unreadable, unused)
 
 
 class SyncPasses(Passes):
@@ -170,7 +152,7 @@ class SyncPasses(Passes):
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], asked_to_stop: bool
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
     ) -> Totals:
         """See :meth:`Passes.run`; the memory is that of all own micro-batches at once."""
         drawn = [self._drawn(batches) for _ in self.own]
@@ -182,22 +164,29 @@ class SyncPasses(Passes):
         def seed(number: int) -> None:
             self._seed(step, self.own[number])
 
+        self.statistics.begin_micro_batch()
         losses, token = self.side.run(forward, seed)
+        self.statistics.mark_called(self.side.called)
         torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
         leaves = [
-            self._leaf(loss, asked_to_stop and number == 0, len(drawn[number][1]))
+            self._leaf(loss, Wishes() if number else wishes, len(drawn[number][1]))
             for number, loss in enumerate(losses)
         ]
         totals = self.side.total(leaves)
-        self._sum_gradients()
-        return self._totals(totals, [one for _, met in drawn for one in met])
+        unused = self._sum_gradients()
+        return self._totals(totals, [one for _, met in drawn for one in met], unused)
 
-    def _sum_gradients(self) -> None:
+    def _sum_gradients(self) -> dict[int, set[int]]:
+        """Leave the gradients' sum in the parameters; per own micro-batch, those that it did not use."""
         fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
+        missing = missing_value(self.recipe.find_unused_parameters)
+        unused: dict[int, set[int]] = {}
         for leaf, replica in zip(self.own, self.side.replicas, strict=True):
-            check_gradients(replica)
             trained = [p for p in replica.parameters() if p.requires_grad]
-            fold.push(Node(0, leaf), [p.grad for p in trained if p.grad is not None])
+            if lacking := {number for number, p in enumerate(trained) if p.grad is None}:
+                unused[leaf] = lacking
+            gradients = [torch.full_like(p, missing) if p.grad is None else p.grad for p in trained]
+            fold.push(Node(0, leaf), gradients)
             for parameter in trained:
                 parameter.grad = None
         total = self.plan.total([torch.cat([g.flatten() for g in node]) for _, node in fold.stack])
@@ -206,6 +195,7 @@ class SyncPasses(Passes):
             piece = total[start : start + parameter.numel()].view(parameter.shape)
             parameter.grad = torch.empty_like(parameter).copy_(piece)
             start += parameter.numel()
+        return unused
 
 
 def make_passes(

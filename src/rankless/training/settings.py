@@ -1,4 +1,4 @@
-"""Settings of PyTorch that decide bits: threads and deterministic kernels."""
+"""Settings of PyTorch that decide bits: threads, deterministic kernels and TF32."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import Any
 import torch
 
 from rankless.recipe import Recipe
+from rankless.world.compat import set_tf32
 
 
 @contextmanager
 def computes_like(recipe: Recipe) -> Iterator[None]:
-    """Inside, operations have the recipe's threads; ``reduce: exact`` uses deterministic kernels."""
+    """Inside, operations have the recipe's threads; ``reduce: exact`` uses deterministic kernels.
+
+    Float32 is IEEE single precision unless ``precision`` is ``tf32``: PyTorch's own default is TF32 in
+    convolutions on newer GPUs.
+    """
     # Read by cuBLAS when it starts; without it PyTorch refuses deterministic matrix products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -25,6 +30,7 @@ def computes_like(recipe: Recipe) -> Iterator[None]:
     torch.use_deterministic_algorithms(exact)
     switches.fill_uninitialized_memory = False  # it costs, and such memory is never read here
     torch.backends.cudnn.benchmark = not exact
+    restore_tf32 = set_tf32(recipe.precision == "tf32")
     try:
         yield
     finally:
@@ -32,3 +38,4 @@ def computes_like(recipe: Recipe) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic)
         switches.fill_uninitialized_memory = fill
         torch.backends.cudnn.benchmark = benchmark
+        restore_tf32()

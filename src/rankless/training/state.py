@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +21,20 @@ from rankless.tasks.checks import check_model
 from rankless.tasks.protocol import Task
 from rankless.training.averaging import Average
 from rankless.training.checkpoint import Snapshot
+from rankless.training.divergence import (
+    SMALLEST_SCALE,
+    DivergedError,
+    not_finite,
+    not_used,
+    weights_not_finite,
+)
 from rankless.training.freezing import Backbone
 from rankless.training.optimisation import divide_and_clip, optimiser, restore_state, state_tensors
-from rankless.training.passes import Passes, Totals, make_passes
+from rankless.training.passes import Passes, make_passes
 from rankless.training.plan import Plan
+from rankless.training.soundness import begin_alike, differing, non_finite
 from rankless.training.statistics import RunningStatistics, batch_norms
+from rankless.training.totals import Numbers, Totals
 from rankless.training.unreadable import UnreadablePictures
 from rankless.world.join import World
 
@@ -42,6 +53,7 @@ class TrainingState:
 
     Attributes:
         model: the bare model; its names are those in the weights files.
+        warnings: what to tell a person before the first step.
         average: the averaged model, or None.
         best: the step and score of the best evaluation so far.
         unscored: the evaluation that was due after the last step has failed.
@@ -59,6 +71,7 @@ class TrainingState:
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         model = task.model()  # on the CPU, so that every kind of device starts from the same weights
         check_model(task, model)
+        self.warnings = begin_alike(model, world)
         self.task, self.world = task, world
         self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
@@ -127,23 +140,62 @@ class TrainingState:
         gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
         self._wrap()
 
-    def update(self, step: int, totals: Totals) -> tuple[Tensor | None, bool]:
+    def update(self, step: int, totals: Totals) -> Numbers:
         """From summed gradients to new weights: unscale, divide, clip, step, statistics, average.
 
-        Returns:
-            The gradient's norm, if it was measured, and whether the step was skipped (fp16 overflow).
+        The device is waited for once, between the gradient and the weights.
+
+        Raises:
+            DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
+                loss or the gradient is not finite.
         """
         self.scaler.unscale_(self.optimiser)
-        norm = divide_and_clip(self.trained, totals.count, self.recipe.optim.clip)
+        numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
+        if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
+            self._not_finite(step, numbers, totals)
         self.scaler.step(self.optimiser)
         scale = self.scaler.get_scale()
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale
         self.optimiser.zero_grad(set_to_none=True)
-        self.statistics.end(None if skipped else totals.statistics, self.recipe.batch.micro_batches)
+        self.statistics.end(None if skipped else totals.statistics)
         if self.average:
             self.average.update(self.model, step)
-        return norm, skipped
+        return replace(numbers, skipped=skipped)
+
+    def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
+        """Return where fp16's loss scale is to blame; otherwise take the step back and raise."""
+        named = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        found = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
+        unused = self.world.broadcast(sorted(one for rank in found for one in rank) if found else None)
+        bad = non_finite({name: p.grad for name, p in zip(named, self.trained, strict=True)})
+        scale = self.scaler.get_scale()
+        if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:
+            return
+        self.optimiser.zero_grad(set_to_none=True)
+        self.statistics.undo()
+        if unused:
+            error = not_used(step + 1, [(leaf, [named[n] for n in which]) for leaf, which in unused])
+        else:
+            error = not_finite(step + 1, numbers, bad, self.recipe, scale)
+        raise DivergedError(error, is_whole=not non_finite(self.weights()), repeats=not unused)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights and running statistics by name, the averaged ones too."""
+        averaged = self.average.model.state_dict() if self.average else {}
+        return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
+
+    def check(self, step: int) -> None:
+        """See that the weights after ``step`` steps are the same on every rank, and finite.
+
+        Raises:
+            DivergedError: on every rank, when they are not.
+        """
+        weights = self.weights()
+        if error := differing(step, weights, self.world):
+            raise DivergedError(error, is_whole=False, repeats=False)
+        if bad := non_finite(weights):
+            raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
 
     def start_from_pretrained(self) -> list[str]:
         """Begin with the weights that ``model.pretrained`` names; what to tell a person about it.

@@ -1,13 +1,15 @@
 """Running statistics of batch norms that do not depend on who worked through which micro-batch.
 
-While a step runs, every norm has a momentum of 1, so that its buffers hold the statistics of the last
-micro-batch alone: one leaf of the tree. After the step the mean over all micro-batches enters the running
-statistics once. The buffers of the whole net are views of one vector, so a leaf is one copy.
+While a step runs, the buffers of every norm hold the statistics of the last micro-batch alone: one leaf of
+the tree; the mean over the calls where the forward pass calls a norm several times (a head on two levels).
+After the step the mean over the micro-batches that called the norm enters the running statistics once.
+The buffers of the whole net are views of one vector, so a leaf is one copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,9 @@ class RunningStatistics:
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
         self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
+        # What repeats one number per norm as often as the norm has numbers in the vector.
+        self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
+        self.all_called = self.vector.new_ones(len(norms))
         start = 0
         for (norm, name), buffer in zip(named, buffers, strict=True):
             setattr(norm, name, self.vector[start : start + buffer.numel()])
@@ -46,9 +51,26 @@ class RunningStatistics:
             norm.num_batches_tracked = self.counts[number]
             norm.momentum = 1.0
         self.before, self.count_before = self.vector.clone(), self.counts.clone()
+        self.number = {id(norm): number for number, norm in enumerate(norms)}
+        self.calls = [0] * len(norms)
+        self.hooks = [norm.register_forward_pre_hook(self._called) for norm in norms]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
+        """Copies of the model (the average, replicas) carry the hooks, which leave their norms alone."""
+        return self
+
+    def _called(self, norm: Any, _: object) -> None:
+        """Give the k-th call in a micro-batch a weight of 1 / k, so that the buffers hold the mean."""
+        number = self.number.get(id(norm))
+        if number is None or not norm.training:
+            return
+        self.calls[number] += 1
+        norm.momentum = 1.0 / self.calls[number]
 
     def give_back(self) -> None:
         """Return their momenta to the norms, so that statistics of other norms can be made with them."""
+        for hook in self.hooks:
+            hook.remove()
         for norm, momentum in self.taken:
             norm.momentum = momentum
 
@@ -57,23 +79,47 @@ class RunningStatistics:
         self.before.copy_(self.vector)
         self.count_before.copy_(self.counts)
 
-    def leaf(self) -> Tensor:
-        """The statistics of the micro-batch that was just worked through, (S,)."""
-        return self.vector
+    def begin_micro_batch(self) -> None:
+        """Call before the forward pass of each micro-batch."""
+        self.calls = [0] * len(self.calls)
 
-    def end(self, total: Tensor | None, micro_batches: int) -> None:
+    def mark_called(self, norms: Iterable[nn.Module]) -> None:
+        """Norms whose statistics were computed by other means than their own forward pass."""
+        for norm in norms:
+            if (number := self.number.get(id(norm))) is not None:
+                self.calls[number] = 1
+
+    def leaf(self) -> Tensor:
+        """The statistics of the micro-batch whose forward pass has ended, and which norms it called, (S,)."""
+        if all(self.calls):
+            return torch.cat([self.vector, self.all_called])
+        called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)
+        return torch.cat([torch.where(self._each(called) > 0, self.vector, 0), called])
+
+    def _each(self, values: Tensor) -> Tensor:
+        """One value per norm -> one per number in the vector."""
+        return values.repeat_interleave(self.lengths, output_size=len(self.vector))
+
+    def end(self, total: Tensor | None) -> None:
         """Let the step's statistics in.
 
         Args:
-            total: (S,) the sum over all micro-batches; None keeps the old ones (a skipped step).
-            micro_batches: how many leaves the total is of.
+            total: (S,) the sum over all micro-batches' leaves; None keeps the old ones (a skipped step).
         """
         if total is None:
             self.vector.copy_(self.before)
-        else:
-            mean = (total / micro_batches).to(self.vector.dtype)
-            self.vector.copy_(torch.lerp(self.before, mean, self.momentum))
-        self.counts.copy_(self.count_before + 1)
+            self.counts.copy_(self.count_before + 1)
+            return
+        sums, called = total.tensor_split([len(self.vector)])
+        mean = (sums / self._each(called).clamp(min=1)).to(self.vector.dtype)
+        entered = torch.lerp(self.before, mean, self.momentum)
+        self.vector.copy_(torch.where(self._each(called) > 0, entered, self.before))
+        self.counts.copy_(self.count_before + (called > 0))
+
+    def undo(self) -> None:
+        """Have the running statistics as they were before the step."""
+        self.vector.copy_(self.before)
+        self.counts.copy_(self.count_before)
 
 
 def _momentum(norm: _BatchNorm) -> float:

@@ -6,10 +6,13 @@ Nothing else in the package asks which release of PyTorch is installed.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.backends import cuda, cudnn, mkldnn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,3 +38,44 @@ def innermost_store(store: dist.Store) -> dist.Store:
 
 # Not public in any release: the store of the default process group.
 default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
+
+_PLACES: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]  # type: ignore[attr-defined]
+
+
+def set_tf32(allowed: bool) -> Callable[[], None]:
+    """Whether CUDA may round factors of float32 products to TF32; nowhere else is anything rounded.
+
+    2.9 brought `fp32_precision`; the older switches are set as well, because code that reads them raises an
+    error where the two disagree.
+
+    Returns:
+        What sets everything back.
+    """
+    before = [place.fp32_precision for place in _PLACES]
+    older = _older_tf32()
+    on_cuda = "tf32" if allowed else "ieee"
+    _set_older_tf32("high" if allowed else "highest", allowed)
+    for place in _PLACES:
+        place.fp32_precision = on_cuda if place in (cuda.matmul, cudnn.conv, cudnn.rnn) else "ieee"  # type: ignore[attr-defined]
+
+    def restore() -> None:
+        if older:
+            _set_older_tf32(*older)
+        for place, value in zip(_PLACES, before, strict=True):
+            place.fp32_precision = value
+
+    return restore
+
+
+def _older_tf32() -> tuple[str, bool] | None:
+    try:
+        return torch.get_float32_matmul_precision(), bool(cudnn.allow_tf32)
+    except RuntimeError:  # somebody has set the two kinds of switches to different values
+        return None
+
+
+def _set_older_tf32(matmul: str, convolution: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some releases advise to use `fp32_precision` instead
+        torch.set_float32_matmul_precision(matmul)
+        cudnn.allow_tf32 = convolution

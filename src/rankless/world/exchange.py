@@ -54,6 +54,14 @@ class Exchange:
         pending.finish()
         return result
 
+    def gather(self, value: int) -> list[int]:
+        """One number of every rank, on every rank, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        gathered = torch.empty(self.size, dtype=torch.long)
+        all_gather_single(gathered, torch.tensor([value]))
+        return gathered.tolist()
+
 
 class Pending:
     """One exchange under way; :meth:`combine`, then :meth:`finish`."""

@@ -6,6 +6,7 @@ next is computed.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankless.errors import UserError
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
 from rankless.world.share import Fold, Node, own_micro_batches
@@ -41,32 +41,40 @@ class GradientSum:
             this lives; where they change, another one is made.
         plan: who holds which part of the tree.
         exact: add along the fixed tree; else let the backend's all-reduce choose the order.
+        zero_unused: a gradient that a micro-batch lacks counts as zero. Otherwise it counts as NaN, which
+            reaches the total on every rank, so that all of them can refuse the step together.
+
+    Attributes:
+        unused: per own micro-batch of the step, the parameters (numbers) that its loss did not depend on.
     """
 
-    def __init__(self, module: nn.Module, plan: Exchange, *, exact: bool) -> None:
+    def __init__(self, module: nn.Module, plan: Exchange, *, exact: bool, zero_unused: bool = False) -> None:
         self.plan, self.exact = plan, exact
+        self.missing = missing_value(zero_unused)
+        self.unused: dict[int, set[int]] = {}
         self.own = own_micro_batches(plan.micro_batches, plan.rank, plan.size)
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.place: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
+        # The gradients before a backward pass, with their versions: it adds to those that it reaches.
+        self.before: list[tuple[Tensor, int] | None] = [None] * len(self.place)
         # Buffers are never broadcast: running statistics are summed along the tree.
         self.module = DistributedDataParallel(
             module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **NO_BUFFER_BROADCAST
         )
         # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
-        self.module.register_comm_hook(
-            weakref.ref(self) if exact else None, _exact_hook if exact else _fast_hook
-        )
+        self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
         self.fold: Fold[Gradients] = Fold(plan.micro_batches, add_gradients)
         self.tail = Node(0, 0)
         self.waiting: list[tuple[Pending, dist.GradBucket, torch.futures.Future[Tensor]]] = []
 
     @contextmanager
     def micro_batch(self, leaf: int) -> Iterator[None]:
-        """Forward and backward of one own micro-batch, in their order, run inside this."""
+        """Forward and :meth:`backward` of one own micro-batch, in their order, run inside this."""
         node = Node(0, leaf)
         if leaf == self.own.start:
             self.fold.stack.clear()
+            self.unused.clear()
             self._set_gradients(None)
         elif not self.exact:
             node = Node(0, 0)
@@ -74,23 +82,57 @@ class GradientSum:
             # The left sibling waits: let autograd add to it in place, which is left + right.
             self._set_gradients(self.fold.stack.pop()[1])
             node = Node(1, leaf // 2)
-        self.tail = node
+        self.tail, self.leaf = node, leaf
+        self.before = [None if p.grad is None else (p.grad, p.grad._version) for p in self.parameters]
         last = leaf == self.own[-1]
         with nullcontext() if last else self.module.no_sync():
             yield
-        check_gradients(self.bare)
-        if self.exact and not last:
+        if last:
+            return
+        for number, parameter in enumerate(self.parameters):
+            if self._is_unused(number) and self.before[number] is None:
+                parameter.grad = torch.full_like(parameter, self.missing)
+            elif self._is_unused(number) and parameter.grad is not None:
+                parameter.grad.add_(self.missing)
+        if self.exact:
             self.fold.push(node, [p.grad for p in self.parameters if p.grad is not None])
             self._set_gradients(None)
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass of the micro-batch's loss, a scalar."""
+        if self.leaf == self.own[-1]:
+            # Without it the bucket of an unused parameter is never ready, and the other ranks wait for it.
+            loss = _Visit.apply(loss, *self.parameters)
+        torch.autograd.backward(loss)
+
+    def _is_unused(self, number: int) -> bool:
+        """Whether the backward pass did not reach a parameter, which is then noted."""
+        if (before := self.before[number]) is None:
+            reached = self.parameters[number].grad is not None
+        else:
+            reached = before[0]._version > before[1]
+        if not reached:
+            self.unused.setdefault(self.leaf, set()).add(number)
+        return not reached
 
     def _set_gradients(self, gradients: Gradients | None) -> None:
         for number, parameter in enumerate(self.parameters):
             parameter.grad = None if gradients is None else gradients[number]
 
+    def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
+        """The gradients in a bucket of the last micro-batch, with those that it lacks filled in."""
+        views = _views(bucket.buffer(), bucket)
+        for parameter, view in zip(bucket.parameters(), views, strict=True):
+            number = self.place[parameter]
+            if self._is_unused(number):
+                view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
+            self.before[number] = None  # DDP has copied it into the bucket
+        return views
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Exchange this bucket; meanwhile finish the one before, so that every rank keeps one order."""
         buffer = bucket.buffer()
-        views = _views(buffer, bucket)
+        views = self.completed(bucket)
         places = [self.place[p] for p in bucket.parameters()]
         fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
         fold.stack = [(node, [gradients[i] for i in places]) for node, gradients in self.fold.stack]
@@ -110,23 +152,26 @@ class GradientSum:
         return future
 
 
-def check_gradients(module: nn.Module) -> None:
-    """See that a backward pass reached every parameter that is trained.
+class _Visit(torch.autograd.Function):
+    """The loss unchanged; its backward pass visits every parameter, with nothing where it has no gradient."""
 
-    Raises:
-        UserError: names those that it did not reach.
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *[None] * ctx.count
+
+
+def missing_value(zero_unused: bool) -> float:
+    """What stands for a gradient that a micro-batch lacks.
+
+    Zero is minus zero: adding it changes no bit of any number, 0.0 and -0.0 included, so that it makes no
+    difference whether it is added or left out.
     """
-    missed = [
-        name.removeprefix("model.")
-        for name, p in module.named_parameters()
-        if p.requires_grad and p.grad is None
-    ]
-    if missed:
-        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        raise UserError(
-            f"{', '.join(missed[:5])}{more}: a trainable parameter of the model took no part in the loss of "
-            "a micro-batch; use it in every forward pass, set its requires_grad to False, or take it out"
-        )
+    return -0.0 if zero_unused else math.nan
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
@@ -151,7 +196,8 @@ def _exact_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Ten
     return future
 
 
-def _fast_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _fast_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    owner().completed(bucket)
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future

@@ -24,6 +24,8 @@ from rankless.world.share import Fold, Node
 
 Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_END = -1
+"""In place of a norm: the forward pass has ended."""
 
 
 class SideBySide:
@@ -54,6 +56,12 @@ class SideBySide:
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
             )
         self.plan, self.own = plan, own
+        named = [(n, m) for n, m in module.named_modules() if type(m) in _PLAIN and m.training]
+        self.names = [name.removeprefix("model.") for name, _ in named]
+        self.norms: list[nn.Module] = [norm for _, norm in named]
+        # The norms in the order in which the first run called them, which all ranks compared.
+        self.order: list[int] = []
+        self.is_agreed = self.is_running = False
         self.replicas = [_sharing_copy(module) for _ in own]
         self.device = next(module.parameters()).device
         self.turn = threading.Condition()
@@ -72,8 +80,15 @@ class SideBySide:
         Returns:
             The results, and a token whose gradient (zero) must flow into the backward pass beside the losses:
             it keeps the norms' exchanges in one order on all ranks.
+
+        Raises:
+            UserError: not every micro-batch, on every rank and in every run, calls the same norms in one
+                order: some would wait for ever for the others.
         """
         count = len(self.replicas)
+        self.met = [0] * count  # how many norms each replica has called
+        self.calls = [0] * len(self.norms)
+        self.is_running = True
         self.arrived: list[Tensor | None] = [None] * count
         self.answers: list[Tensor | None] = [None] * count
         self.running, self.token = 0, torch.zeros((), requires_grad=True)
@@ -88,6 +103,7 @@ class SideBySide:
                     torch.cuda.set_device(self.device)  # a new thread begins on card 0
                 seed(number)
                 results[number] = work(number)
+                self._follow(number, _END)
             except BaseException as error:
                 self.failure = self.failure or error
             with self.turn:
@@ -99,20 +115,69 @@ class SideBySide:
             thread.start()
         for thread in threads:
             thread.join()
+        self.is_running = False
         if self.failure is not None:
             raise self.failure
+        self._agree(_END)
+        self.is_agreed = True
         return results, self.token
+
+    @property
+    def called(self) -> list[nn.Module]:
+        """The norms of the module itself that the last run called."""
+        return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
+
+    def _follow(self, number: int, place: int) -> None:
+        """Replica ``number`` comes to a norm, or to its end; the first replica of the first run leads."""
+        at = self.met[number]
+        if number == 0 and not self.is_agreed and place != _END:
+            self.order.append(place)
+        expected = self.order[at] if at < len(self.order) else _END
+        if place != expected:
+            raise UserError(self._parted(expected, place))
+        self.met[number] += 1
+
+    def _agree(self, place: int) -> None:
+        """See, in the first run, that all ranks have come to the same norm."""
+        if self.is_agreed:
+            return
+        found = self.plan.gather(place)
+        if others := [other for other in found if other != found[0]]:
+            raise UserError(self._parted(found[0], others[0]))
+
+    def _parted(self, one: int, other: int) -> str:
+        here, there = (
+            "has called its last norm" if place == _END else f"calls '{self.names[place]}'"
+            for place in (one, other)
+        )
+        return (
+            "batch_norm is 'sync', but not every micro-batch calls the same batch norms in the same order: "
+            f"where one {here}, another {there}; call all of them in every forward pass, or use "
+            "batch_norm: micro"
+        )
 
     def meet(self, number: int, norm: Any, place: int, values: Tensor) -> Tensor:
         """Called by replica ``number`` at its norm: wait for the others, get the normalised values."""
+        if not self.is_running or not torch.is_grad_enabled():
+            when = "without gradients" if self.is_running else "again in the backward pass"
+            raise UserError(
+                f"batch_norm is 'sync', but '{self.names[place]}' is called {when}, as activation "
+                "checkpointing does: keep batch norms out of what is checkpointed, or use batch_norm: micro"
+            )
+        self._follow(number, place)
         self.arrived[number] = values
         norms = [self._norm(i, place) for i in range(len(self.replicas))]
         self.random[number] = _random_state(values.device)
         if number == len(self.replicas) - 1:
-            weights = [n.weight for n in norms]
-            biases = [n.bias for n in norms]
+            self._agree(place)
+            self.calls[place] += 1
+            # The running statistics hold the mean over a norm's calls.
+            share = float(norm.momentum or 0) / self.calls[place]
+            channels = values.new_zeros(values.shape[1], dtype=_wide(values[:0]).dtype)
+            weights = [channels + 1 if n.weight is None else n.weight for n in norms]
+            biases = [channels if n.bias is None else n.bias for n in norms]
             *answers, self.token = _GlobalNorm.apply(
-                self, norms[0], len(norms), self.token, *self.arrived, *weights, *biases
+                self, norms[0], share, len(norms), self.token, *self.arrived, *weights, *biases
             )
             self.answers = list(answers)
             following = 0
@@ -162,7 +227,7 @@ class _GlobalNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, side: SideBySide, norm: Any, count: int, token: Tensor, *tensors: Tensor
+        ctx: Any, side: SideBySide, norm: Any, share: float, count: int, token: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         values, weights = tensors[:count], tensors[count : 2 * count]
         biases = tensors[2 * count :]
@@ -177,8 +242,8 @@ class _GlobalNorm(torch.autograd.Function):
         inverse = torch.rsqrt(variance + norm.eps)
         if norm.running_mean is not None:
             unbiased = squares / (number - 1).clamp(min=1)
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
-            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
         normal = [(v - _shaped(mean, v)) * _shaped(inverse, v) for v in wide]
         outputs = [
             (n * _shaped(w, n) + _shaped(b, n)).to(v.dtype)
@@ -201,7 +266,7 @@ class _GlobalNorm(torch.autograd.Function):
             (_shaped(w * inverse, g) * (g - _shaped(plain, g) - n * _shaped(scaled, g))).to(dtype)
             for g, n, w, dtype in zip(outer, normal, weights, ctx.dtypes, strict=True)
         ]
-        return (None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
+        return (None, None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
 
 
 def _wide(values: Tensor) -> Tensor:
