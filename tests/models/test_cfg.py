@@ -136,6 +136,13 @@ def test_what_is_not_used_is_said() -> None:
     assert "jitter (line 15), random (line 16)" in note
 
 
+@pytest.mark.parametrize("section", ["[route]\nlayers=-1,-1\n", "[shortcut]\nfrom=-1\n"])
+def test_a_layer_that_is_read_twice_computes(section: str) -> None:
+    network = network_of("[convolutional]\nfilters=4\nsize=1\nactivation=leaky\n" + section)
+    (head,) = DetectionModel(network)(torch.zeros(1, 3, 32, 32))
+    assert head.shape == (1, 21, 32, 32)
+
+
 @pytest.mark.parametrize(
     ("body", "fault"),
     [

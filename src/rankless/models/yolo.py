@@ -157,7 +157,7 @@ class DetectionModel(nn.Module):
             else:
                 made = built(*read)
             # A map that nobody reads any more is let go.
-            for source in self.sources[number]:
+            for source in set(self.sources[number]):  # a route may name a layer twice
                 if self.last_use[source] == number:
                     del kept[source]
             if number in self.last_use:
