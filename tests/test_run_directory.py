@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ def test_steps_are_read_from_names_alone(tmp_path: Path) -> None:
     assert run.step_directory(5).name == "step-000000005"
     for other in ("step-5", "step-00000000x", ".step-000000007.12.tmp", "best"):
         (run.checkpoints / other).mkdir()
+    (run.checkpoints / "step-000000008").symlink_to(run.checkpoints)
+    os.mkfifo(run.checkpoints / "step-000000009")  # to open it would be to wait for ever
     assert run.steps() == [5, 200, 1_234_567_890_123]
     assert RunDirectory(tmp_path / "none").steps() == []
 

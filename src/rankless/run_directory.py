@@ -49,7 +49,9 @@ class RunDirectory:
         """The steps that have a checkpoint directory, whole or not, rising."""
         if not self.checkpoints.is_dir():
             return []
-        found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
+        # What is called like one and is no directory (a pipe, a link) is nobody's to open or to remove.
+        entries = (entry for entry in self.checkpoints.iterdir() if entry.is_dir() and not entry.is_symlink())
+        found = (_STEP.fullmatch(entry.name) for entry in entries)
         return sorted(int(match[1]) for match in found if match)
 
     def pointed(self, name: str) -> int | None:
