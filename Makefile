@@ -20,11 +20,13 @@ RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 CHANGES :=
 # For some of the tests: make test TESTS=tests/data
 TESTS :=
+# For other cases than the usual ones: make fuzz FUZZ="--seed 1"
+FUZZ :=
 # Test processes side by side; each computes with one thread.
 WORKERS := 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-.PHONY: help demo test test-fast check bench clean
+.PHONY: help demo test test-fast fuzz check bench clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
@@ -49,6 +51,9 @@ test: $(STAMP)  ## run every test (DEPENDENCIES=newest or lowest: with other ver
 
 test-fast: $(STAMP)  ## run the tests that start no processes and take no seconds of computing
 	@$(PYTEST) -m 'not processes and not slow'
+
+fuzz: $(STAMP)  ## run 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py $(FUZZ)
 
 check: $(STAMP)  ## lint, formatting, types and the direction of imports
 	@$(BIN)/ruff check .

@@ -1,0 +1,52 @@
+"""In place of a launcher and its processes: one rank, in this process, or none at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Started(BaseException):
+    """Every check is passed and the ranks would be started now."""
+
+
+def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
+    """What :mod:`rankless.worker` does for rank 0, without what it does to its process."""
+    from rankless import worker
+    from rankless.errors import UserError
+    from rankless.job import leave_note, read_job
+    from rankless.training.loop import StopRequest
+
+    job = read_job(place)
+    work = {"train": worker._train, "evaluate": worker._evaluate}[job.verb]
+    try:
+        leave_note(place, 0, work(job, place, StopRequest()))
+    except UserError as error:
+        leave_note(place, 0, {"exit": error.exit_code, "faults": list(error.faults)})
+    return None, None
+
+
+def no_rank_at_first(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
+    """One rank for what reads weights or a run; none for a training that begins, which costs too much."""
+    from rankless.job import read_job
+    from rankless.run_directory import RunDirectory
+
+    job = read_job(place)
+    if job.verb == "train" and not RunDirectory(Path(job.run)).steps():
+        raise Started
+    return one_rank(place)
+
+
+@contextlib.contextmanager
+def in_this_process(supervise: Any = no_rank_at_first) -> Iterator[None]:
+    """No process is started while it lasts."""
+    from rankless.launch import local
+
+    real = local.supervise
+    local.supervise = supervise
+    try:
+        yield
+    finally:
+        local.supervise = real

@@ -1,0 +1,418 @@
+"""Small valid files of every kind, made by the package's own writers and by other libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import json
+import os
+import pickle
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fuzz_case import Case, Entry, build
+from fuzz_ranks import in_this_process, one_rank
+from PIL import Image
+
+CFG = """\
+[net]
+width=32
+height=32
+channels=3
+
+[convolutional]
+batch_normalize=1
+filters=4
+size=3
+stride=2
+pad=1
+activation=leaky
+
+[convolutional]
+batch_normalize=1
+filters=4
+size=3
+stride=2
+pad=1
+activation=mish
+
+[convolutional]
+filters=4
+size=1
+stride=1
+activation=logistic
+
+[shortcut]
+from=-2
+activation=linear
+
+[maxpool]
+size=2
+stride=2
+
+[route]
+layers=-1,-1
+groups=2
+group_id=1
+
+[upsample]
+stride=1
+
+[convolutional]
+size=1
+stride=1
+pad=1
+filters=14
+activation=linear
+
+[yolo]
+mask=0,1
+anchors=4,6, 10,12
+classes=2
+num=2
+scale_x_y=1.05
+iou_loss=ciou
+nms_kind=diounms
+"""
+
+RECIPE = """\
+# a small one
+model:
+  name: yolov4-tiny
+  width: 0.125
+  image_size: 32
+  cfg: small.cfg
+data:
+  root: data
+  train: train
+  val: val
+  augment: {flip: 0.5, hue: 0.02, scale: 0.3, translate: 0.1}
+batch: {images: 2, micro: 1}
+epochs: 1
+seed: 0
+optim: {name: sgd, lr: 0.01, momentum: 0.9}
+schedule: {name: cosine, warmup: 1, final: 0.1}
+precision: fp32
+workers: 0
+ema: {decay: 0.9}
+evaluate: {every: 1, confidence: 0.01}
+checkpoint: {every: 1, keep: 2}
+"""
+
+
+@functools.cache
+def picture(seed: int = 0, ending: str = "png", size: tuple[int, int] = (24, 16)) -> bytes:
+    """An image as PIL writes it, with an EXIF orientation where the format has one."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 1 + seed % 8
+    target = io.BytesIO()
+    image = Image.fromarray(pixels)
+    image = image.quantize(16) if ending == "gif" else image
+    options: dict[str, Any] = {"exif": exif} if ending in ("jpeg", "png", "webp", "tiff") else {}
+    image.save(target, format=ending, **options)
+    return target.getvalue()
+
+
+# --- data sets --------------------------------------------------------------------------------------------
+
+BOXES = {"a": [(0, 2, 2, 12, 10), (1, 8, 4, 20, 15)], "b": [(1, 1, 1, 23, 15)], "c": [(0, 3, 3, 9, 9)]}
+"""Image to its boxes: class, then corners in pixels of an image of 24 × 16."""
+SPLITS = {"train": "ab", "val": "c"}
+CLASSES = ("cat", "dog")
+
+
+def _pictures(place: str) -> dict[str, Entry]:
+    return {
+        place.format(split=split, name=name): picture(ord(name))
+        for split, names in SPLITS.items()
+        for name in names
+    }
+
+
+def darknet(root: str = "data") -> dict[str, Entry]:
+    """A ``data.yaml``, images and labels."""
+    files = _pictures(root + "/images/{split}/{name}.png")
+    for split, names in SPLITS.items():
+        for name in names:
+            lines = [
+                f"{label} {(x1 + x2) / 48} {(y1 + y2) / 32} {(x2 - x1) / 24} {(y2 - y1) / 16}"
+                for label, x1, y1, x2, y2 in BOXES[name]
+            ]
+            files[f"{root}/labels/{split}/{name}.txt"] = ("\n".join(lines) + "\n").encode()
+    files[f"{root}/data.yaml"] = b"path: .\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
+    return files
+
+
+def darknet_lists(root: str = "data") -> dict[str, Entry]:
+    """Darknet's own: an ``obj.data``, names, and lists of images."""
+    files = darknet(root)
+    del files[f"{root}/data.yaml"]
+    files[f"{root}/obj.data"] = (
+        b"classes = 2\ntrain = train.txt\nvalid = val.txt\nnames = obj.names\nbackup = b\n"
+    )
+    files[f"{root}/obj.names"] = b"cat\ndog\n"
+    for split, names in SPLITS.items():
+        files[f"{root}/{split}.txt"] = "".join(f"images/{split}/{name}.png\n" for name in names).encode()
+    return files
+
+
+def voc(root: str = "data") -> dict[str, Entry]:
+    """Pascal VOC: Annotations, ImageSets and JPEGImages."""
+    files = _pictures(root + "/JPEGImages/{name}.png")
+    for split, names in SPLITS.items():
+        files[f"{root}/ImageSets/Main/{split}.txt"] = "".join(f"{name}\n" for name in names).encode()
+        for name in names:
+            objects = "".join(
+                f"<object><name>{CLASSES[label]}</name><truncated>0</truncated><difficult>0</difficult>\n"
+                f"<bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
+                f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox>"
+                "</object>\n"
+                for label, x1, y1, x2, y2 in BOXES[name]
+            )
+            files[f"{root}/Annotations/{name}.xml"] = (
+                f"<annotation>\n<folder>x</folder><filename>{name}.png</filename>\n<size><width>24</width>"
+                f"<height>16</height><depth>3</depth></size><segmented>0</segmented>\n{objects}</annotation>\n"
+            ).encode()
+    return files
+
+
+def coco_json(split: str) -> dict[str, Any]:
+    """COCO's ``instances``."""
+    names = SPLITS[split]
+    return {
+        "info": {"year": 2024},
+        "licenses": [],
+        "images": [
+            {"id": n, "file_name": f"{name}.png", "width": 24, "height": 16}
+            for n, name in enumerate(names, 1)
+        ],
+        "annotations": [
+            {
+                "id": 10 * n + k,
+                "image_id": n,
+                "category_id": label + 1,
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "area": (x2 - x1) * (y2 - y1),
+                "iscrowd": 0,
+                "segmentation": [[x1, y1, x2, y1, x2, y2]],
+            }
+            for n, name in enumerate(names, 1)
+            for k, (label, x1, y1, x2, y2) in enumerate(BOXES[name])
+        ],
+        "categories": [{"id": n, "name": name, "supercategory": "pet"} for n, name in enumerate(CLASSES, 1)],
+    }
+
+
+def coco(root: str = "data") -> dict[str, Entry]:
+    """COCO: annotations and images."""
+    files = _pictures(root + "/images/{split}/{name}.png")
+    for split in SPLITS:
+        files[f"{root}/annotations/instances_{split}.json"] = json.dumps(coco_json(split)).encode()
+    return files
+
+
+def csv_table(root: str = "data") -> dict[str, Entry]:
+    """A row for each box, as Python's csv writes it."""
+    files = _pictures(root + "/{split}/{name}.png")
+    for split, names in SPLITS.items():
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"])
+        for name in names:
+            for label, *box in BOXES[name]:
+                writer.writerow([f"{split}/{name}.png", 24, 16, CLASSES[label], *box])
+        files[f"{root}/{split}.csv"] = text.getvalue().encode()
+    return files
+
+
+def lines(root: str = "data") -> dict[str, Entry]:
+    """Annotation lines."""
+    files = _pictures(root + "/{split}/{name}.png")
+    for split, names in SPLITS.items():
+        files[f"{root}/{split}.txt"] = "".join(
+            f"{split}/{name}.png "
+            + " ".join(f"{x1},{y1},{x2},{y2},{k}" for k, x1, y1, x2, y2 in BOXES[name])
+            + "\n"
+            for name in names
+        ).encode()
+    files[f"{root}/classes.txt"] = b"cat\ndog\n"
+    return files
+
+
+def class_folders(root: str = "data") -> dict[str, Entry]:
+    """A folder per split, in it a folder per class."""
+    return {
+        f"{root}/{split}/{name}/{n}.png": picture(n + 3 * k + 10 * len(split))
+        for split in ("train", "val")
+        for k, name in enumerate(CLASSES)
+        for n in range(2)
+    }
+
+
+def shard(split: str, kind: str) -> bytes:
+    """A tar as Python's tarfile writes it: images with a label beside each."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for n, name in enumerate(SPLITS[split]):
+            box = [list(map(float, each[1:])) for each in BOXES[name]]
+            numbers = [each[0] for each in BOXES[name]]
+            label = {
+                "cls": str(n % 2),
+                "json": json.dumps({"boxes": box, "labels": numbers}),
+                "txt": "".join(
+                    f"{k} {(x1 + x2) / 48} {(y1 + y2) / 32} {(x2 - x1) / 24} {(y2 - y1) / 16}\n"
+                    for k, x1, y1, x2, y2 in BOXES[name]
+                ),
+            }[kind]
+            for ending, content in (("png", picture(ord(name))), (kind, label.encode())):
+                about = tarfile.TarInfo(f"{name}.{ending}")
+                about.size = len(content)
+                archive.addfile(about, io.BytesIO(content))
+    return target.getvalue()
+
+
+def shards(root: str = "data", kind: str = "json") -> dict[str, Entry]:
+    """Tar shards and the names of the classes."""
+    files: dict[str, Entry] = {f"{root}/{split}-000000.tar": shard(split, kind) for split in SPLITS}
+    return files | {f"{root}/classes.txt": b"cat\ndog\n"}
+
+
+DATA = {
+    "darknet": darknet, "darknet lists": darknet_lists, "voc": voc, "coco": coco, "csv": csv_table,
+    "lines": lines, "image-folder": class_folders, "webdataset": shards,
+}  # fmt: skip
+
+
+# --- weights ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folder() -> Any:
+    with tempfile.TemporaryDirectory(prefix="fuzz-seed-") as folder:
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+@functools.cache
+def _network() -> Any:
+    from rankless.models.cfg import read_cfg
+
+    return read_cfg(CFG).network
+
+
+def recipe(*words: str) -> Any:
+    """The recipe of the small network on the data in ``data``."""
+    from rankless.recipe_file import default
+
+    own = (f"model.cfg={json.dumps(CFG)}", "data.root=data", "epochs=1", "batch.images=2", "batch.micro=1")
+    return default([*own, "precision=fp32", "ema.decay=0.9", *words])
+
+
+@functools.cache
+def state() -> dict[str, torch.Tensor]:
+    """The small network's weights."""
+    from rankless.models import zoo
+
+    torch.manual_seed(0)
+    return dict(zoo.build(recipe().model, 2).state_dict())
+
+
+@functools.cache
+def darknet_weights() -> bytes:
+    """The small network's weights as Darknet's file."""
+    from rankless.models.darknet_weights import write_weights
+
+    with _folder() as folder:
+        write_weights(folder / "w", _network(), state())
+        return (folder / "w").read_bytes()
+
+
+@functools.cache
+def weights() -> bytes:
+    """A weights file of the package's own."""
+    from rankless.models import weights as page
+
+    with _folder() as folder:
+        page.save(folder / "w", state(), recipe=recipe(), class_names=CLASSES, extra={"step": "1"})
+        return (folder / "w").read_bytes()
+
+
+@functools.cache
+def checkpoint(zipped: bool) -> bytes:
+    """A checkpoint as ``torch.save`` writes it, with what trainers put beside the weights."""
+    target = io.BytesIO()
+    content = {
+        "state_dict": state(),
+        "epoch": 3,
+        "half": torch.ones(2).half(),
+        "names": list(CLASSES),
+        "lr": 0.1,
+    }
+    torch.save(content, target, _use_new_zipfile_serialization=zipped)
+    return target.getvalue()
+
+
+class Marks:
+    """Unpickling it runs a command; the command leaves a file."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        import builtins
+
+        return {
+            "system": (os.system, ("touch evil-was-here",)),
+            "eval": (builtins.eval, ("__import__('evil')",)),
+            "exec": (builtins.exec, ("import evil",)),
+            "popen": (os.popen, ("touch evil-was-here",)),
+            "import": (__import__, ("evil",)),
+        }[self.call]
+
+
+def bomb(call: str, kind: str) -> bytes:
+    """A pickle that runs code, in the files that PyTorch writes, and plain."""
+    content = {"state_dict": state(), "x": Marks(call)}
+    if kind == "plain":
+        return pickle.dumps(content, protocol=2)
+    target = io.BytesIO()
+    torch.save(content, target, _use_new_zipfile_serialization=kind == "zip")
+    return target.getvalue()
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def run_files() -> dict[str, bytes]:
+    """A finished run with a checkpoint after each of its two steps, below ``run/``; one rank has made it."""
+    from rankless import cli
+
+    with _folder() as folder, in_this_process(one_rank), contextlib.redirect_stdout(io.StringIO()):
+        build(Case((), darknet()), folder)
+        (folder / "small.cfg").write_text(CFG)
+        (folder / "r.yaml").write_text(RECIPE)
+        code = cli.main(["train", "r.yaml", "epochs=2", "--run", "run", "--devices", "1"])
+        assert code == 0, code
+        files = (path for path in (folder / "run").rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+FEW = ("batch.images=2", "batch.micro=1", "epochs=1", "precision=fp32", "workers=0", "--devices", "1")
+"""The rest of a small recipe on the command line."""
+
+EVIL: dict[str, Entry] = {
+    "evil.py": b"open('evil-was-here', 'w').close()\n\n\nclass Task:\n    pass\n",
+}
+"""A module beside the files, which nothing may import."""
