@@ -1,4 +1,4 @@
-"""Nothing that came over a socket or out of a file is unpickled: every place that could do it is listed here."""
+"""Nothing that came over a socket or out of a file is unpickled: every place that could is listed here."""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ from typing import Any
 LOST_PEER = 75
 """Exit code of a rank that only missed another one."""
 
+JOB = ".job"
+"""The folder of a training's job in its run directory."""
+
 
 @dataclass(frozen=True)
 class Job:

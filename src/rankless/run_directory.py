@@ -69,12 +69,22 @@ class RunDirectory:
 
 
 def new_run_directory(name: str) -> Path:
-    """``runs/NAME``, or ``runs/NAME-2``, ``-3`` … where that is taken."""
+    """Make ``runs/NAME``, or ``runs/NAME-2``, ``-3`` … where that is taken, by another process at once even.
+
+    Raises:
+        UserError: no directory can be made here.
+    """
     number, path = 1, Path("runs") / name
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            path = Path("runs") / f"{name}-{number}"
+        except OSError as error:
+            raise UserError(f"{path}: cannot be made ({error}); give another directory with --run") from error
+        else:
+            return path
 
 
 def beside(folder: Path, kind: str) -> Path:

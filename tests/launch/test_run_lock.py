@@ -16,6 +16,7 @@ STRANGERS = (
     "environment.json",
     "journal.jsonl",
     ".lock",
+    ".job/job.json",
     "logs/1",
     "checkpoints/step-000000001/x",
 )

@@ -23,7 +23,7 @@ from rankless.job import Job, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
 from rankless.launch.environment import record_start
 from rankless.launch.resume import check_resume
-from rankless.launch.run_lock import locked
+from rankless.launch.run_lock import given_back, locked
 from rankless.models import weights
 from rankless.precision import resolve
 from rankless.recipe import Recipe
@@ -83,8 +83,9 @@ def train(
     recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
-    recipe = settled(recipe)
-    ranks = _ranks(devices, recipe)
+    with given_back(run):
+        recipe = settled(recipe)
+        ranks = _ranks(devices, recipe)
     with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
         recipe = replace(recipe, precision=resolve(recipe.precision, _device()))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from rankless.errors import UserError, listed
 from rankless.files import sweep
+from rankless.job import JOB
 from rankless.reading import MIB, POINTER, read_text
 from rankless.run_directory import RunDirectory, recover
 
 _MARK = "rankless run\n"
 """In the lock of a run directory; it says that the other files there are of a run."""
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextmanager
@@ -36,13 +41,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             f"{run.path}: cannot be used as a run directory ({error}); give another --run"
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"{run.path}: another process trains in this directory now; "
-                "wait for it, or give another --run"
-            ) from error
+        _take(file, run.path)
         if os.fstat(file.fileno()).st_size == 0:
             file.write(_MARK)
             file.flush()
@@ -60,7 +59,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
     """Raise where a run would write to files of somebody else's; other files may lie there."""
-    names = (".lock", *(place.name for place in (run.recipe, run.environment, run.journal, run.logs)))
+    names = (".lock", JOB, *(place.name for place in (run.recipe, run.environment, run.journal, run.logs)))
     there = [name for name in (*names, run.checkpoints.name) if os.path.lexists(run.path / name)]
     if there and not _is_run(run):
         raise UserError(
@@ -83,6 +82,40 @@ def _lock(run: RunDirectory) -> IO[str]:
     """The file to lock; nothing of it is lost, and no link is followed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(run.path / ".lock", flags, 0o666), "r+", encoding="ascii")
+
+
+def _take(file: IO[str], path: Path) -> None:
+    """Take the lock, or say that this file system has none: clusters mount Lustre and NFS like that.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(
+            f"{path}: another process trains in this directory now; wait for it, or give another --run"
+        ) from error
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
+        print(
+            f"warning: {path}: its file system cannot lock files ({error.strerror}), so a second training in "
+            "this directory would not be noticed: do not start one",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@contextmanager
+def given_back(path: Path) -> Iterator[None]:
+    """Leave no empty directory behind where a start fails, so that the next try may have its name."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not made, or something lies there
+            path.rmdir()
+        raise
 
 
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
