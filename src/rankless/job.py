@@ -1,11 +1,16 @@
 """What a launcher asks of its ranks, and how they answer: a job and notes, as JSON in a folder of their own.
 
-Launchers and ranks have nothing else in common.
+Launchers and ranks have nothing else in common. A training's folder lies in its run directory: the system's
+folder for temporary files is swept while long runs last.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +42,29 @@ class Job:
     run: str = ""
     rehearse: int = 0
     weights: str = ""
+
+
+@contextmanager
+def job_folder(run: Path | None) -> Iterator[Path]:
+    """A private folder (mode 0700) for a job and what its ranks leave, gone at the end.
+
+    Args:
+        run: the run directory of a training, which is held by this process; None where there is none.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if run is None:
+        with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
+            yield Path(scratch)
+        return
+    folder = run / ".job"
+    shutil.rmtree(folder, ignore_errors=True)  # of a launcher that was killed
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_job(job: Job, folder: Path) -> Path:

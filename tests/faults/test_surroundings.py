@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import Run, finish, outcome
+from harness_for_faults import Run, finish, kill, outcome
 from small_task_for_faults import PICTURES
 
 from rankless import UserError, load_recipe, train
 from rankless.data.order import micro_batch
 from rankless.recipe import Batch
+from rankless.recipe_file import load
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -39,16 +42,39 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
         }
         with Run(folder, 2, environment=outer) as run:
             run.until(lambda: run.step() >= 1)
-            with Run(folder, 1, "--resume") as second:
-                assert second.wait() == 2
-                assert second.text() == (
-                    f"error: {folder}: another process trains in this directory now; "
-                    "wait for it, or give another --run\n"
-                )
+            with pytest.raises(UserError, match="another process trains in this directory now"):
+                train(load(folder / "recipe.yaml"), folder, devices=1, resume=True)
             assert run.wait() == 0, run.text()
             run.gone()
             assert not run.noise(), run.text()
     assert outcome(folder) == expected
+
+
+def test_a_swept_folder_for_temporary_files_and_a_moved_run_change_nothing(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    with Run(tmp_path / "run", 2, environment={"TMPDIR": str(scratch), "FAULT_SLEEP": "0.1"}) as run:
+        run.until(lambda: run.step() >= 4)
+        private = tmp_path / "run" / ".job"
+        assert private.stat().st_mode & 0o777 == 0o700
+        for left in scratch.iterdir():
+            shutil.rmtree(left)
+        kill(run.pid("rank 1"))
+        run.until(lambda: run.events("resume"))
+        run.process.terminate()
+        assert run.wait() == 85, run.text()
+        run.gone()
+    assert not private.exists()
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert finish(tmp_path / "elsewhere", 1) == expected
+
+
+def test_nothing_of_a_start_is_left_in_the_callers_environment(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    train(load_recipe("digits", ["data.max_bad=0"]), tmp_path / "run", devices=1, rehearse=1)
+    assert dict(os.environ) == before
 
 
 def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:

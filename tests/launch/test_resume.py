@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from rankless.errors import UserError
 from rankless.launch.resume import check_resume
 from rankless.recipe import Batch, Recipe
-from rankless.recipe_file import dump
+from rankless.recipe_file import dump, load
 from rankless.run_directory import RunDirectory
+from rankless.tasks import data_digest
 
 
 def test_an_end_before_the_step_that_is_reached(tmp_path: Path) -> None:
@@ -26,3 +28,48 @@ def test_an_end_before_the_step_that_is_reached(tmp_path: Path) -> None:
     assert check_resume(run, replace(recipe, epochs=2)).epochs == 2
     with pytest.raises(UserError, match=r"has done 5 steps, which is epoch 2\.00; 'epochs' is 1, .* step 3"):
         check_resume(run, replace(recipe, epochs=1))
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, small_recipe: str) -> tuple[RunDirectory, Recipe, Path]:
+    """A run after step 3, its recipe, and a copy of its data in another place."""
+    moved = tmp_path / "moved"
+    shutil.copytree(Path(small_recipe).parent, moved)
+    (moved / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [red, green]\n")
+    recipe, run = load(small_recipe), RunDirectory(tmp_path / "run")
+    run.step_directory(3).mkdir(parents=True)
+    run.recipe.write_text(dump(recipe))
+    state = {"pictures": 21, "data": data_digest(recipe)}
+    (run.step_directory(3) / "state.json").write_text(json.dumps(state))
+    run.point("last", 3)
+    return run, replace(recipe, data=replace(recipe.data, root=str(moved / "data.yaml"))), moved
+
+
+def test_data_that_was_moved_goes_on(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
+    run, recipe, _ = stopped
+    assert check_resume(run, recipe) == recipe
+
+
+def test_other_data_in_another_place_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
+    run, recipe, moved = stopped
+    label = next((moved / "labels" / "train").iterdir())
+    label.write_text("0 0.5 0.5 0.25 0.25\n")
+    with pytest.raises(UserError) as caught:
+        check_resume(run, recipe)
+    assert str(caught.value).startswith(f"{run.path} cannot go on with other data: data.root is ")
+    assert "what is annotated there differs from what the run was trained on" in str(caught.value)
+
+
+def test_data_that_cannot_be_told_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
+    run, recipe, _ = stopped
+    (run.step_directory(3) / "state.json").write_text('{"pictures": 21, "data": null}')
+    with pytest.raises(UserError, match="whether that is the same data cannot be told"):
+        check_resume(run, recipe)
+
+
+def test_another_key_beside_the_place_is_refused_with_both(
+    stopped: tuple[RunDirectory, Recipe, Path],
+) -> None:
+    run, recipe, _ = stopped
+    with pytest.raises(UserError, match=r"2 keys differ(.|\n)*data\.root(.|\n)*seed"):
+        check_resume(run, replace(recipe, seed=7))

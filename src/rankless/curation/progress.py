@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rankless.cores import usable_cores
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -29,7 +30,7 @@ def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iter
     )
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ThreadPoolExecutor(usable_cores()) as pool,
     ):
         task = bar.add_task(what, total=len(items))
         for first in range(0, len(items), _AHEAD):

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankless.cores import usable_cores
 from rankless.data.annotations import Annotations
 from rankless.data.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
 from rankless.data.file_states import changed_file, keep_states, state, touched_since
@@ -106,7 +107,7 @@ def _valid(place: Path) -> Annotations | None:
         if json.loads((folder / _ENTRY).read_text(encoding="utf-8"))["reader"] != reader_version():
             return None
         found = Annotations.load(folder)
-        if not _is_whole(found) or changed_file(os.fspath(folder), len(os.sched_getaffinity(0))):
+        if not _is_whole(found) or changed_file(os.fspath(folder), usable_cores()):
             return None
     except _NOT_WHOLE:
         return None

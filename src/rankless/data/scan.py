@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankless.cores import usable_cores
 from rankless.data import pictures
 from rankless.data.findings import Findings
 from rankless.data.formats.raw import Raw, joined
@@ -66,7 +67,7 @@ def scan(
     parts = list(chunks(items, chunk))
     if len(parts) < FEW:
         return joined([work(part) for part in parts or [[]]])
-    cores = min(len(os.sched_getaffinity(0)), _MOST) if processes is None else processes
+    cores = min(usable_cores(), _MOST) if processes is None else processes
     kept = _store.get()
     if kept is not None:
         try:

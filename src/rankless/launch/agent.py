@@ -193,7 +193,7 @@ def supervise(
         ended is in the notes that its ranks left.
     """
     _hush()
-    rendezvous = OneMachine()
+    rendezvous = OneMachine(job.parent)
     spec = WorkerSpec(
         role="rank",
         local_world_size=devices,

@@ -8,8 +8,8 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from rankless import journal
+from rankless.cores import usable_cores
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
 from rankless.files import write_atomically
-from rankless.job import Job, log_of, notes, read_notes, write_job
+from rankless.job import Job, job_folder, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
 from rankless.launch.environment import record_start
 from rankless.launch.resume import check_resume
@@ -151,11 +152,21 @@ def evaluate(
     return {"weights": str(path), **ending.note["scores"]}
 
 
+@contextmanager
+def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
+    """The job's place, in ``traces`` or a folder of its own."""
+    with ExitStack() as stack:
+        try:
+            folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None))
+            place = write_job(job, folder)
+        except OSError as error:
+            raise UserError(f"the job for the ranks cannot be written ({error}); make room") from error
+        yield place
+
+
 def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     """Start the ranks, wait for them, and read what they left."""
-    with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
-        folder = traces or Path(scratch)
-        place = write_job(job, folder)
+    with _job_written(job, traces) as place:
 
         def say(sentence: str) -> None:
             with suppress(OSError):  # nobody may be there to hear it
@@ -239,7 +250,7 @@ def _ranks(devices: int | None, recipe: Recipe | None) -> int:
     if devices is None:
         threads = recipe.threads if recipe else 1
         cards = torch.cuda.device_count() if _device().type == "cuda" else 0
-        devices = cards or max(len(os.sched_getaffinity(0)) // threads, 1)
+        devices = cards or max(usable_cores() // threads, 1)
         return min(devices, most) if most else devices
     if devices < 1:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")

@@ -14,6 +14,7 @@ from rankless.models import weights
 from rankless.recipe import Recipe
 from rankless.recipe_file import changed, differences, is_cut, load
 from rankless.run_directory import RunDirectory, damage, to_stderr
+from rankless.tasks import data_digest
 
 # Nothing here changes a number that was computed already.
 FREE = (
@@ -26,6 +27,7 @@ FREE = (
     "checkpoint.every",
     "checkpoint.keep",
 )
+_PLACE = "data.root"  # may change when the same data lies there
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
@@ -43,14 +45,17 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
         # What it meant is written down with the run; another machine must not change it.
         recipe = replace(recipe, precision=before.precision)
     different = _deciding(before, recipe)
-    if different:
+    if [key for key, _, _ in different] == [_PLACE]:
+        _refuse_other_data(run, before, recipe)
+    elif different:
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in different]
         raise UserError(
             [
                 f"{run.path} cannot go on with another recipe; {len(different)} "
                 f"{'keys differ' if len(different) > 1 else 'key differs'}:",
                 *listed,
-                f"leave them as they were, or start anew; what may change: {', '.join(FREE)}",
+                f"leave them as they were, or start anew; what may change: {', '.join(FREE)}, "
+                f"and {_PLACE} where the same data lies",
             ]
         )
     _refuse_the_past(run, recipe)
@@ -106,14 +111,37 @@ def _deciding(before: Recipe, now: Recipe) -> list[tuple[str, Any, Any]]:
     return [one for one in differences(before, now) if one[0] not in FREE]
 
 
+def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
+    """Raise unless the data was only moved: the same classes, sizes and annotations in another place."""
+    if run.pointed("last") is None:
+        return  # nothing was trained on it yet
+    used, found = _state(run).get("data"), data_digest(recipe)
+    if used is None or found is None:
+        why = "whether that is the same data cannot be told"
+    elif used != found:
+        why = "what is annotated there differs from what the run was trained on"
+    else:
+        return
+    raise UserError(
+        f"{run.path} cannot go on with other data: data.root is {before.data.root} in the run, "
+        f"{recipe.data.root} now, and {why}; expected the same data, wherever it lies: give its place, "
+        "or start again in another --run"
+    )
+
+
+def _state(run: RunDirectory) -> dict[str, Any]:
+    """What the newest checkpoint says of itself; whether it is whole is for those to say who load it."""
+    place = run.step_directory(run.pointed("last") or 0) / "state.json"
+    try:
+        found = json.loads(reading.read_text(place, 256 * reading.MIB))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
     """Raise if the recipe ends before the step that the run has reached."""
-    step = run.pointed("last")
-    try:
-        text = reading.read_text(run.step_directory(step or 0) / "state.json", 256 * reading.MIB)
-        pictures = json.loads(text)["pictures"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # whether a checkpoint is whole is for those to say who load it
+    step, pictures = run.pointed("last"), _state(run).get("pictures")
     if type(pictures) is not int or pictures < 1:
         return
     steps = -(-recipe.epochs * pictures // recipe.batch.images)

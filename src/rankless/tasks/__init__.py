@@ -47,6 +47,24 @@ def settled(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def data_digest(recipe: Recipe) -> str | None:
+    """What a checkpoint calls the training data; None where the data has no such name.
+
+    Raises:
+        UserError: data that cannot be opened.
+    """
+    from rankless.data.detection import DIGITS
+    from rankless.data.opening import open_annotations
+
+    data = recipe.data
+    if recipe.task not in ("detect", "classify"):
+        found: str | None = getattr(open_task(recipe).training_data(), "digest", None)
+        return found
+    if data.root == DIGITS:
+        return None
+    return open_annotations(data.root, data.train, data.format, max_bad=data.max_bad).digest()
+
+
 def _read_data(recipe: Recipe) -> None:
     """Read new data here, where a person sees how far it is and can end it; the ranks find it read.
 
