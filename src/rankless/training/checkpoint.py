@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import safetensors
+import safetensors.torch
 from torch import Tensor
 
 from rankless import checksums, reading
@@ -142,11 +144,16 @@ def load(run: RunDirectory, step: int) -> Snapshot:
     folder = run.step_directory(step)
     averaged = folder / "ema.safetensors"
     state = _state(folder, step)
+    optimizer = folder / "training.safetensors"
+    try:
+        training = safetensors.torch.load_file(optimizer)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{optimizer}: cannot be read ({error}); take another copy") from None
     return Snapshot(
         state.pop("step"),
         weights.load(folder / "model.safetensors", checked=True).state,
         weights.load(averaged, checked=True).state if averaged.exists() else None,
-        tensor_file.read(folder / "training.safetensors", checked=True)[0],
+        training,
         state,
     )
 
