@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankless import precision
+from rankless import instruction_set, precision
+from rankless.errors import UserError
 from rankless.precision import autocast, resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,20 +29,28 @@ def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, i
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("flags : fpu avx2 avx512_bf16", "bf16"),
-        ("flags : amx_bf16 fpu", "bf16"),
-        ("flags : fpu avx2 avx512f", "fp32"),
-        (None, "fp32"),
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", "bf16"),
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni", "fp32"),
+        ("avx2", "fp32"),
+        ("", "fp32"),
     ],
 )
-def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, flags: str | None, expected: str) -> None:
-    def read_text(path: object) -> str:
-        if flags is None:
-            raise FileNotFoundError(path)
-        return flags
-
-    monkeypatch.setattr(precision.Path, "read_text", read_text)
+def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, flags: str, expected: str) -> None:
+    monkeypatch.setattr(instruction_set, "flags", lambda: frozenset(flags.split()))
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
     assert resolve("auto", CPU) == expected
+    assert resolve("auto", CPU, "avx2") == "fp32"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # the processor could, oneDNN may not
+    assert resolve("auto", CPU) == "fp32"
+
+
+def test_a_format_that_the_instruction_set_lacks_is_refused() -> None:
+    for named in ("bf16", "fp16"):
+        with pytest.raises(UserError, match=f"precision is '{named}', which cpu_isa 'avx2' does not compute"):
+            resolve(named, CPU, "avx2")
+        assert resolve(named, CUDA, "avx2") == named
+    assert resolve("fp32", CPU, "avx2") == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Job:
         rehearse: end after so many steps and write digests of every tensor after each (train); 0 is a real
             run.
         weights: the weights file (evaluate).
+        launched: when this start was, and with which command (train).
     """
 
     verb: str
@@ -42,6 +43,7 @@ class Job:
     run: str = ""
     rehearse: int = 0
     weights: str = ""
+    launched: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager

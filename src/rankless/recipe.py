@@ -426,6 +426,8 @@ class Recipe:
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
             (fp16 on older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the
             factors of matrix products and convolutions to 10 bits, and is fp32 on a CPU.
+        cpu_isa: the CPU's instruction set: the best it has, or ``avx2`` on all x86 CPUs alike, which does
+            not compute bf16.
         batch_norm: statistics of the ``micro``-batch, of the whole global batch (``sync``), or ``frozen``.
         reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order to the backend.
         find_unused_parameters: where the loss of a micro-batch does not depend on a parameter, its gradient
@@ -444,6 +446,7 @@ class Recipe:
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = "auto"
+    cpu_isa: Literal["native", "avx2"] = "native"
     batch_norm: Literal["micro", "sync", "frozen"] = "micro"
     reduce: Literal["exact", "fast"] = "exact"
     find_unused_parameters: bool = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import TaskError, UserError, of_a_path
+from rankless.instruction_set import fix
 from rankless.job import LOST_PEER, Job, leave_note, log_of, read_job
 from rankless.user_code import blamed
 
@@ -33,6 +35,11 @@ def main() -> int:
     job = read_job(place)
     rank = int(os.environ.get("RANK", "0"))
     _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+    try:
+        fix(json.loads(job.recipe).get("cpu_isa", "native"))
+    except UserError as error:  # where the launcher's machine could
+        leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
+        return error.exit_code
     from rankless.training.loop import StopRequest  # torch is imported from here on
 
     stop = StopRequest()
@@ -98,6 +105,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             RunDirectory(Path(job.run)),
             world,
             resume=True,  # a launcher that begins a run has seen that it holds no checkpoint
+            launched=job.launched,
             stop=stop,
             rehearsal=Rehearsal(job.rehearse) if job.rehearse else None,
             observe=trace,

@@ -192,3 +192,25 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
         found = state_tensors(resumed, other)[key]
         assert torch.equal(found, value)
         assert found.stride() == value.stride(), key
+
+
+def test_a_portable_adamw_takes_no_root_of_mkls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(portable: bool) -> Tensor:
+        chance = torch.Generator().manual_seed(0)
+        net = nn.Linear(50, 40)
+        with torch.no_grad():
+            net.weight.normal_(generator=chance)
+        made = optimiser(net, Optim(name="adamw", lr=0.01), portable=portable)
+        for _ in range(3):
+            for parameter in net.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=chance)
+            made.step()
+        return net.weight.detach().clone()
+
+    whole, portable = steps(False), steps(True)
+    torch.testing.assert_close(portable, whole)
+    # MKL's root on another processor: the last bit is another.
+    off = lambda tensors: [tensor.sqrt().nextafter(torch.zeros(())) for tensor in tensors]  # noqa: E731
+    monkeypatch.setattr(torch, "_foreach_sqrt", off)
+    assert not torch.equal(steps(False), whole)
+    assert torch.equal(steps(True), portable)

@@ -149,6 +149,11 @@ def predict(
         )
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
+    from rankless.instruction_set import fix, of_weights
+    from rankless.run_directory import weights_of
+
+    if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
+        fix(of_weights(weights_of(target)))
     from rankless.prediction import predict as find
 
     report = find(target, sources, out=out, confidence=confidence, force=force)

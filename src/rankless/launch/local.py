@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from rankless import journal
 from rankless.cores import usable_cores
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
 from rankless.files import write_atomically
+from rankless.instruction_set import refuse_unable
 from rankless.job import Job, job_folder, log_of, notes, read_notes, write_job
 from rankless.launch.agent import GRACE, supervise
-from rankless.launch.environment import record_start
 from rankless.launch.resume import check_resume
 from rankless.launch.run_lock import given_back, locked
 from rankless.models import weights
@@ -81,6 +82,7 @@ def train(
         UserError: whatever is the user's to mend; a TaskError where the task's own code failed.
     """
     refuse_while_opening()
+    refuse_unable(recipe.cpu_isa)
     recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
@@ -89,18 +91,28 @@ def train(
         ranks = _ranks(devices, recipe)
     with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
-        recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
+        recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
         try:
             if not resume:  # a run that goes on writes it when everything has been checked
                 write_atomically(directory.recipe, dump(recipe))
-            record_start(directory.environment, ranks, _device())
+                write_atomically(directory.environment, "[]\n")  # rank 0 says what it computes with
         except OSError as error:
             raise UserError(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
             ) from error
         if not rehearse:
             print(f"training in {run} on {_named(ranks)}, {recipe.precision}", flush=True)
-        job = Job("train", to_json(recipe), str(directory.logs), run=str(run), rehearse=rehearse)
+        job = Job(
+            "train",
+            to_json(recipe),
+            str(directory.logs),
+            run=str(run),
+            rehearse=rehearse,
+            launched={
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "command": shlex.join(sys.argv),
+            },
+        )
         ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
         return _told(ending, directory, quiet=bool(rehearse))
 
@@ -140,7 +152,8 @@ def evaluate(
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(found.recipe), encoding="utf-8")
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
-        recipe = replace(recipe, precision=resolve(recipe.precision, _device()))
+        refuse_unable(recipe.cpu_isa)
+        recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
         ranks = _ranks(devices, None)
         ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from rankless.training.optimisation import rate, set_rate
 from rankless.training.plan import Plan
 from rankless.training.progress import Teller
 from rankless.training.state import TrainingState
+from rankless.training.surroundings import agree, record
 from rankless.training.totals import Numbers, Wishes
 from rankless.training.waiting import Waiting
 from rankless.types import Scores
@@ -76,6 +77,7 @@ def train(
     world: World,
     *,
     resume: bool,
+    launched: Mapping[str, Any] | None = None,
     task: Task | None = None,
     stop: StopRequest | None = None,
     rehearsal: Rehearsal | None = None,
@@ -87,6 +89,7 @@ def train(
         recipe: with its precision resolved.
         run: where everything is written, by rank 0 alone.
         resume: go on from the newest whole checkpoint, if there is one.
+        launched: what the launcher says of this start, for the record: when, and with which command.
         task: None opens the one that the recipe names.
         stop: looked at after every step, and before every batch of an evaluation.
         rehearsal: end early.
@@ -108,9 +111,11 @@ def train(
     check_data(task, "training_data", data)
     check_data(task, "evaluation_data", evaluated)
     notes = [note for known in (data, evaluated) for note in getattr(known, "notes", ())]
+    digest = getattr(data, "digest", None)
+    surroundings, unlike = agree(world, recipe, digest)
     plan = Plan(recipe, len(data))
     state = TrainingState(task, recipe, world, len(data))
-    state.data = getattr(data, "digest", None)
+    state.data = digest
     start, warnings = _restore(state, run, world, resume)
     warnings += state.warnings
     # Weights of another run matter at the very beginning alone: later the file may be gone.
@@ -118,6 +123,9 @@ def train(
     last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
     if warning := check_room(run, recipe, state, world, start):
         warnings.append(warning)
+    if world.is_first:
+        with told_if_not_written(run.environment, run):
+            warnings += [*unlike, *record(run.environment, surroundings, world, start, launched or {})]
     due = Due(recipe, run, state, task.class_names, world, start)
     state.check(start)
     facts = getattr(data, "facts", None)

@@ -26,8 +26,15 @@ def rate(schedule: Schedule, step: int, steps: int) -> float:
     return 1.0
 
 
-def optimiser(model: nn.Module, recipe: Optim) -> torch.optim.Optimizer:
-    """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU."""
+def optimiser(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
+    """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU.
+
+    Args:
+        model: what is trained.
+        recipe: its section ``optim``.
+        portable: the same bits on unlike CPUs. ``Tensor.sqrt`` is MKL's there, which begins with the
+            processor's approximation of 1/√x, and Intel's and AMD's differ; the fused AdamW has IEEE's root.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.weight_decay},
@@ -38,7 +45,7 @@ def optimiser(model: nn.Module, recipe: Optim) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=True
         )
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=True)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -81,7 +81,7 @@ class TrainingState:
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
         self.statistics = RunningStatistics(self._learning_norms(), world.device)
         self.average = Average(self.model, recipe.ema.decay) if recipe.ema.decay else None
-        self.optimiser = optimiser(self.model, recipe.optim)
+        self.optimiser = self._new_optimiser()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         self._wrap()
         self.best: dict[str, Any] | None = None
@@ -95,6 +95,10 @@ class TrainingState:
         self.training_mode()
         self.passes = make_passes(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
+        return optimiser(self.model, self.recipe.optim, portable=portable)
 
     def _learning_norms(self) -> list[_BatchNorm]:
         resting = {id(norm) for norm in self._resting_norms()}
@@ -134,7 +138,7 @@ class TrainingState:
         self.backbone = None
         self.statistics.give_back()
         self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
-        before, self.optimiser = self.optimiser, optimiser(self.model, self.recipe.optim)
+        before, self.optimiser = self.optimiser, self._new_optimiser()
         restore_state(self.optimiser, self.model, state_tensors(before, self.model))
         del self.passes
         gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others

@@ -46,6 +46,11 @@ class World:
         """Whether this is the rank that speaks and writes."""
         return self.rank == 0
 
+    @property
+    def backend(self) -> str:
+        """What carries tensors between the ranks."""
+        return str(dist.get_backend_config())
+
     def own_micro_batches(self, micro_batches: int) -> range:
         """The micro-batches of a step that are this rank's."""
         if self.size > micro_batches:

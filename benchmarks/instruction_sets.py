@@ -1,0 +1,164 @@
+"""Which recipes give the same bits on unlike x86 CPUs, with ``cpu_isa: avx2`` and without, and its cost.
+
+    python benchmarks/instruction_sets.py                     # this CPU, held to less by variables
+    python benchmarks/instruction_sets.py --emulate Haswell   # a CPU that qemu-user emulates, too: slow
+    python benchmarks/instruction_sets.py --cost              # step times of digits, side by side
+
+Model, loss, optimiser and augmentation are the recipe's; the data is the built-in digits, the input and the
+batch are small, and two steps are trained in one process. What is compared is the SHA-256 of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rankless.instruction_set import fix
+
+MACHINES: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "AVX-512 without bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OPENBLAS_CORETYPE": "Haswell"},
+    "SSE4.1": {
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "ATEN_CPU_CAPABILITY": "default",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
+}
+SMALL = [
+    "data.root=digits", "data.format=auto", "data.train=train", "data.val=val", "data.train_images=16",
+    "data.val_images=4", "batch.images=4", "batch.micro=2", "workers=0", "data.multi_scale=0",
+]  # fmt: skip
+
+
+def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
+    """In a process of its own: train, and print the digest and the seconds of the median step."""
+    fix(cpu_isa)
+    import time
+    from dataclasses import replace
+
+    import torch
+
+    from rankless.models.weights import digest
+    from rankless.precision import resolve
+    from rankless.recipe_file import load
+    from rankless.run_directory import RunDirectory
+    from rankless.tasks import settled
+    from rankless.training.loop import Rehearsal
+    from rankless.training.loop import train as run
+    from rankless.training.settings import computes_like
+    from rankless.world.join import join
+
+    recipe = settled(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
+    recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu"), cpu_isa))
+    times: list[float] = [time.perf_counter()]
+    found: list[str] = []
+
+    def observe(step: int, state: object, scores: object) -> None:
+        times.append(time.perf_counter())
+        if step == steps:
+            found.append(digest(state.model.state_dict()))  # type: ignore[attr-defined]
+
+    with tempfile.TemporaryDirectory() as folder, computes_like(recipe), join() as world:
+        run(
+            recipe,
+            RunDirectory(Path(folder)),
+            world,
+            resume=False,
+            rehearsal=Rehearsal(steps, 1),
+            observe=observe,
+        )
+    seconds = [after - before for before, after in itertools.pairwise(times[2:])] or [0.0]
+    print("result", found[0], statistics.median(seconds))
+
+
+def measured(
+    name: str,
+    cpu_isa: str,
+    environment: dict[str, str],
+    *,
+    steps: int,
+    overrides: list[str],
+    cpu: str | None = None,
+) -> tuple[str, float]:
+    """Digest and seconds a step of a fresh process."""
+    command = [sys.executable, __file__, "--one", name, cpu_isa, str(steps), *overrides]
+    emulated = [f"qemu-{os.uname().machine}", "-cpu", cpu] if cpu else []
+    done = subprocess.run(
+        [*emulated, *command],
+        env={**os.environ, "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("result ")]
+    if not lines:
+        raise SystemExit(f"{name}, {cpu_isa}, {cpu or environment}: {done.stderr[-2000:]}")
+    return lines[0][1], float(lines[0][2])
+
+
+def agreement(names: list[str], emulate: list[str]) -> None:
+    """The table of digests; the first machine's is what the others are compared with."""
+    machines: dict[str, tuple[dict[str, str], str | None]] = {
+        name: (env, None) for name, env in MACHINES.items()
+    }
+    machines |= {f"emulated {cpu}": ({}, cpu) for cpu in emulate}
+    print(f"| recipe | cpu_isa | {' | '.join(machines)} |")
+    print("|---|---|" + "---|" * len(machines))
+    for name in names:
+        size = ["model.image_size=64"]
+        for cpu_isa in ("native", "avx2"):
+            cells = [
+                measured(name, cpu_isa, env, steps=2, overrides=[*SMALL, *size], cpu=cpu)[0][:8]
+                for env, cpu in machines.values()
+            ]
+            print(f"| {name} | {cpu_isa} | {' | '.join(cells)} |", flush=True)
+
+
+def cost(rounds: int) -> None:
+    """Step times of ``digits`` in each mode, in turn, and the ratio of each to the first by round."""
+    modes = {
+        "native, bf16": ("native", "bf16"),
+        "native, fp32": ("native", "fp32"),
+        "avx2, fp32": ("avx2", "fp32"),
+    }
+    small = ["data.train_images=800", "data.val_images=4", "workers=0"]
+    found: dict[str, list[float]] = {mode: [] for mode in modes}
+    for _ in range(rounds):
+        for mode, (cpu_isa, precision) in modes.items():
+            words = [*small, f"precision={precision}"]
+            found[mode].append(measured("digits", cpu_isa, {}, steps=12, overrides=words)[1])
+    first = found[next(iter(modes))]
+    print("| mode | seconds a step | beside the first, median of the rounds |\n|---|---|---|")
+    for mode, seconds in found.items():
+        ratio = statistics.median(one / other for one, other in zip(seconds, first, strict=True))
+        print(f"| {mode} | {statistics.median(seconds):.3f} | {ratio:.2f} |")
+
+
+def main() -> None:
+    """Read the command line."""
+    if sys.argv[1:2] == ["--one"]:
+        train(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipes", nargs="*", help="names of shipped recipes; all if not given")
+    parser.add_argument("--emulate", nargs="*", default=[], metavar="CPU", help="CPUs of qemu-user")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    if given.cost:
+        cost(given.rounds)
+        return
+    from rankless.recipe_file import shipped
+
+    agreement(given.recipes or list(shipped()), given.emulate)
+
+
+if __name__ == "__main__":
+    main()
