@@ -137,6 +137,7 @@ def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -
     agree(after)
 
 
+@pytest.mark.processes
 def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) -> None:
     """From no room at all to room for all, a page at a time."""
     outcomes = set()
@@ -172,6 +173,7 @@ def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) ->
     assert outcomes == {"saved", "not saved"} and room > 64
 
 
+@pytest.mark.processes
 def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
     """Room for four: two that are kept, the best, and the one that is written; then for three."""
     with small_disk(tmp_path / "disk", 1024) as disk:
