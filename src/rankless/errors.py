@@ -23,7 +23,7 @@ _MOST_LINES = 100  # of one fault: a traceback, or a table of tensors
 
 # What moves the cursor or colors the terminal (Cc), ends a line unseen (U+2028, U+2029), turns the direction
 # of the text around so that it reads otherwise than it is, or stands for a byte that is no UTF-8.
-_HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
@@ -97,7 +97,7 @@ def of_the_system(error: BaseException) -> UserError | None:
 
 def escaped(text: str) -> str:
     r"""Text that may be shown on a terminal as it is: ``\x1b``, ``\u202e`` and the like in words."""
-    return _HARMFUL.sub(lambda found: _named(found[0]), text)
+    return HARMFUL.sub(lambda found: _named(found[0]), text)
 
 
 def shortened(text: str, longest: int) -> str:

@@ -9,12 +9,37 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rankless.errors import UserError
+
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
     """Bytes: what the machine has free, its container's limit and the process's own, whichever is least."""
     return max(0, min(_limits(), default=sys.maxsize))
+
+
+def ensure(needed: int, what: str, cure: str, free: int | None = None) -> None:
+    """Raise if there is no room.
+
+    Args:
+        needed: bytes that it takes at least.
+        what: what takes them, as the beginning of a sentence.
+        cure: what to do about it, as its end.
+        free: bytes that there are; if not given, what :func:`available` says.
+
+    Raises:
+        UserError: says how much it takes, and how much there is.
+    """
+    free = available() if free is None else free
+    if needed > free:
+        raise UserError(
+            f"{what} takes at least {_size(needed)} of memory, and {_size(free)} are free: {cure}"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 100_000_000 else f"{count / 1e6:,.1f} MB"
 
 
 def _limits() -> Iterator[int]:

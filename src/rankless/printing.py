@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
+
+from rankless.errors import HARMFUL, escaped
 
 _MOST_COLUMNS = 30
 
 
+def say(text: str = "", *, file: TextIO | None = None) -> None:
+    """A line on the terminal, with whatever names out of files stand in it.
+
+    Args:
+        text: line breaks before and after it stay; all else that is no letter or sign is escaped.
+        file: where to; the standard output if not given.
+    """
+    body = text.strip("\n")
+    before, _, after = text.partition(body) if body else (text, "", "")
+    print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
+
+
 def print_json(value: Any) -> None:
-    """A value for programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """A value for programs; what would harm a terminal is written as JSON's own escapes."""
+    for line in json.dumps(value, indent=2, ensure_ascii=False).split("\n"):
+        print(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
@@ -31,15 +46,16 @@ def print_scores(scores: Mapping[str, Any]) -> None:
         columns = list(dict.fromkeys(column for row in rows.values() for column in row))
         table = Table("class", *columns, box=None, pad_edge=False)
         for name, row in rows.items():
-            table.add_row(name, *(number(row.get(column)) for column in columns))
+            table.add_row(escaped(name), *(number(row.get(column)) for column in columns))
         print()
-        Console(soft_wrap=True, highlight=False).print(table)
+        Console(soft_wrap=True, highlight=False, markup=False).print(table)
     if confusion := scores.get("confusion"):
         _print_confusion(confusion, list(scores["per_class"]))
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
     """How often each class was taken for which; what never happened is a dot, so that the rest stands out."""
+    names = [escaped(name) for name in names]
     widest = max(map(len, names))
     numbers = [str(label) for label in range(len(names))]
     width = max(len(text) for text in [*numbers, *(str(count) for row in rows for count in row)]) + 1

@@ -123,9 +123,9 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a folder; False where nobody can tell."""
-    try:
-        return Path(path).is_dir()
+    """Whether ``path`` or a listed entry is a folder; False where nobody can tell."""
+    try:  # what a folder's listing says of an entry costs nothing
+        return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
         return False
 

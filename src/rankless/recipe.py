@@ -19,12 +19,16 @@ from rankless.augment_presets import Preset, expanded
 _config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Side = Annotated[int, Field(ge=8)]
+# Every number has an end, and what is made of it one too: a digit too many is told before memory is taken.
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
+Seed = Annotated[int, Field(ge=0, le=10**40)]
+Pictures = Annotated[int, Field(ge=1, le=10_000_000)]
+Side = Annotated[int, Field(ge=8, le=16_384)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
+Factor = Annotated[float, Field(ge=0, le=1000)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
 Text = Annotated[str, Field(description="text")]
@@ -71,7 +75,7 @@ class Densenet:
         separable: depthwise-separable 3×3 convolutions.
     """
 
-    growth: Literal["auto"] | Count = "auto"
+    growth: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Annotated[float, Field(gt=0, le=1)] = 0.5
     bottleneck: bool = True
     stem: Literal["auto", "imagenet", "small"] = "auto"
@@ -104,12 +108,12 @@ class Model:
     name: Name = "yolov4-tiny"
     cfg: Text = ""
     image_size: Literal["auto"] | Side | Size = "auto"
-    width: Positive = 1.0
+    width: Annotated[float, Field(gt=0, le=64)] = 1.0
     dropout: Share = 0.0
     activation: Literal["auto", "leaky", "mish", "swish", "relu", "prelu"] = "auto"
     anchors: Literal["default", "kmeans"] | Anchors = "default"
     involution: Literal[0, 3, 5, 7] = 0
-    dfl: CountOrZero = 0
+    dfl: Annotated[int, Field(ge=0, le=1024)] = 0
     pretrained: Text = ""
     freeze: CountOrZero = 0
     densenet: Densenet = field(default_factory=Densenet)
@@ -150,9 +154,9 @@ class Augment:
     flip: Fraction = 0.5
     flip_vertical: Fraction = 0.0
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.015
-    saturation: NotNegative = 0.5
-    value: NotNegative = 0.3
-    scale: NotNegative = 0.3
+    saturation: Factor = 0.5
+    value: Factor = 0.3
+    scale: Factor = 0.3
     translate: Share = 0.1
     rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
@@ -207,12 +211,12 @@ class Data:
     val: Name = "val"
     fit: Literal["letterbox", "stretch"] = "letterbox"
     detail: NotNegative = 2.0
-    multi_scale: NotNegative = 0.0
+    multi_scale: Annotated[float, Field(ge=0, le=15)] = 0.0
     multi_scale_every: Count = 10
     cache: Literal["none", "ram", "disk"] = "none"
     max_bad: Fraction = 0.01
-    train_images: Count = 4096
-    val_images: Count = 256
+    train_images: Pictures = 4096
+    val_images: Pictures = 256
     augment: Augment = field(default_factory=Augment)
 
 
@@ -225,8 +229,8 @@ class Batch:
         micro: pictures in one micro-batch; divides ``images``.
     """
 
-    images: Count = 64
-    micro: Count = 8
+    images: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    micro: Annotated[int, Field(ge=1, le=1 << 20)] = 8
 
     @property
     def micro_batches(self) -> int:
@@ -396,7 +400,7 @@ class Evaluate:
     iou: Fraction = 0.6
     class_agnostic: bool = False
     multi_label: bool = True
-    detections: Count = 100
+    detections: Annotated[int, Field(ge=1, le=100_000)] = 100
     rectangular: bool = False
     tta: Literal["none", "flip", "full"] = "none"
 
@@ -441,7 +445,7 @@ class Recipe:
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     epochs: Count = 100
-    seed: CountOrZero = 0
+    seed: Seed = 0
     loss: Loss = field(default_factory=Loss)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -453,8 +457,8 @@ class Recipe:
     ema: Ema = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    workers: CountOrZero = 0
-    threads: Count = 1
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
 
     @model_validator(mode="after")
     def _detectors_halve_five_times(self) -> Self:

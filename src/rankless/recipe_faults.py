@@ -13,6 +13,8 @@ from rankless.errors import UserError
 from rankless.recipe import Recipe
 from rankless.recipe_words import KeyPath, adapter, instead_of, leaves, mistake, sections, shown
 
+_MOST_KEYS = 1000
+
 
 @dataclass(frozen=True)
 class Place:
@@ -54,6 +56,9 @@ def collect(
         place: where the value at a path was written.
         at: the path of ``tree`` itself.
     """
+    if not at and _keys(tree) > _MOST_KEYS:  # each that is not known is compared with all that are
+        what = f"this recipe has more than {_MOST_KEYS:,} keys"
+        return {}, [Fault(place(at), f"{what}: expected some of the {len(leaves())} there are")]
     dotted = ".".join(at)
     if at in leaves():
         return {at: Given(tree, place(at))}, []
@@ -72,6 +77,16 @@ def collect(
         given |= more
         faults += wrong
     return given, faults
+
+
+def _keys(tree: Any) -> int:
+    """How many keys a tree has, or some more than is allowed: with anchors it may be endless."""
+    count, waiting = 0, [tree]
+    while waiting and count <= _MOST_KEYS:
+        if isinstance(found := waiting.pop(), Mapping):
+            count += len(found)
+            waiting += found.values()
+    return count
 
 
 def build(given: Mapping[KeyPath, Given], faults: Iterable[Fault] = ()) -> Recipe:

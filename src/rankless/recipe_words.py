@@ -6,13 +6,17 @@ All of it is read from the recipe's JSON Schema, so each fact is written once: a
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
 from rankless.recipe import Recipe
+
+_FAR = 10_000
+"""A largest value from here on is a guard, and no part of what a key expects."""
 
 KeyPath = tuple[str, ...]
 """Keys from the outside in: ``("optim", "lr")``."""
@@ -98,7 +102,7 @@ def expected(schema: Mapping[str, Any]) -> str:
 def mistake(path: KeyPath, value: Any) -> str:
     """What is wrong with the value of a key, what was expected and the nearest that is right."""
     schema = leaves()[path]
-    what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}"
+    what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if value is None:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
     if isinstance(value, str):
@@ -129,16 +133,35 @@ def _words(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _number(schema: Mapping[str, Any]) -> str:
-    least, most = schema.get("minimum"), schema.get("maximum")
+    least, most = schema.get("minimum"), _most(schema)
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    most = None if most is not None and most >= _FAR else most  # told to those who come so far
     kind = "a whole number" if schema["type"] == "integer" else "a number"
     if least is not None and most is not None:
-        return f"{kind} from {least} to {most}"
+        return f"{kind} from {least} to {most:,}"
     if least is not None and below is not None:
         return f"{kind} of at least {least} and below {below}"
     if least is not None:
         return f"{kind} of at least {least}"
-    return f"{kind} above {above}" if above is not None else kind
+    if above is None:
+        return kind
+    return f"{kind} above {above}" + (f" and at most {most:,}" if most is not None else "")
+
+
+def _most(schema: Mapping[str, Any]) -> float | None:
+    return cast("float | None", schema.get("maximum"))
+
+
+def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
+    """The far limit that a number is beyond, which is not named otherwise."""
+    options = _options(schema)
+    items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
+    limits = [most for one in (*items, *options) if (most := _most(one)) is not None and most >= _FAR]
+    numbers = value if isinstance(value, list) else [value]
+    found = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not limits or not any(max(limits) < one < math.inf for one in found):
+        return ""
+    return f", and at most {max(limits):,.0f}"
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from rankless.cli.words import (
     whole_number,
 )
 from rankless.errors import UserError
-from rankless.printing import print_json
+from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
     from rankless.recipe import Recipe
@@ -132,7 +132,7 @@ def stats(
     else:
         print_statistics(found)
         if out is not None:
-            print(f"\ndrawn: {out}" + (" (replaced)" if replaced else ""))
+            say(f"\ndrawn: {out}" + (" (replaced)" if replaced else ""))
     return 0
 
 
@@ -202,7 +202,7 @@ def show(
     replaced = contact_sheet.write(found, out, force=force)
     unreadable = sum(one.image is None for one in found.shown)
     failed = f", {unreadable} not readable" if unreadable else ""
-    print(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
+    say(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
     return 0
 
 
@@ -246,11 +246,11 @@ def anchors(
         print_json(found.as_json())
         return 0
     height, width = found.size
-    print(f"{len(found.anchors)} anchors for {found.boxes:,} boxes on an input of {width} × {height} pixels")
-    print(f"average IoU {found.fit:.4f}; with the {len(found.default)} of {model} {found.default_fit:.4f}\n")
-    print(found.recipe_line)
+    say(f"{len(found.anchors)} anchors for {found.boxes:,} boxes on an input of {width} × {height} pixels")
+    say(f"average IoU {found.fit:.4f}; with the {len(found.default)} of {model} {found.default_fit:.4f}\n")
+    say(found.recipe_line)
     if len(found.anchors) != len(found.default):
-        print(f"\n{model} takes {len(found.default)} anchors: leave --count out to find as many")
+        say(f"\n{model} takes {len(found.default)} anchors: leave --count out to find as many")
     return 0
 
 

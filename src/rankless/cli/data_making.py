@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Format, Json, Link, Root, flag, part, recipe_and_overrides, whole_number
 from rankless.errors import UserError
-from rankless.printing import print_json
+from rankless.printing import print_json, say
 
 app = part()
 
@@ -188,8 +188,10 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
         return 0
     for one in done:
         failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
-        print(f"{one.split}: {one.pictures} pictures{failed}", *one.notes, sep="\n  ")
+        say(f"{one.split}: {one.pictures} pictures{failed}")
+        for note in one.notes:
+            say(f"  {note}")
         for fault in one.unreadable[:20]:
-            print(f"  {fault.path}: {fault.reason}")
+            say(f"  {fault.path}: {fault.reason}")
     print("a training finds them with data.cache=disk")
     return 0

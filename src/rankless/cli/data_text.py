@@ -14,6 +14,8 @@ from rankless.curation.splitting import Divided, shares_of
 from rankless.curation.statistics import SplitStatistics, Spread, Statistics
 from rankless.data.annotations import Annotations
 from rankless.data.findings import KINDS, Findings
+from rankless.errors import escaped
+from rankless.printing import say
 
 FIRST = 3
 """So many of a kind are named; ``--json`` has more."""
@@ -30,26 +32,26 @@ _THEN = {
 
 def print_check(found: Checked) -> None:
     """Each split with what was found, then the verdict."""
-    print(f"{found.data.root}: {found.data.title}")
+    say(f"{found.data.root}: {found.data.title}")
     for name, each in found.data.splits.items():
-        print(f"\n{name}: {_counted(each)}")
+        say(f"\n{name}: {_counted(each)}")
         for sentence in found.told(name):
-            print(f"  · {sentence}")
+            say(f"  · {sentence}")
         stops = "stops" if found.too_many_unreadable(name) else "replaced"
         _print_findings(found.findings[name], {"replaced": _THEN[stops]})
         if not found.told(name) and not found.findings[name].counts:
-            print("  nothing found")
+            say("  nothing found")
     if found.between.counts or found.classes:
-        print("\nbetween the splits")
+        say("\nbetween the splits")
         for sentence in found.classes:
-            print(f"  ✗ {sentence} ({_THEN['stops']})")
+            say(f"  ✗ {sentence} ({_THEN['stops']})")
         _print_findings(found.between)
     if found.quick:
-        print("\nheaders only: no picture was decoded, none compared with another")
+        say("\nheaders only: no picture was decoded, none compared with another")
     if found.ok:
-        print("\nnothing is wrong")
+        say("\nnothing is wrong")
         return
-    print(f"\nwrong: {found.wrong:,} finding{'s' if found.wrong > 1 else ''} (✗); {_remedy(found)}")
+    say(f"\nwrong: {found.wrong:,} finding{'s' if found.wrong > 1 else ''} (✗); {_remedy(found)}")
 
 
 def _remedy(found: Checked) -> str:
@@ -66,42 +68,42 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
         outcome, what = KINDS[kind]
         follows = {**_THEN, **(instead or {})}[outcome]
         then = f" ({follows})" if follows else ""
-        print(f"  {'✗' if fails(kind) else '·'} {what}: {count:,}{then}")
+        say(f"  {'✗' if fails(kind) else '·'} {what}: {count:,}{then}")
         for finding in first[:FIRST]:
-            print(f"      {finding}")
+            say(f"      {finding}")
         if count > FIRST:
-            print(f"      … and {count - FIRST:,} more")
+            say(f"      … and {count - FIRST:,} more")
 
 
 def print_fix(fixed: Fixed) -> None:
     """Where the copy is and what differs."""
-    print(f"\nwritten: {fixed.out}")
+    say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["nothing was to be changed"]:
-        print(f"  {change}")
+        say(f"  {change}")
 
 
 def print_conversion(done: Converted) -> None:
     """What was written, what was lost, and whether it reads back the same."""
     for name, each in done.data.splits.items():
-        print(f"{name}: {_counted(each)}")
-    print(f"written: {done.out} ({done.data.format} → {done.to})")
+        say(f"{name}: {_counted(each)}")
+    say(f"written: {done.out} ({done.data.format} → {done.to})")
     for sentence in done.lost:
-        print(f"  {sentence}")
+        say(f"  {sentence}")
     if done.differences:
-        print("read back and compared: not equal")
+        say("read back and compared: not equal")
         for sentence in done.differences:
-            print(f"  {sentence}")
+            say(f"  {sentence}")
     else:
-        print("read back and compared: pictures' sizes, classes and boxes are equal, bit for bit")
+        say("read back and compared: pictures' sizes, classes and boxes are equal, bit for bit")
 
 
 def print_division(done: Divided) -> None:
     """The shares of the pictures and of every class."""
-    print(f"written: {done.out}")
+    say(f"written: {done.out}")
     for note in done.notes:
-        print(f"  {note}")
+        say(f"  {note}")
     total = sum(map(len, done.splits.values()))
-    print()
+    say()
     table = _table("", *(column for name in done.splits for column in (name, "share")))
     pairs = [(f"{len(each):,}", f"{len(each) / max(total, 1):.1%}") for each in done.splits.values()]
     table.add_row("pictures", *(cell for pair in pairs for cell in pair))
@@ -113,7 +115,7 @@ def print_division(done: Divided) -> None:
         cells = [
             cell for name in counts for cell in (f"{counts[name][label]:,}", f"{shares[name][label]:.1%}")
         ]
-        table.add_row(names[label], *cells)
+        table.add_row(escaped(names[label]), *cells)
     _print(table)
     _print_more(len(names))
 
@@ -121,18 +123,18 @@ def print_division(done: Divided) -> None:
 def print_statistics(found: Statistics) -> None:
     """A table of everything in numbers, one of the classes, and remarks."""
     splits = found.splits
-    print(f"{found.root}: {found.format}\n")
+    say(f"{found.root}: {found.format}\n")
     table = _table("", *splits)
     for title, cells in _rows(list(splits.values())):
         if any(cells):
             table.add_row(title, *cells)
     _print(table)
-    print("(a · b · c: least, median and most)\n")
+    say("(a · b · c: least, median and most)\n")
     _print_classes(splits)
     if found.remarks:
-        print()
+        say()
         for remark in found.remarks:
-            print(remark)
+            say(remark)
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
@@ -185,7 +187,7 @@ def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:
     table = _table("class", *(column for name in splits for column in (name, "share")))
     for label in names[:MOST_CLASSES]:
         table.add_row(
-            label,
+            escaped(label),
             *(
                 cell
                 for each in splits.values()
@@ -201,7 +203,7 @@ def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:
 
 def _print_more(classes: int) -> None:
     if classes > MOST_CLASSES:
-        print(f"… and {classes - MOST_CLASSES:,} more classes; --json has all")
+        say(f"… and {classes - MOST_CLASSES:,} more classes; --json has all")
 
 
 def _counted(each: Annotations) -> str:

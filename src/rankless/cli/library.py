@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Json, Target, flag, part, whole_number
 from rankless.errors import UserError
-from rankless.printing import print_json, print_models
+from rankless.printing import print_json, print_models, say
 
 app = part()
 
@@ -114,8 +114,9 @@ def import_(
     if as_json:
         print_json(report.as_json())
     else:
-        print(*report.notes, sep="\n")
-        print(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
+        for note in report.notes:
+            say(note)
+        say(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
     return 0
 
 
@@ -146,5 +147,6 @@ def export(
     if as_json:
         print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
     else:
-        print("\n".join(str(file) for file in done.files))
+        for file in done.files:
+            say(str(file))
     return 0

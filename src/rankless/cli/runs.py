@@ -14,9 +14,11 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Force, Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
 from rankless.errors import STOPPED, UserError
-from rankless.printing import print_json, print_scores
+from rankless.printing import print_json, print_scores, say
 
 app = part()
+
+_SHOWN = 20  # images that could not be read
 
 Devices = Annotated[
     str, Parameter(help="GPUs to use, or processes where there is no GPU: a number, or auto.", metavar="N")
@@ -157,17 +159,19 @@ def predict(
     from rankless.prediction import predict as find
 
     report = find(target, sources, out=out, confidence=confidence, force=force)
-    for source, reason in report.failed:
-        print(f"{source}: {reason}", file=sys.stderr)
+    for source, reason in report.failed[:_SHOWN]:
+        say(f"{source}: {reason}", file=sys.stderr)
+    if len(report.failed) > _SHOWN:
+        say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
     if as_json:
         print_json(report.as_json())
     else:
         for picture in (each for each in report.pictures if each.classes):
             best = picture.classes[0]
-            print(f"{picture.source}: {best['name']} {best['score']:.0%}")
+            say(f"{picture.source}: {best['name']} {best['score']:.0%}")
         found = sum(len(picture.detections or picture.classes[:1]) for picture in report.pictures)
         failed = f", {len(report.failed)} not readable" if report.failed else ""
-        print(f"{found} found; pictures: {len(report.pictures)}{failed}; results in {report.out}")
+        say(f"{found} found; pictures: {len(report.pictures)}{failed}; results in {report.out}")
     return report.exit_code
 
 
@@ -186,7 +190,7 @@ def digest(target: Target, /, *, as_json: Json = False) -> int:
     if as_json:
         print_json({"sha256": sha256, "weights": str(path)})
     else:
-        print(f"{sha256}  {path}")
+        say(f"{sha256}  {path}")
     return 0
 
 

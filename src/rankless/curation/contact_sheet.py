@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.looking import Selection, Shown
 from rankless.drawing import Mark, annotate, color
-from rankless.errors import UserError
+from rankless.errors import UserError, escaped
 from rankless.outputs import Outputs
 
 COLUMNS = 4
@@ -95,7 +95,7 @@ def page(selection: Selection) -> str:
     named = _are_named(selection.shown)
     figures = "\n".join(_figure(one, named) for one in selection.shown)
     chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
-    title = html.escape(selection.title)
+    title = _html(selection.title)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -126,8 +126,12 @@ figcaption {{ opacity: .7; overflow-wrap: anywhere; padding: .3rem 0; }}
 """
 
 
+def _html(text: str) -> str:
+    return html.escape(escaped(text))
+
+
 def _chip(label: int, name: str) -> str:
-    return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{html.escape(name)}</span>'
+    return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{_html(name)}</span>'
 
 
 def _are_named(shown: Sequence[Shown]) -> bool:
@@ -139,9 +143,9 @@ def _figure(one: Shown, named: bool) -> str:
     buffer = io.BytesIO()
     _cell(one, PAGE_WIDTH, PAGE_WIDTH, named).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    caption = html.escape(one.caption) + (f" · {len(one.marks)} boxes" if one.marks else "")
+    caption = _html(one.caption) + (f" · {len(one.marks)} boxes" if one.marks else "")
     return (
-        f'<figure><img alt="{html.escape(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
+        f'<figure><img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 

@@ -19,7 +19,7 @@ import torch
 
 from rankless import journal
 from rankless.cores import usable_cores
-from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError
+from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, escaped
 from rankless.files import write_atomically
 from rankless.instruction_set import refuse_unable
 from rankless.job import Job, job_folder, log_of, notes, read_notes, write_job
@@ -161,7 +161,7 @@ def evaluate(
             raise KeyboardInterrupt
         raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
     for sentence in ending.note.get("warnings", ()):
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
     return {"weights": str(path), **ending.note["scores"]}
 
 
@@ -183,7 +183,7 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
 
         def say(sentence: str) -> None:
             with suppress(OSError):  # nobody may be there to hear it
-                print(f"warning: {sentence}", file=sys.stderr, flush=True)
+                print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
 
         ended_by, blamed = supervise(
             place,
@@ -250,7 +250,7 @@ def _show_log(log: Path) -> None:
         return
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     if starts:
-        print("\n".join(lines[starts[-1] :][-_SHOWN:]), file=sys.stderr)
+        print("\n".join(map(escaped, lines[starts[-1] :][-_SHOWN:])), file=sys.stderr)
 
 
 def _device() -> torch.device:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rankless import recipe
+from rankless import memory, recipe
 from rankless.errors import UserError
 from rankless.models import densenet
 from rankless.models.adapters import (
@@ -38,6 +38,7 @@ IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
 HALF: Colour = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
+_MANY_CLASSES = 20_000  # of ImageNet's all; up to here a head is no matter of memory
 _DETECTORS_ONLY = ("cfg", "width", "anchors", "involution", "dfl")
 
 
@@ -194,7 +195,21 @@ def build_classifier(model: recipe.Model, classes: int) -> nn.Module:
         faults.append(f"The data has {counted}: a classifier needs at least two. Name them.")
     if faults or found is None:
         raise UserError(faults)
+    _refuse_giant(found, model, classes)
     return _build(found, model, classes)
+
+
+def _refuse_giant(found: Classifier, model: recipe.Model, classes: int) -> None:
+    """Raise if the machine has no room for the weights; published ones are known to be small."""
+    if classes <= _MANY_CLASSES and model.densenet.growth == "auto":
+        return
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        count = sum(tensor.numel() for tensor in _build(found, model, classes).parameters())
+    memory.ensure(
+        4 * count,
+        f"{model.name} for {classes:,} classes, with {count:,} parameters,",
+        "give a smaller model.densenet.growth, or fewer classes",
+    )
 
 
 def backbone_modules(model: nn.Module) -> list[nn.Module]:

@@ -7,6 +7,7 @@ Nothing in the file says what network it is of.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rankless.models.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000
+_LEAST = 0.01  # of a network's numbers; published backbones have more than a tenth
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class _Part:
 
     @property
     def numbers(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
@@ -87,6 +89,12 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         raise UserError(
             f"{path}: goes on for {len(numbers) - start:,} numbers after the network's last convolution "
             f"({start:,}): it is of another network; give the cfg or the model it was trained with"
+        )
+    total = sum(part.numbers for _, parts in layers for part in parts)
+    if start < _LEAST * total:
+        raise UserError(
+            f"{path}: has {start:,} of the network's {total:,} numbers, which is not even a backbone: give "
+            "the cfg or the model it was trained with"
         )
     notes = _mend(state)
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]

@@ -20,6 +20,7 @@ from rankless.models.layers import (
     max_pool,
     upsample,
 )
+from rankless.models.sizes import refuse_giant
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
 # steps are not spent on unlearning thousands of false objects; each class is as likely as any other.
@@ -107,6 +108,8 @@ class DetectionModel(nn.Module):
 
     def __init__(self, network: net.Network, *, momentum: float = BATCH_NORM_MOMENTUM) -> None:
         super().__init__()
+        if torch.get_default_device().type != "meta":
+            refuse_giant(network)
         self.network = network
         self.heads = network.heads()
         self.sources = [network.inputs(number) for number in range(len(network.layers))]

@@ -34,15 +34,20 @@ def settled(recipe: Recipe) -> Recipe:
         UserError: a faulty cfg, or data that cannot be opened.
     """
     if recipe.task == "detect":
+        from rankless.models.sizes import outputs
+        from rankless.models.zoo import network
         from rankless.tasks.detect import Detect, settled_detection
+        from rankless.tasks.room import refuse_giant_step
 
-        Detect(recipe, class_names=())  # the faults that need no data are told here and now
+        task = Detect(recipe, class_names=())  # the faults that need no data are told here and now
+        refuse_giant_step(recipe, task.size, outputs(network(recipe.model, classes=1), task.size))
         _read_data(recipe)
         return settled_detection(recipe)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
+        from rankless.tasks.room import refuse_giant_step
 
-        Classify(recipe, class_names=())
+        refuse_giant_step(recipe, Classify(recipe, class_names=()).size)
         _read_data(recipe)
     return recipe
 

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from rankless.errors import escaped
 from rankless.types import Scores
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -94,7 +95,7 @@ class Teller:
 
     def say(self, sentence: str) -> None:
         """Print a line above the bar."""
-        self.console.print(sentence, markup=False)
+        self.console.print(escaped(sentence), markup=False)
 
 
 class _Audience(io.TextIOBase):

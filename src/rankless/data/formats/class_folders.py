@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankless import reading
 from rankless.data import pictures
 
 
@@ -35,10 +36,10 @@ def class_folders(place: Path) -> Found:
     """Every class folder in ``place`` with its pictures."""
     found = Found(entered=[os.fspath(place)])
     for entry in sorted(place.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
+        if reading.is_folder(entry) and not entry.name.startswith("."):
             files = found.classes.setdefault(_composed(entry.name), {})
             files |= dict(_walk(str(entry), "", found, set()))
-        elif entry.is_dir():
+        elif reading.is_folder(entry):
             found.leave_out("hidden folders", str(entry))
         elif pictures.is_picture(entry):
             found.leave_out("pictures outside the class folders", str(entry))
@@ -67,7 +68,7 @@ def _walk(folder: str, inside: str, found: Found, entered: set[str]) -> Iterator
         name = f"{inside}{_composed(entry.name)}"
         if entry.name.startswith("."):
             found.leave_out("hidden files and folders", entry.path)
-        elif entry.is_dir():
+        elif reading.is_folder(entry):
             yield from _walk(entry.path, f"{name}/", found, entered)
         elif not pictures.is_picture(entry.name):
             found.leave_out("files that are no pictures by their endings", entry.path)

@@ -65,7 +65,9 @@ def _candidates(root: Path) -> Iterator[Path]:
             continue
         yield from (f for f in files if not _OTHERS.match(f.name) and is_coco(f))
     with os.scandir(root) as listed:
-        folders = sorted(entry.name for entry in listed if entry.name != "annotations" and entry.is_dir())
+        folders = sorted(
+            entry.name for entry in listed if entry.name != "annotations" and reading.is_folder(entry)
+        )
     for name in folders:
         beside = [root / name / file for file in _BESIDE]
         yield from [file for file in beside if file.is_file() and is_coco(file)][:1]

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from rankless import reading
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.csv_columns import Columns, rows, understood
 from rankless.errors import UserError, printable
@@ -29,7 +30,7 @@ def csv_files(root: Path) -> dict[str, tuple[Path, Columns]]:
         if file.is_file() and not _CLASSES.fullmatch(file.stem) and (columns := understood(file)):
             found.setdefault("train" if file.name == _BESIDE[0] else _name(file), (file, columns))
     with os.scandir(root) as listed:
-        folders = sorted(entry.name for entry in listed if entry.is_dir())
+        folders = sorted(entry.name for entry in listed if reading.is_folder(entry))
     for folder in folders:
         for file in (root / folder / name for name in _BESIDE):
             if folder not in found and file.is_file() and (columns := understood(file)):

@@ -198,7 +198,7 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _is_split(folder: Path) -> bool:
-    return folder.is_dir() and not folder.name.startswith(".")
+    return reading.is_folder(folder) and not folder.name.startswith(".")
 
 
 def _beside(folder: Path) -> bool:

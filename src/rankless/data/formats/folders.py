@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rankless import reading
 from rankless.data.findings import Findings
 from rankless.data.pictures import is_picture
 
@@ -49,7 +50,7 @@ class Gathered:
                 continue
             self.folders.append(folder)
             for entry in entries:
-                is_folder = entry.is_dir()
+                is_folder = reading.is_folder(entry)
                 if entry.name.startswith(".") and (is_folder or is_picture(entry.name)):
                     self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
                 elif is_folder:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless import reading
 from rankless.data.annotations import Annotations
 from rankless.data.formats.raw import Raw
 from rankless.data.formats.writing import PictureFiles
@@ -98,7 +99,7 @@ def _what_is_there(place: Path) -> str:
     if place.is_file():
         kind = "picture" if place.suffix.lower() in EXTENSIONS else f"'{place.suffix}' file"
         return f"it is a {kind}" if place.suffix else "it is a file without an ending"
-    entries = list(islice((each for each in place.rglob("*") if not each.is_dir()), _LOOKED_AT + 1))
+    entries = list(islice((each for each in place.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
         return "the folder is empty" if not any(place.iterdir()) else "there are folders and no files"
     more = "at least " if len(entries) > _LOOKED_AT else ""

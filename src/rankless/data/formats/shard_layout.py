@@ -32,7 +32,7 @@ def shards_of(root: Path) -> dict[str, list[Path]]:
     for entry in sorted(root.iterdir()):
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if reading.is_folder(entry):
             inside = [each for each in sorted(entry.iterdir()) if _is_shard(each)]
             if inside:
                 found.setdefault(entry.name, []).extend(inside)

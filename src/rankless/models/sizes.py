@@ -1,0 +1,48 @@
+"""How much memory a network takes, from its layers alone: asked before a tensor of it exists."""
+
+from __future__ import annotations
+
+from rankless import memory
+from rankless.models.network import Conv, Network
+
+_FLOAT = 4  # bytes
+
+
+def parameters(network: Network) -> int:
+    """Numbers in the convolutions and their norms, which are nearly all of a network's."""
+    shapes, count = network.shapes(), 0
+    for number, layer in enumerate(network.layers):
+        if isinstance(layer, Conv):
+            source = network.inputs(number)[0]
+            channels = shapes[source].channels if source >= 0 else 3
+            count += layer.filters * (channels // layer.groups * layer.size**2 + (4 if layer.norm else 1))
+    return count
+
+
+def outputs(network: Network, size: tuple[int, int]) -> list[int]:
+    """Numbers that each convolution puts out for one image.
+
+    Args:
+        network: the layers.
+        size: (height, width) of the image in pixels.
+    """
+    counts = []
+    for layer, shape in zip(network.layers, network.shapes(), strict=True):
+        if isinstance(layer, Conv):
+            stride = shape.stride or max(size)  # None: one pixel
+            counts.append(shape.channels * int(max(size[0] / stride, 1) * max(size[1] / stride, 1)))
+    return counts
+
+
+def refuse_giant(network: Network) -> None:
+    """Raise if the machine has no room for the weights.
+
+    Raises:
+        UserError: says how much they take, and how much there is.
+    """
+    count = parameters(network)
+    memory.ensure(
+        count * _FLOAT,
+        f"a network of {count:,} parameters",
+        "give a smaller model.width, or fewer filters or classes",
+    )
