@@ -25,7 +25,7 @@ from rankless.models.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000
-_LEAST = 0.01  # of a network's numbers; published backbones have more than a tenth
+_LEAST = 1e-4  # of a network's numbers; published backbones have a tenth and more
 
 
 @dataclass(frozen=True)
