@@ -38,6 +38,7 @@ WRONG = (
 _REPORTING = {("data", "check"), ("data", "convert"), ("data", "pack"), ("predict",), ("verify",)}
 """Verbs whose exit code 1 is documented."""
 _MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc")
+_NOTE = ".rankless-outputs"
 _CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode's categories of what is not drawn but done: controls, directions of writing, halves, breaks."""
 _KNOWN_LINE = re.compile(r"error: .|warning: .|  |interrupted|stopped by ")
@@ -199,7 +200,8 @@ def _misplaced(
     changed = [name for name, content in before.items() if after.get(name) != content]
     if wrong := [name for name in changed if not (worked and name in case.changes)]:
         return "file changed", f"changed or removed: {wrong[:8]}"
-    new = [name for name in after if name not in before]
+    # The note of which files were written lies beside them.
+    new = [name for name in after if name not in before and not name.endswith(_NOTE)]
     if wrong := [name for name in new if not name.startswith(case.out or ("\0",))]:
         return "file changed", f"new outside the output: {wrong[:8]}"
     if not worked and new:

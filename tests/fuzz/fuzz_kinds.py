@@ -7,6 +7,7 @@ from collections.abc import Callable
 import inputs_data
 import inputs_models
 import inputs_recipes
+import inputs_runs
 import inputs_words
 from fuzz_case import Case
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ KINDS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "recipe": inputs_recipes.recipes,
     "override": inputs_recipes.overrides,
     **inputs_data.ALL,
+    "run directory": inputs_runs.runs,
+    "strange folder": inputs_runs.strange_folders,
     "output place": inputs_words.output_places,
     "command line": inputs_words.command_lines,
 }
