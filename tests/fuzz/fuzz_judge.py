@@ -39,8 +39,9 @@ _REPORTING = {("data", "check"), ("data", "convert"), ("data", "pack"), ("predic
 """Verbs whose exit code 1 is documented."""
 _MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc")
 _NOTE = ".rankless-outputs"
-_CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what is not drawn but done: controls, directions of writing, halves, breaks."""
+_CONTROLS = ("Cc", "Cs", "Zl", "Zp")
+_DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+"""Unicode's categories and classes of what is not drawn but done: controls, breaks, other directions."""
 _KNOWN_LINE = re.compile(r"error: .|warning: .|  |interrupted|stopped by ")
 
 
@@ -209,6 +210,11 @@ def _misplaced(
     return None
 
 
+def _acts(letter: str) -> bool:
+    """Whether a terminal does something when it is to show it."""
+    return unicodedata.category(letter) in _CONTROLS or unicodedata.bidirectional(letter) in _DIRECTIONS
+
+
 def _heard(case: Case, ended: int | BaseException, out: str, err: str) -> Verdict:
     """Judge what was printed."""
     shown = f"exit {ended}\n{out[:3000]}{err[:3000]}"
@@ -219,7 +225,7 @@ def _heard(case: Case, ended: int | BaseException, out: str, err: str) -> Verdic
         return Verdict("silent", shown)
     own = set("".join(case.words))  # a path that the user gave may be shown as it is when all went well
     for text, known in ((out, own), (err, set[str]())):
-        if odd := {letter for letter in text if unicodedata.category(letter) in _CONTROLS} - known - {"\n"}:
+        if odd := set(filter(_acts, set(text))) - known - {"\n"}:
             return Verdict("control characters", f"{sorted(map(ascii, odd))[:20]}\n{shown!a}")
     lines = err.splitlines()
     if ended == 2 and (stray := [line for line in lines if not _KNOWN_LINE.match(line)]):

@@ -46,6 +46,28 @@ def damaged(draw: st.DrawFn, content: bytes, tokens: Sequence[str] = ()) -> byte
     return found
 
 
+@st.composite
+def overwritten(draw: st.DrawFn, content: bytes) -> bytes:
+    """``content`` with other values in up to eight places: whatever has a length keeps it."""
+    found = bytearray(content)
+    for _ in range(draw(st.integers(1, 8))):
+        at = draw(st.integers(0, len(content) - 4))
+        found[at : at + 4] = draw(st.sampled_from(_FOUR) | st.binary(min_size=4, max_size=4))
+    return bytes(found)
+
+
+_FOUR = (
+    bytes(4),
+    b"\xff" * 4,
+    b"\0\0\xc0\x7f",
+    b"\0\0\x80\x7f",
+    b"\0\0\x80\xff",
+    b"\1\0\0\0",
+    b"\xff\xff\x7f\x7f",
+)
+"""Zero, NaN and infinity as float32, and the smallest that is not zero."""
+
+
 def _span(draw: st.DrawFn, content: bytes) -> tuple[int, int]:
     start = draw(st.integers(0, len(content)))
     return start, min(start + draw(st.sampled_from([1, 2, 4, 8, 16, 64, 300])), len(content))

@@ -11,7 +11,18 @@ from typing import Any
 
 import fuzz_seeds as seeds
 from fuzz_case import Case, Entry, Hole
-from fuzz_mutations import damaged, damaged_text, damaged_value, encoded, json_values, numbers, odd, words
+from fuzz_mutations import (
+    damaged,
+    damaged_text,
+    damaged_value,
+    encoded,
+    json_values,
+    numbers,
+    odd,
+    overwritten,
+    words,
+)
+from hostile_checkpoints import HARM, legacy
 from hypothesis import strategies as st
 
 # --- cfg --------------------------------------------------------------------------------------------------
@@ -77,6 +88,8 @@ def darknet_weights(draw: st.DrawFn) -> Case:
     header = st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 3, st.integers(0, 2**64 - 1))
     content: Entry = draw(
         damaged(whole)
+        | overwritten(whole)
+        | overwritten(whole)
         | st.binary(max_size=60)
         | header.map(lambda h: struct.pack("<iiiQ", *h) + whole[20:])
         | st.sampled_from([0, 4, 20, 1516, 2**33]).map(Hole)
@@ -97,10 +110,10 @@ def darknet_weights(draw: st.DrawFn) -> Case:
 # --- checkpoints ------------------------------------------------------------------------------------------
 
 
-def archive(records: dict[str, bytes], **options: Any) -> bytes:
+def _archive(records: dict[str, bytes], compression: int) -> bytes:
     """A checkpoint of records made by hand."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", **options) as file:
+    with zipfile.ZipFile(out, "w", compression) as file:
         for name, content in records.items():
             file.writestr(name, content)
     return out.getvalue()
@@ -155,16 +168,14 @@ def _zipped(draw: st.DrawFn) -> bytes:
         records[draw(words).replace("\ud800", "") or "x"] = records.pop(name)
     elif kind == "command":
         records[pickled] = draw(_pickle_of_a_command())
-    return archive(records, compression=zipfile.ZIP_DEFLATED if kind == "compressed" else zipfile.ZIP_STORED)
+    return _archive(records, zipfile.ZIP_DEFLATED if kind == "compressed" else zipfile.ZIP_STORED)
 
 
 @st.composite
 def _legacy(draw: st.DrawFn) -> bytes:
     if draw(st.integers(0, 3)):
         return draw(damaged(seeds.checkpoint(False), PICKLED))
-    whole = seeds.checkpoint(False)
-    at = whole.index(b"\x80", whole.index(b"\x80", whole.index(b"\x80", 1) + 1) + 1)
-    return whole[:at] + draw(_pickle_of_a_command()) + b"\x80\x02]q\0."
+    return legacy(draw(_pickle_of_a_command()))
 
 
 _bombs = st.builds(
@@ -197,7 +208,8 @@ def _checkpoint(draw: st.DrawFn, content: st.SearchStrategy[bytes]) -> Case:
     return Case((*words, *draw(st.lists(st.sampled_from(more), max_size=2, unique=True))), entries, ("out",))
 
 
-checkpoints_zipped = _checkpoint(_zipped() | _bombs)
+_harm = st.sampled_from(list(HARM.values())).flatmap(lambda content: damaged(content) | st.just(content))
+checkpoints_zipped = _checkpoint(_zipped() | _bombs | _harm)
 checkpoints_legacy = _checkpoint(_legacy() | _bombs)
 
 # --- safetensors ------------------------------------------------------------------------------------------
@@ -248,7 +260,7 @@ def safetensors(draw: st.DrawFn) -> Case:
     elif kind == "length":
         content = _joined(header, data, draw(st.integers(0, 2**64 - 1) | st.integers(0, 9000)))
     elif kind == "data":
-        content = _joined(header, draw(damaged(data)))
+        content = _joined(header, draw(damaged(data) | overwritten(data)))
     else:
         content = _joined(draw(json_values), draw(st.binary(max_size=40)))
     entries: dict[str, Entry] = {"w": content, "a.png": seeds.picture(), "n.cfg": seeds.CFG.encode()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import typing
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -43,6 +44,42 @@ def keys() -> tuple[str, ...]:
         return found
 
     return tuple(inside(Recipe(), ""))
+
+
+@functools.cache
+def _likely() -> dict[str, tuple[str, ...]]:
+    """To every key that holds a value some that it may have, and their neighbors, which it may not."""
+    from rankless.recipe import Recipe
+
+    def inside(value: Any, before: str) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        hints = typing.get_type_hints(type(value))
+        for each in fields(value):
+            below, name = getattr(value, each.name), before + each.name
+            named = tuple(word for word in _literals(hints[each.name]) if isinstance(word, str))
+            if is_dataclass(below):
+                found |= inside(below, f"{name}.")
+            elif isinstance(below, bool):
+                found[name] = ("true", "false", "1")
+            elif isinstance(below, int):
+                found[name] = (str(below), str(below + 1), "0", "1", "2", "7", "-1", "1000000000", *named)
+            elif isinstance(below, float):
+                found[name] = (str(below), "0", "0.5", "1", "1.5", "1e6", "-0.1", "1e-9", "1e300", *named)
+            else:
+                found[name] = (
+                    str(below),
+                    *(named or ("32", "[32,64]", "data", "n.cfg", "kmeans", "resnet18")),
+                )
+        return found
+
+    return inside(Recipe(), "")
+
+
+def _literals(hint: Any) -> list[Any]:
+    """What a type names as its values, wherever in it."""
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    return [value for part in typing.get_args(hint) for value in _literals(part)]
 
 
 _values = (
@@ -99,6 +136,10 @@ def overrides(draw: st.DrawFn) -> Case:
     pair = st.tuples(
         st.sampled_from(keys()) | words, st.sampled_from(["=", "=", "=", "", "==", ":"]), _values
     )
-    changes = draw(st.lists(pair.map("".join).map(argument), min_size=1, max_size=3))
+    likely = st.sampled_from(sorted(_likely())).flatmap(
+        lambda key: st.sampled_from(_likely()[key]).map(lambda value: f"{key}={value}")
+    )
+    change = likely | likely | likely | pair.map("".join)
+    changes = draw(st.lists(change.map(argument), min_size=1, max_size=4))
     verb = ("train", "r.yaml", *changes, "--devices", "1", "--run", "out")
     return Case(verb, entries, ("out",))

@@ -16,6 +16,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -104,34 +105,33 @@ def supervise(kinds: list[str], count: int, start: int, folder: Path) -> dict[st
             skip = sum(found[kind].outcomes.values())
             words = ["--kinds", *left, "--cases", str(count), "--seed", str(start), "--skip", str(skip)]
             words += ["--findings", str(folder), "--child"]
-            process = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
-            for line in process.stdout.splitlines():
-                name, outcome, value = json.loads(line)
-                found[name].add(outcome, value)
-            if process.returncode:
-                _died(found, left, start, folder, process)
+            with tempfile.TemporaryFile("w+") as errors:
+                process = subprocess.Popen(
+                    [sys.executable, __file__, *words], stdout=subprocess.PIPE, stderr=errors, text=True
+                )
+                assert process.stdout is not None
+                for line in process.stdout:
+                    name, outcome, value = json.loads(line)
+                    found[name].add(outcome, value)
+                    if outcome == "end":
+                        print(f"{name}: {dict(found[name].outcomes)}", file=sys.stderr, flush=True)
+                if process.wait():
+                    errors.seek(0)
+                    current = next(each for each in left if not found[each].ended)
+                    _died(current, found[current], start, folder, process.returncode, errors.read())
     return found
 
 
-def _died(
-    found: dict[str, Tally],
-    left: list[str],
-    start: int,
-    folder: Path,
-    process: subprocess.CompletedProcess[str],
-) -> None:
+def _died(kind: str, tally: Tally, start: int, folder: Path, code: int, errors: str) -> None:
     """Count a process's death as an outcome of the case that it was at."""
-    if process.returncode > 0 and "Timeout (" not in process.stderr:
-        raise RuntimeError(f"an error of the harness's own:\n{process.stderr}")
-    kind = next(kind for kind in left if not found[kind].ended)
-    found[kind].add("died", 0)
-    number = sum(found[kind].outcomes.values())
+    if code > 0 and "Timeout (" not in errors:
+        raise RuntimeError(f"an error of the harness's own:\n{errors}")
+    tally.add("died", 0)
     current = folder / f"{_file_name(kind)}-{start}-current.json"
-    kept = folder / f"{_file_name(kind)}-{start}-{number}.json"
+    kept = folder / f"{_file_name(kind)}-{start}-{sum(tally.outcomes.values())}.json"
     current.rename(kept)
-    kept.with_suffix(".txt").write_text(f"died {process.returncode}\n{process.stderr[-5000:]}")
-    if found[kind].outcomes["died"] > MOST_DEATHS:
-        found[kind].ended = True
+    kept.with_suffix(".txt").write_text(f"died {code}\n{errors[-5000:]}")
+    tally.ended = tally.outcomes["died"] > MOST_DEATHS
 
 
 def table(tallies: dict[str, Tally]) -> str:
