@@ -252,7 +252,7 @@ def test_other_kinds_of_files_are_named(tmp_path):
     assert "is no file" in refusal()
     path.rmdir()
     os.mkfifo(path)
-    assert "is no file" in refusal()
+    assert "it is a pipe" in refusal()
 
 
 # --- what is hostile --------------------------------------------------------------------------------------
