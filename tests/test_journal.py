@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,45 @@ def test_floats_and_texts_come_back_as_they_were(tmp_path_factory: Any, lines: l
     book.close()
     assert list(journal.read(path)) == lines
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (
+            {"event": "death", "at": 3, "rank": 1, "text": "rank 1 was killed by SIGKILL"},
+            "rank 1 was killed by",
+        ),
+        ({"event": "error", "at": 3, "text": "the disk is full"}, "the disk is full"),
+        ({"event": "stop", "at": 3, "text": "3% of 2.0 s"}, "it was asked to stop after step 3"),
+        ({"event": "end", "at": 3, "text": "3% of 2.0 s"}, "it was done after step 3"),
+        ({"evaluation": 3, "scores": {}}, "it ended without a word: its launcher was killed, or the machine"),
+        ({"event": "resume", "at": 0}, "it ended without a word"),
+    ],
+)
+def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], why: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert journal.ending(path) is None
+    write(path, range(1, 4), 0)
+    journal.append(path, event="stop", at=1, text="an earlier one")
+    journal.append(path, step=3, loss=0.1)
+    journal.append(path, **last)
+    journal.append(path, event="warning", text="says nothing about the end")
+    assert (journal.ending(path) or "").startswith(why)
+
+
+def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, range(1, 3000), 0)
+    assert path.stat().st_size > 1 << 16
+    before = journal.numbers(path)
+    with path.open("a") as file:
+        file.write('{"step":3000,"lo')
+    journal.append(path, event="death", at=2999, rank=0, code=1, text="rank 0 ended with code 1")
+    assert journal.numbers(path) == before
+    entries = journal.tail(path)
+    assert entries[-1]["event"] == "death"
+    assert max(journal.step_of(entry) for entry in entries) == 2999
+    assert len(entries) < 1500
+    assert journal.ending(path) == "rank 0 ended with code 1"
+    assert not Journal(path, 2999).left_out, "no line is damaged"

@@ -59,6 +59,10 @@ class TaskError(UserError):
         return _lines(fault.split("\n"))
 
 
+class ShortageError(UserError):
+    """Memory ran out; whoever knows the recipe adds what to change in it."""
+
+
 STOPPED = 85
 """Exit code of a run that was asked to stop and saved its state: a scheduler may requeue it."""
 

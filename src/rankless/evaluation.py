@@ -18,7 +18,7 @@ from torch import nn
 
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line
-from rankless.errors import TaskError, UserError
+from rankless.errors import ShortageError, TaskError, UserError
 from rankless.precision import autocast
 from rankless.recipe import Recipe
 from rankless.tasks.checks import (
@@ -30,7 +30,7 @@ from rankless.tasks.checks import (
 )
 from rankless.tasks.protocol import Examples, Task
 from rankless.types import Scores, Unreadable
-from rankless.user_code import blamed
+from rankless.user_code import explained
 from rankless.world.join import World
 
 SHOWN = 20
@@ -153,6 +153,9 @@ class Stopped(Exception):  # noqa: N818  # nothing went wrong
     """The evaluation was left early because a rank was asked to stop; raised on every rank."""
 
 
+_KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}
+
+
 class Failures:
     """What went wrong on any rank, raised on all of them at one place, so that none waits for another.
 
@@ -172,7 +175,7 @@ class Failures:
         except UserError as error:
             self.own = error
         except Exception as error:
-            self.own = blamed(error)
+            self.own = explained(error)
             if self.own is None:
                 raise
 
@@ -186,14 +189,14 @@ class Failures:
             UserError: a rank has failed.
             Stopped: none has failed, but one left early.
         """
-        mine = [isinstance(self.own, TaskError), list(self.own.faults)] if self.own else None
+        mine = [type(self.own).__name__, list(self.own.faults)] if self.own else None
         gathered = self.world.gather([mine, stopped])
         answer = None
         if gathered is not None:
             answer = [next((one for one, _ in gathered if one), None), any(left for _, left in gathered)]
         fault, left_early = self.world.broadcast(answer)
         if fault:
-            raise (TaskError if fault[0] else UserError)(fault[1])
+            raise _KINDS.get(fault[0], UserError)(fault[1])
         if left_early:
             raise Stopped
 

@@ -101,3 +101,19 @@ def notes(place: Path) -> list[Path]:
 def read_notes(place: Path) -> list[dict[str, Any]]:
     """What the notes beside the job at ``place`` say, rank 0's first."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in notes(place)]
+
+
+def leave_cause(place: Path, rank: int, text: str) -> None:
+    """Say why a rank is about to die of something that a restart may help against."""
+    place.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
+
+
+def take_cause(place: Path, rank: int) -> str | None:
+    """What a rank that died has said about it, once; None where it said nothing."""
+    path = place.with_name(f"cause-{rank}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        path.unlink()
+    except OSError:
+        return None
+    return text

@@ -18,6 +18,7 @@ from typing import Any
 from rankless import reading
 from rankless.files import write_atomically
 
+_TAIL = 1 << 16  # bytes
 _LONGEST = 16 * reading.MIB  # bytes of a line; the scores of thousands of classes have less than one
 
 
@@ -122,6 +123,53 @@ def _set_aside(path: Path) -> Path:
     except OSError:  # a file system without links
         shutil.copyfile(path, free)
     return free
+
+
+def tail(path: Path) -> list[dict[str, Any]]:
+    """The last entries of a journal, however long it is.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with reading.opened(path) as file:
+        start = max(file.seek(0, os.SEEK_END) - _TAIL, 0)
+        file.seek(start)
+        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    entries = map(_entry, lines[1:] if start else lines)
+    return [entry for entry in entries if entry is not None]
+
+
+def append(path: Path, **entry: Any) -> None:
+    """Append one line to a journal that nobody has open; a line that a crash tore goes.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(size - _TAIL, 0)
+        file.seek(start)
+        torn = len(file.read(_TAIL).rpartition(b"\n")[2])
+        if torn < size - start or not start:
+            file.truncate(size - torn)
+        file.write(_line(entry).encode())
+
+
+def ending(path: Path) -> str | None:
+    """Why the run that wrote a journal does not go on, in words; None without a journal."""
+    try:
+        entries = tail(path)
+    except OSError:
+        return None
+    for entry in reversed(entries):
+        kind = entry.get("event")
+        if kind in ("death", "error"):
+            return str(entry.get("text", kind))
+        if kind in ("stop", "end"):
+            return f"it was {'asked to stop' if kind == 'stop' else 'done'} after step {entry.get('at')}"
+        if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
+            break
+    return "it ended without a word: its launcher was killed, or the machine stopped"
 
 
 def step_of(entry: dict[str, Any]) -> int:

@@ -10,13 +10,26 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from rankless.errors import TaskError
+from rankless.errors import TaskError, UserError
+from rankless.shortages import shortage
 
 _OURS = str(Path(__file__).parent)
 _PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _SHOWN = 6  # lines of code
 _LONG = 400  # characters of an error's own words
+
+
+def explained(error: BaseException) -> UserError | None:
+    """The error in words where a restart would only meet it again; None where it may help.
+
+    Args:
+        error: as it was caught, with its traceback.
+
+    Returns:
+        That memory ran out, whoever asked for it, or what :func:`blamed` says.
+    """
+    return shortage(error) or blamed(error)
 
 
 def blamed(error: BaseException) -> TaskError | None:

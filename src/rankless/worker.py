@@ -21,9 +21,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import TaskError, UserError, of_a_path
+from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.instruction_set import fix
-from rankless.job import LOST_PEER, Job, leave_note, log_of, read_job
+from rankless.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job
+from rankless.journal import ending
+from rankless.rank_log import open_log
+from rankless.run_directory import RunDirectory
+from rankless.shortages import shortage
 from rankless.user_code import blamed
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -47,8 +51,7 @@ def main() -> int:
     try:
         answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
     except UserError as error:
-        if isinstance(error, TaskError):
-            error = _with_a_way_on(error, job)
+        error = _with_advice(error, job)
         try:
             leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
         except OSError:  # the disk is full there, too; rank 0's output is the terminal
@@ -56,30 +59,62 @@ def main() -> int:
                 print("\n".join(f"error: {fault}" for fault in error.faults), flush=True)
         return error.exit_code
     except Exception as error:
+        from rankless.data.loader import LoaderDiedError
         from rankless.world.join import is_lost_peer
 
-        if is_lost_peer(error):
+        short = shortage(error)
+        if not short and is_lost_peer(error):
             # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             return LOST_PEER
         if told := of_a_path(error):
             leave_note(place, rank, {"exit": told.exit_code, "faults": told.faults})
             return told.exit_code
-        fault = blamed(error)
+        fault = short or blamed(error)
         if fault is None:
+            if isinstance(error, LoaderDiedError):
+                leave_cause(place, rank, f"a loader process of rank {rank} {error}")
             raise
         traceback.print_exc()  # the whole of it, into the log
-        leave_note(place, rank, {"exit": fault.exit_code, "faults": _with_a_way_on(fault, job).faults})
+        leave_note(place, rank, {"exit": fault.exit_code, "faults": _with_advice(fault, job).faults})
         return fault.exit_code
     if rank == 0:
         leave_note(place, rank, answer)
     return 0
 
 
+def _with_advice(error: UserError, job: Job) -> UserError:
+    """The error with what only somebody knows to say who knows the recipe and the run."""
+    if isinstance(error, TaskError):
+        return _with_a_way_on(error, job)
+    return _with_less(error, job) if isinstance(error, ShortageError) else error
+
+
+def _with_less(error: ShortageError, job: Job) -> UserError:
+    """Memory ran out in a rank: what to change."""
+    from rankless.recipe_file import from_json
+
+    recipe = from_json(job.recipe)
+    micro, images = recipe.batch.micro, recipe.batch.images
+    if job.verb == "train" and recipe.batch_norm == "sync":
+        advice = (
+            "with batch_norm: sync a device holds all its micro-batches at once, so use more devices, or a "
+            f"smaller batch.images (now {images})"
+        )
+    elif micro > 1:
+        advice = f"use a smaller batch.micro (now {micro})"
+        if job.verb == "train":
+            advice += f"; the global batch (batch.images: {images}) and the learning rate stay as they are"
+            if recipe.batch_norm == "micro":
+                advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
+    else:
+        advice = "batch.micro is 1 already, so use a smaller model or smaller images"
+    return UserError(f"{'; '.join(error.faults)}; {advice}")
+
+
 def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
     """The error in the user's code, with the task's name and what to do when it is mended."""
     from rankless.recipe_file import from_json
-    from rankless.run_directory import RunDirectory
 
     text = f"the task {from_json(job.recipe).task} failed: {fault}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
@@ -91,7 +126,6 @@ def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
 
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     from rankless.recipe_file import from_json
-    from rankless.run_directory import RunDirectory
     from rankless.training.loop import Rehearsal, train
     from rankless.training.settings import computes_like
     from rankless.training.trace import Trace
@@ -155,8 +189,8 @@ def _settle(job: Job, rank: int, launcher: int) -> None:
         if os.getppid() != launcher:  # it died before it could be watched
             os._exit(1)
     try:
-        Path(job.logs).mkdir(parents=True, exist_ok=True)
-        log = os.open(log_of(Path(job.logs), rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
+        log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
     except OSError:  # a full disk; what needs it will say so
         log = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2) if rank else (2,):

@@ -214,6 +214,16 @@ def small_disk(place: Path, size: str = "256k") -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+def loaders(run: Run) -> list[int]:
+    """The loader processes of a run: what a fork server has forked."""
+    others = {process.pid for process in run.processes() if process.kind == "other"}
+
+    def parent(pid: int) -> int:
+        return int((_bytes(Path(f"/proc/{pid}/stat")).decode().rpartition(")")[2].split() or ["", "0"])[1])
+
+    return [pid for pid in others if parent(pid) in others]
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):

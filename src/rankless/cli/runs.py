@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from rankless.cli.words import Force, Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
-from rankless.errors import STOPPED, UserError
+from rankless.errors import UserError
 from rankless.printing import print_json, print_scores, say
 
 app = part()
@@ -67,12 +63,11 @@ def train(
         chosen, name = loaded(name, overrides)
     if run is None:
         run = new_run_directory(Path(name or "run").stem)
-    with _may_be_requeued():
-        from rankless.launch import local
-        from rankless.launch.resume import recipe_of_run
+    from rankless.launch import local
+    from rankless.launch.resume import recipe_of_run
 
-        chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-        return local.train(chosen, run, devices=count, resume=resume)
+    chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+    return local.train(chosen, run, devices=count, resume=resume)
 
 
 @app.command(
@@ -228,21 +223,6 @@ def verify(
     if as_json:
         print_json(report.as_json())
     return 0 if report.ok else 1
-
-
-@contextmanager
-def _may_be_requeued() -> Iterator[None]:
-    """A SIGTERM that comes while libraries are still loading ends the command as a later one does."""
-
-    def end(number: int, _: object) -> None:
-        print("stopped by SIGTERM; the run had not begun", file=sys.stderr, flush=True)
-        os._exit(STOPPED)  # an exception could be caught by whatever is being imported
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _device_count(devices: str) -> int | None:

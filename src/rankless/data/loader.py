@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,19 +19,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data.order import Line
-from rankless.errors import UserError
-from rankless.user_code import blamed
+from rankless.errors import ShortageError, UserError
+from rankless.shortages import shared_memory_shortage
+from rankless.user_code import explained
 
 B = TypeVar("B")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _ENDS = (signal.SIGINT, signal.SIGTERM)
+_LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
 _GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
 
 
@@ -86,10 +90,10 @@ class MicroBatches(Generic[B]):
             generator=torch.Generator(),  # else the global one is drawn from
         )
         self._batches: Iterator[Any] = iter(loader)
-        processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
+        self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
         # Runs when the interpreter ends, too: multiprocessing would wait for ever for processes that ignore
         # SIGTERM.
-        self._end = weakref.finalize(self, _end, self._batches, processes)
+        self._end = weakref.finalize(self, _end, self._batches, self._processes)
 
     def __iter__(self) -> MicroBatches[B]:
         return self
@@ -100,6 +104,10 @@ class MicroBatches(Generic[B]):
         started = time.perf_counter()
         try:
             batch = next(self._batches)
+        except RuntimeError as error:
+            if death := _death(self._processes):
+                raise death from error
+            raise
         finally:
             self.waited += time.perf_counter() - started
         if isinstance(batch, _Fault):
@@ -118,6 +126,10 @@ class MicroBatches(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LoaderDiedError(RuntimeError):
+    """A loader process ended by itself; the sentence says how, and what it may mean."""
 
 
 class _Fault:
@@ -158,9 +170,42 @@ class _Guarded:
         if isinstance(items, _Fault):
             return items
         try:
-            return self.collate(items)
+            batch = self.collate(items)
+            if get_worker_info():
+                _share(batch)
         except Exception as error:
             return _fault(error)
+        return batch
+
+
+class _Sharing(ForkingPickler):
+    """Moves all tensors into shared memory, as sending them does."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.layout is torch.strided and value.device.type == "cpu":
+            value.share_memory_()
+        return str, ()
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _share(batch: Any) -> None:
+    """Do here what may fail when the batch is sent.
+
+    Python sends it from a thread that prints an error and goes on, and the rank waits for ever.
+    """
+    try:
+        _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"collate() gave a {type(batch).__name__} that cannot be sent from a loader process ({error}): "
+            "leave out what does not pickle, or load in the ranks themselves with workers=0"
+        ) from error
 
 
 def _check_count(examples: Any, items: Any, pictures: int) -> None:
@@ -174,10 +219,24 @@ def _check_count(examples: Any, items: Any, pictures: int) -> None:
 
 def _fault(error: Exception) -> _Fault:
     """What the user is told; any other error goes on its way."""
-    known = error if isinstance(error, UserError) else blamed(error)
+    known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
+    if isinstance(known, ShortageError) and not isinstance(error, UserError) and get_worker_info():
+        known = UserError(f"a loader process is {'; '.join(known.faults)}; {_LESS}")
     return _Fault(known)
+
+
+def _death(processes: Iterable[BaseProcess]) -> Exception | None:
+    """How the first loader process ended that did so by itself; None where all live."""
+    code = next((p.exitcode for p in processes if p.exitcode), None)
+    if code is None:
+        return None
+    if code == -signal.SIGBUS:  # it touched shared memory that there was no room for
+        return shared_memory_shortage()
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
+    return LoaderDiedError(f"{how}{why}")
 
 
 def _start_forkserver(examples: object, collate: object) -> None:

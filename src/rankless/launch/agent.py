@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,28 @@ NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
 HOPELESS = 3  # restarts without a step forward
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a launcher knows about its job and the agent does not.
+
+    Attributes:
+        ended: whether some rank has left a note that it ended on purpose.
+        progress: a number that grows as the job gets on.
+        saving: the id of the process that saves now, or None.
+        cause: why a rank died, in words, where it could say it before; asked once for each death.
+        died: told of every death that is not another's fault: the rank, how its process ended (the negative
+            number of the signal that killed it), and that in words. No rank is alive then.
+        say: told in a sentence what happened.
+    """
+
+    ended: Callable[[], bool]
+    progress: Callable[[], int]
+    saving: Callable[[], int | None]
+    cause: Callable[[int], str | None]
+    died: Callable[[int, int, str], None]
+    say: Callable[[str], None]
+
+
 class Agent(LocalElasticAgent):
     """Supervises the ranks.
 
@@ -39,10 +62,7 @@ class Agent(LocalElasticAgent):
         logs: where torch keeps its own files.
         requests: the signals that this process gets.
         grace: seconds for the ranks to end when they are asked to.
-        ended: whether some rank has left a note that it ended on purpose.
-        progress: a number that grows as the job gets on.
-        saving: the id of the process that saves now, or None.
-        say: told in a sentence what happened.
+        hooks: what the launcher knows.
 
     Attributes:
         blamed: the rank whose death made the agent give up, None where it did not.
@@ -55,16 +75,12 @@ class Agent(LocalElasticAgent):
         logs: Path,
         requests: Requests,
         grace: float,
-        ended: Callable[[], bool],
-        progress: Callable[[], int],
-        saving: Callable[[], int | None],
-        say: Callable[[str], None],
+        hooks: Hooks,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
         self.rendezvous, self.words = rendezvous, spec.args
-        self.requests, self.grace = requests, grace
-        self.ended, self.progress, self.saving, self.say = ended, progress, saving, say
-        self.reached, self.stuck = progress(), 0
+        self.requests, self.grace, self.hooks = requests, grace, hooks
+        self.reached, self.stuck = hooks.progress(), 0
         self.blamed: int | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -90,7 +106,7 @@ class Agent(LocalElasticAgent):
         if result.state is WorkerState.FAILED:
             codes = codes or {rank: f.exitcode for rank, f in result.failures.items()}
             # A rank that could not even leave a note says by its code that it ended on purpose.
-            if self.ended() or UserError.exit_code in codes.values():
+            if self.hooks.ended() or UserError.exit_code in codes.values():
                 self._remaining_restarts = 0
             else:
                 self._judge(codes)
@@ -128,7 +144,7 @@ class Agent(LocalElasticAgent):
 
     def _is_saving(self) -> bool:
         """Whether a rank that lives is writing a checkpoint."""
-        saving = self.saving()
+        saving = self.hooks.saving()
         return any(h.proc.pid == saving and h.proc.poll() is None for h in self._handlers().values())
 
     def _kill_all(self) -> None:
@@ -140,18 +156,22 @@ class Agent(LocalElasticAgent):
 
     def _judge(self, codes: Mapping[int, int]) -> None:
         """Say who died; give up when it happens again and again at the same place."""
-        reached = self.progress()
+        reached = self.hooks.progress()
         self.stuck = 0 if reached > self.reached else self.stuck + 1
         self.reached = max(self.reached, reached)
         # Of all that ended, those that a signal killed are the cause, then those with an error of their own.
         rank = min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
-        died = f"rank {rank} {_how(codes[rank])}"
+        causes = {r: self.hooks.cause(r) or f"rank {r} {_how(code)}" for r, code in codes.items()}
+        died = causes[rank]
+        for other in sorted(codes, key=lambda other: other == rank):  # the cause comes last: it is the reason
+            if other == rank or codes[other] != LOST_PEER:
+                self.hooks.died(other, codes[other], causes[other])
         if self.stuck > HOPELESS:
             self._remaining_restarts = 0
             self.blamed = rank
-            self.say(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
+            self.hooks.say(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
         else:
-            self.say(f"{died}; restarting from the newest checkpoint")
+            self.hooks.say(f"{died}; restarting from the newest checkpoint")
 
     def _shutdown(self, death_sig: Any = None, *rest: Any, **named: Any) -> None:
         """Torch allows 30 seconds; a step and its checkpoint may take longer."""
@@ -176,17 +196,14 @@ def supervise(
     devices: int,
     *,
     grace: float,
-    ended: Callable[[], bool],
-    progress: Callable[[], int],
-    saving: Callable[[], int | None],
-    say: Callable[[str], None],
+    hooks: Hooks,
 ) -> tuple[signal.Signals | None, int | None]:
     """Run ``devices`` ranks of a job on this machine until all have ended.
 
     Args:
         job: a file that :mod:`rankless.worker` reads.
         devices: how many ranks.
-        grace, ended, progress, saving, say: see :class:`Agent`.
+        grace, hooks: see :class:`Agent`.
 
     Returns:
         The signal that ended it, or None; and the rank that made the agent give up, or None. How the job
@@ -205,7 +222,7 @@ def supervise(
         monitor_interval=0.1,
     )
     with Requests() as requests:
-        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, ended, progress, saving, say)
+        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, hooks)
         try:
             agent.run()
         except SignalException:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from rankless.cores import usable_cores
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, escaped
 from rankless.files import write_atomically
 from rankless.instruction_set import refuse_unable
-from rankless.job import Job, job_folder, log_of, notes, read_notes, write_job
-from rankless.launch.agent import GRACE, supervise
+from rankless.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
+from rankless.launch.agent import GRACE, Hooks, supervise
+from rankless.launch.record import record_death, record_error
 from rankless.launch.resume import check_resume
 from rankless.launch.run_lock import given_back, locked
 from rankless.models import weights
 from rankless.precision import resolve
+from rankless.rank_log import last_traceback
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
 from rankless.run_directory import RunDirectory, new_run_directory, weights_of
@@ -113,7 +116,11 @@ def train(
                 "command": shlex.join(sys.argv),
             },
         )
-        ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+        try:
+            ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+        except UserError as error:
+            record_error(directory, error.faults)
+            raise
         return _told(ending, directory, quiet=bool(rehearse))
 
 
@@ -179,6 +186,7 @@ def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
 
 def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     """Start the ranks, wait for them, and read what they left."""
+    run = RunDirectory(Path(job.run))
     with _job_written(job, traces) as place:
 
         def say(sentence: str) -> None:
@@ -189,16 +197,21 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
             place,
             ranks,
             grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
-            ended=lambda: bool(notes(place)),
-            progress=progress,
-            saving=lambda: saving_process(RunDirectory(Path(job.run))) if job.run else None,
-            say=say,
+            hooks=Hooks(
+                ended=lambda: bool(notes(place)),
+                progress=progress,
+                saving=lambda: saving_process(run) if job.run else None,
+                cause=partial(take_cause, place),
+                died=partial(record_death, run) if job.run else lambda *_: None,
+                say=say,
+            ),
         )
         if sys.stdout.isatty():
             print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
         found = read_notes(place)
         if blamed is not None and not found:
-            _show_log(log_of(Path(job.logs), blamed))
+            log = last_traceback(log_of(Path(job.logs), blamed))
+            print("\n".join(map(escaped, log[-_SHOWN:])), end="\n" if log else "", file=sys.stderr)
     faults = [note for note in found if note.get("faults")]
     for note in faults:
         if note["exit"] == TaskError.exit_code:  # the same code failed on all of them: once is enough
@@ -240,17 +253,6 @@ def _next(run: RunDirectory) -> str:
     if task in BUILT_IN:
         return f"rankless predict {run.path} PICTURES"
     return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
-
-
-def _show_log(log: Path) -> None:
-    """The end of a rank's log, for an error of the program's; a rank that a signal killed left none."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
-    if starts:
-        print("\n".join(map(escaped, lines[starts[-1] :][-_SHOWN:])), file=sys.stderr)
 
 
 def _device() -> torch.device:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankless.data.loader import micro_batches
 from rankless.evaluation import Stopped, evaluate
-from rankless.journal import Journal
+from rankless.journal import Journal, ending
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
@@ -254,6 +254,7 @@ def _journal(
     if not world.is_first:
         yield None
         return
+    reason = ending(run.journal)
     with told_if_not_written(run.journal, run):
         journal = Journal(run.journal, start)
     if journal.left_out:
@@ -268,7 +269,8 @@ def _journal(
                 journal.write(event="warning", text=warning)
             for sentence in told:
                 journal.write(event="pretrained", text=sentence)
-            journal.write(event="resume" if start else "start", at=start, world_size=world.size)
+            why = {"reason": reason} if reason else {}
+            journal.write(event="resume" if start else "start", at=start, world_size=world.size, **why)
         yield journal
     finally:
         journal.close()

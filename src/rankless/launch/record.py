@@ -1,0 +1,41 @@
+"""What a launcher adds to the journal of a run when no rank is alive to do it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rankless import journal
+from rankless.run_directory import RunDirectory
+
+
+def record_death(run: RunDirectory, rank: int, code: int, text: str) -> None:
+    """Write down how a rank died.
+
+    Args:
+        run: no rank of it is alive.
+        rank: which.
+        code: how its process ended; the negative number of the signal that killed it.
+        text: the same in words.
+    """
+    how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
+    _append(run, {"event": "death", "at": _step(run), "rank": rank, **how, "text": text})
+
+
+def record_error(run: RunDirectory, faults: Sequence[str]) -> None:
+    """Write down why a run that had begun was ended by an error; one that had not leaves nothing."""
+    if run.journal.exists():
+        _append(run, {"event": "error", "at": _step(run), "text": "\n".join(faults)})
+
+
+def _step(run: RunDirectory) -> int:
+    try:
+        return max((journal.step_of(entry) for entry in journal.tail(run.journal)), default=0)
+    except OSError:
+        return 0
+
+
+def _append(run: RunDirectory, entry: dict[str, object]) -> None:
+    with suppress(OSError):  # a full disk may be why it died
+        journal.append(run.journal, **entry)

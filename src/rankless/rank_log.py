@@ -1,0 +1,54 @@
+"""The log of a rank: every start appends to it and begins with a line about itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+LIMIT = 4 << 20
+"""Bytes. A start that finds more puts them aside as ``.log.1``, in place of what was aside before."""
+_START = "=== "
+
+
+def open_log(path: Path, why: str) -> int:
+    """Open a log to append to it, and write the header of this start; a file descriptor.
+
+    Args:
+        path: made with its folder when missing.
+        why: the rank is started, for the header.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LIMIT:
+        path.replace(path.with_name(f"{path.name}.1"))
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        number = sum(line.startswith(_START) for line in _lines(path)) + 1
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        header = f"{_START}{now}  start {number} in this file, process {os.getpid()}: {why}\n"
+        os.write(log, header.encode("utf-8", errors="replace"))
+    except BaseException:
+        os.close(log)
+        raise
+    return log
+
+
+def last_traceback(path: Path) -> list[str]:
+    """The lines from the last traceback of the last start; none where it left none."""
+    try:
+        lines = _lines(path)
+    except OSError:
+        return []
+    for number in reversed(range(len(lines))):
+        if lines[number].startswith("Traceback"):
+            return lines[number:]
+        if lines[number].startswith(_START):
+            break
+    return []
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,122 @@
+"""Too little memory: one sentence that says what to change, and no restart that would only meet it again."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import HERE, Run, finish, kill, loaders, outcome
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+SLOW = {"FAULT_SLEEP": "0.05"}
+HAS_NAMESPACES = not subprocess.run(
+    ["unshare", "--mount", "true"], capture_output=True, check=False
+).returncode
+
+
+def told(run: Run) -> str:
+    """What the run ended with: one sentence, and nothing else that a person should not read."""
+    assert run.wait() == 2, run.text()
+    run.gone()
+    assert not run.noise(), run.text()
+    assert "restarting" not in run.text()
+    *before, last = run.text().splitlines()
+    assert not [line for line in before if "error" in line], run.text()
+    assert [(e["event"], e["text"]) for e in run.events("error")] == [("error", last.removeprefix("error: "))]
+    return last
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (
+            [],
+            "use a smaller batch.micro (now 2); the global batch (batch.images: 8) and the learning rate "
+            "stay as they are, but each batch norm then sees fewer images unless batch_norm is sync or "
+            "frozen",
+        ),
+        (["batch_norm=sync"], "use more devices, or a smaller batch.images (now 8)"),
+    ],
+)
+def test_more_than_any_machine_has(tmp_path: Path, words: list[str], advice: str) -> None:
+    with Run(tmp_path / "run", 2, *words, environment={"FAULT_MEMORY": str(10**15)}) as run:
+        last = told(run)
+    assert re.match(
+        r"error: out of memory: 931,322\.6 GiB more were asked for \([\d,.]+ [MG]iB are free\); ", last
+    )
+    assert last.endswith(advice)
+
+
+def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment={**SLOW, "FAULT_MEMORY": str(512 << 20)}) as run:
+        run.until(lambda: run.run.pointed("last") == 3)
+        rank = run.pid("rank 1")
+        pages = int(Path(f"/proc/{rank}/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (256 << 20)
+        resource.prlimit(rank, resource.RLIMIT_AS, (limit, limit))
+        last = told(run)
+    assert last.startswith("error: out of memory: 512 MiB more were asked for (")
+    assert "use a smaller batch.micro (now 2)" in last
+    assert finish(folder, 1) == expected
+
+
+def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, expected: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 1, "workers=1", environment={"FAULT_SLEEP": "0.2"}) as run:
+        run.until(lambda: run.step() >= 4)
+        for pid in loaders(run):
+            kill(pid)  # as the kernel does when memory runs out
+        assert run.wait() == 0, run.text()
+        run.gone()
+        assert (
+            "warning: a loader process of rank 0 was killed by SIGKILL, probably because memory ran out: use "
+            "fewer `workers`, a smaller batch.micro, or less of data.cache: ram; restarting from the newest "
+            "checkpoint\n"
+        ) in run.text()
+        (death,), (resumed,) = run.events("death"), run.events("resume")
+        assert (death["rank"], death["code"]) == (0, 1)
+        assert death["text"] == resumed["reason"]
+        assert not run.noise(), run.text()
+    assert outcome(folder) == expected
+
+
+SCRIPT = """\
+import sys
+import torch
+from rankless.data.loader import micro_batches
+from rankless.data.order import Line
+from rankless.errors import UserError
+from large_items_for_faults import Large, collate
+try:
+    with micro_batches(Large(), collate, [Line(0, [(0, 0), (0, 1)])] * 9, workers=1) as batches:
+        for batch in batches:
+            print(len(batch.values))
+except UserError as error:
+    print("told:", error)
+"""
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="a small /dev/shm can only be mounted by root")
+@pytest.mark.parametrize("size", ["4k", "1m"])  # not even the semaphores; not the batches
+def test_a_small_shared_memory_is_told(tmp_path: Path, size: str) -> None:
+    command = f'mount -t tmpfs -o size={size} none /dev/shm && exec "{sys.executable}" -c "$0"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, SCRIPT],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    last = done.stdout.splitlines()[-1:]
+    assert last, done.stderr
+    limit = {"4k": "4 KiB", "1m": "1 MiB"}[size]
+    assert last[0].startswith(f"told: /dev/shm is full, {limit} in all: loader processes hand over"), done
+    assert "workers=0" in last[0]
+    assert "Traceback" not in done.stderr
