@@ -317,12 +317,13 @@ def one_run(
         try:
             for number, name in enumerate(kinds):
                 tally, began = tallies[name], time.monotonic()
+                tally.tried += 1
                 try:
                     meet(chain, name, chance.randint(1, 3) + 4 * number, tally)
                 except TooLateError:
+                    tally.tried -= 1
                     late = list(kinds[number:])
                     break
-                tally.tried += 1
                 tally.seconds.append(time.monotonic() - began)
             result = the_end(chain, tally)
             if parts := [part for part in expected if result[part] != expected[part]]:

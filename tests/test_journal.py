@@ -107,7 +107,9 @@ def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], 
     assert (journal.ending(path) or "").startswith(why)
 
 
-def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(tmp_path: Path) -> None:
+def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, range(1, 3000), 0)
     assert path.stat().st_size > 1 << 16

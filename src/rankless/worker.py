@@ -51,12 +51,12 @@ def main() -> int:
     try:
         answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
     except UserError as error:
-        error = _with_advice(error, job)
+        note = _note(error, job)
         try:
-            leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
+            leave_note(place, rank, note)
         except OSError:  # the disk is full there, too; rank 0's output is the terminal
             with contextlib.suppress(OSError):
-                print("\n".join(f"error: {fault}" for fault in error.faults), flush=True)
+                print("\n".join(f"error: {fault}" for fault in note["faults"]), flush=True)
         return error.exit_code
     except Exception as error:
         from rankless.data.loader import LoaderDiedError
@@ -76,18 +76,24 @@ def main() -> int:
                 leave_cause(place, rank, f"a loader process of rank {rank} {error}")
             raise
         traceback.print_exc()  # the whole of it, into the log
-        leave_note(place, rank, {"exit": fault.exit_code, "faults": _with_advice(fault, job).faults})
+        leave_note(place, rank, _note(fault, job))
         return fault.exit_code
     if rank == 0:
         leave_note(place, rank, answer)
     return 0
 
 
-def _with_advice(error: UserError, job: Job) -> UserError:
-    """The error with what only somebody knows to say who knows the recipe and the run."""
+def _note(error: UserError, job: Job) -> dict[str, Any]:
+    """What a rank leaves behind about an error, with what only who knows the recipe and the run can add.
+
+    ``once``: other ranks may have met the same in other words, and one of them is enough.
+    """
+    once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):
-        return _with_a_way_on(error, job)
-    return _with_less(error, job) if isinstance(error, ShortageError) else error
+        error = _with_a_way_on(error, job)
+    elif isinstance(error, ShortageError):
+        error = _with_less(error, job)
+    return {"exit": error.exit_code, "faults": list(error.faults), "once": once}
 
 
 def _with_less(error: ShortageError, job: Job) -> UserError:

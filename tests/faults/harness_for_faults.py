@@ -143,7 +143,7 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
 
-    def gone(self, seconds: float = 5) -> float:
+    def gone(self, seconds: float = 30) -> float:
         """Wait until no process of the run is left; how long it took."""
         began = time.monotonic()
         while left := self.processes():

@@ -8,7 +8,7 @@ FAULT_PICTURE   a picture that cannot be read
 FAULT_BUG       where its own code fails, by picture, or by pass or evaluation of a process: ``item 7``,
                 ``loss 9``, ``score 2``
 FAULT_PREDICT   seconds a batch of an evaluation takes longer
-FAULT_MEMORY    bytes that every pass of a process asks for, from the third one on
+FAULT_MEMORY    bytes that every pass of a process asks for, from the fifteenth one on
 FAULT_RANK      the only rank that FAULT_NAN and FAULT_UNUSED are for
 FAULT_NAN       the pass of a process whose loss is finite and whose gradients are not
 FAULT_UNUSED    the pass of a process that leaves a layer out
@@ -117,7 +117,7 @@ class Small:
         if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
             return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
-        if self.passes >= 3 and (size := int(os.environ.get("FAULT_MEMORY", "0"))):
+        if self.passes >= 15 and (size := int(os.environ.get("FAULT_MEMORY", "0"))):
             torch.zeros(size, dtype=torch.uint8)
         meant = os.environ.get("FAULT_RANK") in (None, os.environ.get("RANK"))
         if meant and self.passes == int(os.environ.get("FAULT_UNUSED", "-1")):

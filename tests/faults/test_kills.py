@@ -28,7 +28,14 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
         run.gone()
         assert f"rank {rank} was killed by SIGKILL; restarting from the newest checkpoint" in run.text()
         assert not run.noise(), run.text()
-        assert [event["at"] for event in run.events("resume")] == [3]
+        (death,), (resumed,) = run.events("death"), run.events("resume")
+        assert (death["rank"], death["signal"], death["at"] >= 4) == (rank, "SIGKILL", True)
+        assert (resumed["at"], resumed["reason"]) == (3, f"rank {rank} was killed by SIGKILL")
+        log = (run.run.logs / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
+        first, second = [line for line in log.splitlines() if line.startswith("=== ")]
+        assert first.endswith(": train begins")
+        assert second.endswith(f": rank {rank} was killed by SIGKILL")
+        assert "lost a peer" in log, "what the first start wrote is still there"
     assert outcome(tmp_path / "run") == expected
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError
-from rankless.shortages import shared_memory_shortage
+from rankless.shortages import shared_memory_shortage, shortage
 from rankless.user_code import explained
 
 B = TypeVar("B")
@@ -89,7 +89,10 @@ class MicroBatches(Generic[B]):
             worker_init_fn=_settle if workers else None,
             generator=torch.Generator(),  # else the global one is drawn from
         )
-        self._batches: Iterator[Any] = iter(loader)
+        try:
+            self._batches: Iterator[Any] = iter(loader)
+        except OSError as error:  # no room for a semaphore
+            raise shortage(error) or error from None
         self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
         # Runs when the interpreter ends, too: multiprocessing would wait for ever for processes that ignore
         # SIGTERM.

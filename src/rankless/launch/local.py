@@ -214,8 +214,8 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
             print("\n".join(map(escaped, log[-_SHOWN:])), end="\n" if log else "", file=sys.stderr)
     faults = [note for note in found if note.get("faults")]
     for note in faults:
-        if note["exit"] == TaskError.exit_code:  # the same code failed on all of them: once is enough
-            raise TaskError(note["faults"])
+        if note.get("once"):
+            raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["faults"])
     if faults:
         raise UserError(dict.fromkeys(sentence for note in faults for sentence in note["faults"]))
     return Ending(found[0] if found else {}, ended_by, blamed)

@@ -1,0 +1,31 @@
+"""Runs that meet one fault after another, a handful of those in ``benchmarks/faults.py``."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from harness_for_faults import undisturbed
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
+import faults
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["kill -9 of rank 0 in a save", "SIGTERM in evaluation", "full disk"],
+        ["NaN gradients", "unused parameter", "evaluation fails", "kill -9 of a rank in evaluation"],
+    ],
+    ids=["from outside", "from inside"],
+)
+def test_no_fault_changes_a_bit_or_loses_a_saved_step(tmp_path: Path, kinds: list[str]) -> None:
+    expected = undisturbed(tmp_path / "undisturbed", *faults.WORDS)
+    tallies = {kind: faults.Tally() for kind in faults.KINDS}
+    late = faults.one_run(kinds, tmp_path / "chain", random.Random(1), expected, tallies)
+    assert not [sentence for tally in tallies.values() for sentence in tally.told]
+    assert [kind for kind in kinds if tallies[kind].tried] + late == kinds
