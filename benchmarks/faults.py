@@ -57,6 +57,7 @@ class Chain:
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
         self.run: Run | None = None
+        self.runs: list[Run] = []
         self.world, self.workers, self.place = 0, 0, ""
         self.disk: Path | None = None
 
@@ -70,6 +71,7 @@ class Chain:
         slow = {"FAULT_SLEEP": str(STEP * self.world / MOST), "FAULT_PREDICT": str(BATCH)}
         slow["FAULT_RANK"] = str(self.chance.randrange(self.world))
         self.run = Run(self.folder, self.world, *words, environment={**slow, **environment})
+        self.runs.append(self.run)
         return self.run
 
     def ended(self, run: Run) -> int:
@@ -146,9 +148,9 @@ def kill_launcher_in_save(chain: Chain, run: Run) -> None:
 def _files_of_save(checkpoints: Path) -> int:
     """Files with something in them of the checkpoint that is being written; -1 without one."""
     with contextlib.suppress(OSError):
-        for folder in os.scandir(checkpoints):
+        for folder in checkpoints.iterdir():
             if folder.name.startswith(".step-"):
-                return sum(file.stat().st_size > 0 for file in os.scandir(folder.path))
+                return sum(file.stat().st_size > 0 for file in folder.iterdir())
     return -1
 
 
@@ -336,8 +338,8 @@ def one_run(
             tally.other += 1
             tally.told.append(f"{name} in {', '.join(kinds)}: {error}")
         finally:
-            if chain.run:
-                chain.run.__exit__()
+            for run in chain.runs:
+                run.__exit__()
     shutil.rmtree(folder, ignore_errors=True)
     return late
 
