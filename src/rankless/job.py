@@ -10,13 +10,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 LOST_PEER = 75
 """Exit code of a rank that only missed another one."""
+_NOTE = 8192  # bytes
 
 JOB = ".job"
 """The folder of a training's job in its run directory."""
@@ -86,10 +87,21 @@ def read_job(place: Path) -> Job:
     return Job(**json.loads(place.read_text(encoding="utf-8")))
 
 
+def reserve_note(place: Path, rank: int) -> None:
+    """Take room on the disk for :func:`leave_note`, which may have to say that the disk is full."""
+    with suppress(OSError):  # then the note itself is tried
+        place.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
+
+
 def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
-    """Say how a rank ended, beside the job at ``place``."""
+    """Say how a rank ended, beside the job at ``place``, in the room that was reserved.
+
+    Raises:
+        OSError: there is no room, and none was reserved.
+    """
     beside = place.with_name(f".note-{rank}")
-    beside.write_text(json.dumps(note), encoding="utf-8")
+    with beside.open("r+b" if beside.exists() else "wb", buffering=0) as file:
+        file.write(json.dumps(note).encode().ljust(_NOTE))
     beside.replace(place.with_name(f"note-{rank}.json"))
 
 
@@ -105,7 +117,8 @@ def read_notes(place: Path) -> list[dict[str, Any]]:
 
 def leave_cause(place: Path, rank: int, text: str) -> None:
     """Say why a rank is about to die of something that a restart may help against."""
-    place.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
+    with suppress(OSError):  # then its exit code is all there is
+        place.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
 
 def take_cause(place: Path, rank: int) -> str | None:

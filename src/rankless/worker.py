@@ -23,7 +23,7 @@ from typing import Any
 
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.instruction_set import fix
-from rankless.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job
+from rankless.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
 from rankless.journal import ending
 from rankless.rank_log import open_log
 from rankless.run_directory import RunDirectory
@@ -39,25 +39,16 @@ def main() -> int:
     job = read_job(place)
     rank = int(os.environ.get("RANK", "0"))
     _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+    reserve_note(place, rank)
     try:
         fix(json.loads(job.recipe).get("cpu_isa", "native"))
-    except UserError as error:  # where the launcher's machine could
-        leave_note(place, rank, {"exit": error.exit_code, "faults": list(error.faults)})
-        return error.exit_code
-    from rankless.training.loop import StopRequest  # torch is imported from here on
+        from rankless.training.loop import StopRequest  # torch is imported from here on
 
-    stop = StopRequest()
-    stop.listen()
-    try:
+        stop = StopRequest()
+        stop.listen()
         answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
     except UserError as error:
-        note = _note(error, job)
-        try:
-            leave_note(place, rank, note)
-        except OSError:  # the disk is full there, too; rank 0's output is the terminal
-            with contextlib.suppress(OSError):
-                print("\n".join(f"error: {fault}" for fault in note["faults"]), flush=True)
-        return error.exit_code
+        return _left(error, job, place, rank)
     except Exception as error:
         from rankless.data.loader import LoaderDiedError
         from rankless.world.join import is_lost_peer
@@ -67,20 +58,26 @@ def main() -> int:
             # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             return LOST_PEER
-        if told := of_a_path(error):
-            leave_note(place, rank, {"exit": told.exit_code, "faults": told.faults})
-            return told.exit_code
-        fault = short or blamed(error)
-        if fault is None:
-            if isinstance(error, LoaderDiedError):
-                leave_cause(place, rank, f"a loader process of rank {rank} {error}")
-            raise
-        traceback.print_exc()  # the whole of it, into the log
-        leave_note(place, rank, _note(fault, job))
-        return fault.exit_code
+        if told := short or of_a_path(error) or blamed(error):
+            traceback.print_exc()  # the whole of it, into the log
+            return _left(told, job, place, rank)
+        if isinstance(error, LoaderDiedError):
+            leave_cause(place, rank, f"a loader process of rank {rank} {error}")
+        raise
     if rank == 0:
         leave_note(place, rank, answer)
     return 0
+
+
+def _left(error: UserError, job: Job, place: Path, rank: int) -> int:
+    """Leave a note of an error that a restart would only meet again; the exit code."""
+    note = _note(error, job)
+    try:
+        leave_note(place, rank, note)
+    except OSError:  # the disk is full there, too; rank 0's output is the terminal
+        with contextlib.suppress(OSError):
+            print("\n".join(f"error: {fault}" for fault in note["faults"]), flush=True)
+    return error.exit_code
 
 
 def _note(error: UserError, job: Job) -> dict[str, Any]:
