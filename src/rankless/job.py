@@ -100,7 +100,7 @@ def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
         OSError: there is no room, and none was reserved.
     """
     beside = place.with_name(f".note-{rank}")
-    with beside.open("r+b" if beside.exists() else "wb", buffering=0) as file:
+    with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode().ljust(_NOTE))
     beside.replace(place.with_name(f"note-{rank}.json"))
 
