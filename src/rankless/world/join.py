@@ -25,6 +25,8 @@ from rankless.world.share import own_micro_batches
 
 # Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
 TIMEOUT = timedelta(minutes=30)
+# A file store writes once more when it goes, and aborts the process where the disk takes no more.
+_UNDYING: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
             store: dist.Store = dist.HashStore()
         elif meeting is not None:
             store = dist.FileStore(str(meeting), size)
+            _UNDYING.append(store)
         else:
             store = meet(rank, size, TIMEOUT)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
