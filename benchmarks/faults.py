@@ -275,7 +275,11 @@ def meet(chain: Chain, name: str, moment: int, tally: Tally) -> None:
     tally.ending(chain.place, run, code, (*kind.codes, 0))
     if code == 0 and 0 not in kind.codes:
         raise TooLateError
-    if code in (85, 130, 1):  # asked to stop, or an evaluation failed: nothing that was done is lost
+    if code in kind.codes and code in (
+        85,
+        130,
+        1,
+    ):  # asked to stop, or an evaluation failed: nothing that was done is lost
         tally.saved_steps(f"{chain.place}, left", run.step(), saved_step(run))
 
 

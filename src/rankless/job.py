@@ -101,7 +101,8 @@ def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
     """
     beside = place.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
-        file.write(json.dumps(note).encode().ljust(_NOTE))
+        file.write(json.dumps(note).encode())
+        file.truncate()
     beside.replace(place.with_name(f"note-{rank}.json"))
 
 
