@@ -279,7 +279,7 @@ def meet(chain: Chain, name: str, moment: int, tally: Tally) -> None:
         85,
         130,
         1,
-    ):  # asked to stop, or an evaluation failed: nothing that was done is lost
+    ):  # all that was done is saved
         tally.saved_steps(f"{chain.place}, left", run.step(), saved_step(run))
 
 
