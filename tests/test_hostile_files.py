@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from rankless import memory, recipe_file
 from rankless.cli import main
-from rankless.errors import HARMFUL
+from rankless.errors import HARMFUL, UserError
+from rankless.models import classifiers, sizes, weights, zoo
+from rankless.recipe import Densenet, Model
 
 pytestmark = pytest.mark.timeout(60)  # a pipe waits for ever
 
@@ -272,7 +275,8 @@ ROOM = 6 << 30
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("numbers", [31, 0])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("numbers", [28, 0])  # the first layer, or nothing
 def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, numbers: int):
     (tmp_path / "a.cfg").write_text(BOMB)
     (tmp_path / "a.weights").write_bytes(struct.pack("<3iQ", 0, 2, 5, 0) + bytes(4 * numbers))
@@ -281,7 +285,7 @@ def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, numbers: int):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM)),
     )
     assert ended.returncode == 2, ended.stderr
@@ -290,10 +294,6 @@ def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, numbers: int):
 
 
 def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.MonkeyPatch):
-    from rankless import memory
-    from rankless.errors import UserError
-    from rankless.models import classifiers, zoo
-    from rankless.recipe import Densenet, Model
 
     monkeypatch.setattr(memory, "available", lambda: 1_000_000)
     with pytest.raises(UserError, match=r"parameters takes at least .* of memory, and 1\.0 MB are free"):
@@ -302,9 +302,22 @@ def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.Mon
         classifiers.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
 
 
+@pytest.mark.usefixtures("data")
+def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+
+    recipe = recipe_file.default(["model.image_size=16384", "model.width=0.25", "model.name=yolov3-tiny"])
+    state = zoo.build(recipe.model, 1).state_dict()
+    weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])
+    monkeypatch.setattr(memory, "available", lambda: 1 << 30)
+    said = told(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
+    assert (
+        "w.safetensors: an image of 16,384 × 16,384 pixels, which its recipe asks for, takes at least" in said
+    )
+
+
 def test_estimated_sizes_are_those_of_the_built_network():
-    from rankless.models import sizes, zoo
-    from rankless.recipe import Model
 
     for name in ("yolov3-tiny", "yolov4-tiny", "yolov4-csp"):
         network = zoo.network(Model(name=name), 3)

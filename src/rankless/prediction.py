@@ -28,10 +28,12 @@ from rankless.data.pictures import Decoded, Shown
 from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError, printable
 from rankless.models import weights
+from rankless.models.sizes import outputs
 from rankless.outputs import Outputs
 from rankless.prediction_classify import ClassFinder
 from rankless.run_directory import weights_of
 from rankless.tasks.detect import SCENE_SIZE, Detect
+from rankless.tasks.room import refuse_giant_image
 from rankless.types import DetectionItem
 
 MOST_SCENES = 10_000  # each becomes a picture in the output folder
@@ -268,6 +270,7 @@ class _DetectionFinder:
         )
         self.task = Detect(recipe, class_names=loaded.class_names)
         model = self.task.model()
+        refuse_giant_image(self.task.size, source, outputs(model.network, self.task.size))
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place
         self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)

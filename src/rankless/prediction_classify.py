@@ -13,6 +13,7 @@ from rankless.data.pictures import Decoded, UnreadablePicture
 from rankless.drawing import Mark
 from rankless.models import weights
 from rankless.tasks.classify import Classify
+from rankless.tasks.room import refuse_giant_image
 
 BEST = 5
 """So many classes are told."""
@@ -34,6 +35,7 @@ class ClassFinder:
     def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
         self.confidence = confidence
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
+        refuse_giant_image(self.task.size, source)
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place

@@ -33,6 +33,26 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
     )
 
 
+def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
+    """Raise if one image alone, as the network gets it, takes more memory than a device has.
+
+    Args:
+        size: the input's (height, width) in pixels.
+        source: the weights file, whose recipe says so.
+        outputs: numbers that each layer puts out for one image, as far as known.
+
+    Raises:
+        UserError: says how much it takes, and how much there is.
+    """
+    height, width = size
+    memory.ensure(
+        4 * (3 * height * width + max(outputs, default=0)),
+        f"{source}: an image of {width:,} × {height:,} pixels, which its recipe asks for,",
+        "take the weights of a smaller model.image_size",
+        _on_a_card(),
+    )
+
+
 def _on_a_card() -> int | None:
     """Bytes of the first GPU; None where the CPU computes."""
     if os.environ.get("RANKLESS_CPU") or not torch.cuda.is_available():
