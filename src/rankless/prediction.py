@@ -29,6 +29,7 @@ from rankless.drawing import Mark, Rectangle, annotate
 from rankless.errors import UserError, printable
 from rankless.models import weights
 from rankless.models.sizes import outputs
+from rankless.models.zoo import network
 from rankless.outputs import Outputs
 from rankless.prediction_classify import ClassFinder
 from rankless.run_directory import weights_of
@@ -270,7 +271,7 @@ class _DetectionFinder:
         )
         self.task = Detect(recipe, class_names=loaded.class_names)
         model = self.task.model()
-        refuse_giant_image(self.task.size, source, outputs(model.network, self.task.size))
+        refuse_giant_image(self.task.size, source, outputs(network(recipe.model, 1), self.task.size))
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place
         self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)

@@ -67,7 +67,7 @@ class Detect:
             class_names = self._training.pictures.class_names
         self.class_names = tuple(class_names)
 
-    def model(self) -> DetectionModel:
+    def model(self) -> nn.Module:
         """The bare model on the CPU, freshly initialised from torch's global generator."""
         return DetectionModel(network(self.recipe.model, len(self.class_names)))
 
