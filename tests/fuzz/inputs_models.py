@@ -165,7 +165,8 @@ def _zipped(draw: st.DrawFn) -> bytes:
     elif kind == "gone":
         del records[name]
     elif kind == "name":
-        records[draw(words).replace("\ud800", "") or "x"] = records.pop(name)
+        other = encoded(draw(words)).decode("utf-8", "replace").replace("\0", "")
+        records[other or "x"] = records.pop(name)
     elif kind == "command":
         records[pickled] = draw(_pickle_of_a_command())
     return _archive(records, zipfile.ZIP_DEFLATED if kind == "compressed" else zipfile.ZIP_STORED)

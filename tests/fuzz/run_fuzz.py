@@ -125,7 +125,8 @@ def supervise(kinds: list[str], count: int, start: int, folder: Path) -> dict[st
 def _died(kind: str, tally: Tally, start: int, folder: Path, code: int, errors: str) -> None:
     """Count a process's death as an outcome of the case that it was at."""
     if code > 0 and "Timeout (" not in errors:
-        raise RuntimeError(f"an error of the harness's own:\n{errors}")
+        print(errors, file=sys.stderr, flush=True)
+        raise RuntimeError(f"{kind}: an error of the harness's own")
     tally.add("died", 0)
     current = folder / f"{_file_name(kind)}-{start}-current.json"
     kept = folder / f"{_file_name(kind)}-{start}-{sum(tally.outcomes.values())}.json"
