@@ -56,6 +56,7 @@ class Case:
         entries: path in the folder to what lies there.
         out: where new files may appear: these paths, and what is in or begins like them.
         changes: existing files that a command which succeeds may replace.
+        logs: existing files that a command which is refused may change, too, to say so.
         anywhere: the words may name a place outside the folder; the system refuses to write there.
     """
 
@@ -63,6 +64,7 @@ class Case:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     out: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
     anywhere: bool = False
 
     def __repr__(self) -> str:
@@ -134,6 +136,7 @@ def to_json(case: Case) -> str:
         "entries": {name: plain(entry) for name, entry in case.entries.items()},
         "out": case.out,
         "changes": case.changes,
+        "logs": case.logs,
         "anywhere": case.anywhere,
     })  # fmt: skip
 
@@ -154,5 +157,6 @@ def from_json(text: str) -> Case:
         {name: entry(value) for name, value in whole["entries"].items()},
         tuple(whole["out"]),
         tuple(whole["changes"]),
+        tuple(whole["logs"]),
         whole["anywhere"],
     )

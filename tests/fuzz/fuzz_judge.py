@@ -199,7 +199,8 @@ def _misplaced(
     """Files that should not have changed, or should not be there."""
     worked = ended in (0, 1)
     changed = [name for name, content in before.items() if after.get(name) != content]
-    if wrong := [name for name in changed if not (worked and name in case.changes)]:
+    fine = (*case.logs, *(case.changes if worked else ()))
+    if wrong := [name for name in changed if name not in fine]:
         return "file changed", f"changed or removed: {wrong[:8]}"
     # The note of which files were written lies beside them.
     new = [name for name in after if name not in before and not name.endswith(_NOTE)]

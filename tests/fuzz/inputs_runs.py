@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import fuzz_seeds as seeds
@@ -102,12 +103,14 @@ def runs(draw: st.DrawFn) -> Case:
         Case(("evaluate", target, "--devices", "1"), entries),
         Case(("export", target, "--format", "darknet", "--out", "out"), entries, ("out",)),
         Case(("train", "small.yaml", "--run", "run"), entries, ("run/",)),
-    ]).map(lambda case: Case(case.words, entries, case.out, case.changes)))  # fmt: skip
+    ]).map(lambda case: replace(case, entries=entries)))  # fmt: skip
 
 
 def _resume(files: dict[str, Entry], *changes: str) -> Case:
     may = (*(f"run/{name}" for name in CHANGES), *(name for name in files if "/step-" in name))
-    return Case(("train", "--resume", "--run", "run", "--devices", "1", *changes), {}, ("run/",), may)
+    logs = ("run/journal.jsonl", "run/.lock")  # a start that failed is an event in the journal
+    words = ("train", "--resume", "--run", "run", "--devices", "1", *changes)
+    return Case(words, {}, ("run/",), may, logs)
 
 
 @st.composite
