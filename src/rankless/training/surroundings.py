@@ -61,7 +61,8 @@ def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[st
     """Append what this start computes with to the run's record.
 
     Args:
-        path: the run's ``environment.json``: a list with an entry for every start.
+        path: the run's ``environment.json``: a list with an entry for every start; made with its folder
+            when missing.
         now: what rank 0 computes with.
         world: the ranks.
         step: the last step that is done.
@@ -88,6 +89,7 @@ def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[st
         warnings += _compared(starts[-1], now)
     again = starts and {**starts[-1], "after_step": step} == entry  # ranks that the launcher restarted
     if not again:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([*starts, entry], indent=1, ensure_ascii=False) + "\n")
     return warnings
 
