@@ -39,7 +39,7 @@ FEW = ["data.train_images=16", "data.val_images=4", "data.multi_scale=0"]  # of 
 
 
 def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
-    """In a process of its own: train, and print the digest and the seconds of the median step."""
+    """In a process of its own: train, and print the digest and the CPU seconds of the median step."""
     fix(cpu_isa)
     import time
     from dataclasses import replace
@@ -58,11 +58,11 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
 
     recipe = settled(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu"), cpu_isa))
-    times: list[float] = [time.perf_counter()]
+    times: list[float] = [time.process_time()]
     found: list[str] = []
 
     def observe(step: int, state: object, scores: object) -> None:
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         if step == steps:
             found.append(digest(state.model.state_dict()))  # type: ignore[attr-defined]
 
@@ -88,7 +88,7 @@ def measured(
     overrides: list[str],
     cpu: str | None = None,
 ) -> tuple[str, float]:
-    """Digest and seconds a step of a fresh process."""
+    """Digest and CPU seconds a step of a fresh process of one thread."""
     command = [sys.executable, __file__, "--one", name, cpu_isa, str(steps), *overrides]
     emulated = [f"qemu-{os.uname().machine}", "-cpu", cpu] if cpu else []
     done = subprocess.run(
@@ -136,7 +136,7 @@ def cost(rounds: int) -> None:
             words = [*small, f"precision={precision}"]
             found[mode].append(measured("digits", cpu_isa, {}, steps=8, overrides=words)[1])
     first = found[next(iter(modes))]
-    print("| mode | seconds a step | beside the first, median of the rounds |\n|---|---|---|")
+    print("| mode | CPU seconds a step | beside the first, median of the rounds |\n|---|---|---|")
     for mode, seconds in found.items():
         ratio = statistics.median(one / other for one, other in zip(seconds, first, strict=True))
         print(f"| {mode} | {statistics.median(seconds):.3f} | {ratio:.2f} |")

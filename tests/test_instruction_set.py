@@ -61,7 +61,7 @@ def computed(cpu_isa: str, **environment: str) -> tuple[list[str], str, str, str
     done = subprocess.run(
         [sys.executable, "-c", COMPUTE, cpu_isa],
         env={**os.environ, "ONEDNN_VERBOSE": "1", **environment},
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     *told, last = done.stdout.splitlines()
     digests, aten, onednn = json.loads(last)
@@ -70,6 +70,7 @@ def computed(cpu_isa: str, **environment: str) -> tuple[list[str], str, str, str
 
 @needs_x86
 @pytest.mark.processes
+@pytest.mark.timeout(600)  # seven processes that import PyTorch
 def test_one_instruction_set_gives_one_result_whatever_the_machine_would_choose() -> None:
     machines: list[dict[str, str]] = [
         {},
@@ -161,7 +162,7 @@ def test_the_command_predict_computes_as_the_weights_recipe_says(tmp_path: Path)
     code += "print(torch.backends.cpu.get_cpu_capability())"
     done = subprocess.run(
         [sys.executable, "-c", code, "predict", "w.safetensors", "digits:val:0"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "AVX2", done.stderr
 

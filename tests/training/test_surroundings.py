@@ -151,6 +151,7 @@ def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(600)  # five trainings
 def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
     small_recipe: str, tmp_path: Path
 ) -> None:
@@ -158,7 +159,7 @@ def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
         done = subprocess.run(
             [sys.executable, "-m", "rankless", "train", *words, "--run", run, "--devices", "1"],
             cwd=tmp_path, env={**os.environ, "RANKLESS_CPU": "1", **environment},
-            capture_output=True, text=True, timeout=120,
+            capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
