@@ -32,8 +32,8 @@ def optimiser(model: nn.Module, recipe: Optim, *, portable: bool = False) -> tor
     Args:
         model: what is trained.
         recipe: its section ``optim``.
-        portable: the same bits on unlike CPUs. ``Tensor.sqrt`` is MKL's there, which begins with the
-            processor's approximation of 1/√x, and Intel's and AMD's differ; the fused AdamW has IEEE's root.
+        portable: the same bits on unlike CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on the
+            processor; the root in the fused AdamW is IEEE's.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
