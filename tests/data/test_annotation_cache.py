@@ -338,6 +338,7 @@ def test_of_several_processes_one_reads(data: Data, tmp_path: Path) -> None:
     assert len(log.read_text().split()) == 30  # each file once
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 3])
 def test_states_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     paths = [str(tmp_path / f"{number} \n é") for number in range(2 * file_states.BLOCK + 5)]

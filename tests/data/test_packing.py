@@ -93,6 +93,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return pictures(tmp_path_factory.mktemp("pictures"), names)
 
 
+@pytest.mark.processes
 @settings(max_examples=60)
 @given(st.lists(_ROWS, max_size=9))
 def test_boxes_come_back_bit_by_bit(tmp_path_factory, four, rows):
@@ -146,6 +147,7 @@ def test_odd_class_names(tmp_path, four):
     assert unpacked(tmp_path / "out", "train").class_names == ("two\nlines", " ", "c")
 
 
+@pytest.mark.processes
 def test_the_same_data_gives_the_same_bytes_and_no_shard_is_too_large(tmp_path, four):
     made = boxed(four, [(2, [1, 1, 9, 9], 1, 0, 5.0)])
     parts = [pack({"train": made, "a/b": made}, tmp_path / name, 7000) for name in ("1", "2")]

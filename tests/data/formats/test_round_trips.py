@@ -120,7 +120,7 @@ def test_a_label_file_as_others_read_it(tmp_path: Path, pictures: list[str]) -> 
     description = yaml.safe_load((tmp_path / "out/data.yaml").read_text(encoding="utf-8"))
     names = ["ape", "cat", "über dog"]
     assert description == {"train": "images/train", "val": "images/val", "names": names}
-    assert (tmp_path / "out/images/train/2.png").samefile(pictures[2])
+    assert (tmp_path / "out/images/train/2.png").read_bytes() == Path(pictures[2]).read_bytes()
 
 
 def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
