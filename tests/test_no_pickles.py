@@ -57,6 +57,8 @@ ALLOWED = {
     # Loader processes, over pipes that only they and the rank that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
+    # Only written: what does not pickle is reported before it is sent.
+    ("data/loader.py", "pickle"),
     ("data/scan_worker.py", "multiprocessing"),
     ("data/scan_worker.py", "ProcessPoolExecutor"),
     # YAML of texts, lists and dicts alone.

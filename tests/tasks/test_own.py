@@ -141,6 +141,7 @@ def names(folder: Path, *words: str, text: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.processes
 def test_the_name_of_a_class(tmp_path: Path) -> None:
     beside = write(tmp_path / "far" / "beside.py", TASK)
     script = write(tmp_path / "near" / "script.py", SCRIPT.format(folder=str(beside.parent)))
