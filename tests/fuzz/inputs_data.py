@@ -68,6 +68,14 @@ def _is_text(content: Entry) -> bool:
     return isinstance(content, bytes) and content.isascii()
 
 
+def _is_json(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:  # it is damaged already
+        return False
+    return True
+
+
 @st.composite
 def _damaged_file(draw: st.DrawFn, kind: str, files: dict[str, Entry]) -> None:
     texts = [name for name, content in files.items() if _is_text(content)]
@@ -75,7 +83,7 @@ def _damaged_file(draw: st.DrawFn, kind: str, files: dict[str, Entry]) -> None:
     name = draw(st.sampled_from(texts if texts and draw(st.integers(0, 4)) else others or texts))
     content = files[name]
     assert isinstance(content, bytes)
-    if name.endswith(".json") and draw(st.booleans()):
+    if name.endswith(".json") and _is_json(content) and draw(st.booleans()):
         files[name] = json.dumps(draw(damaged_value(json.loads(content)))).encode()
     elif name in texts:
         files[name] = draw(damaged_text(content.decode(), TOKENS[kind]))
