@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rankless.reading import opened
+
 _PART = re.compile(r"\.rankless-[0-9a-f]{16}\.tmp")
 _AT_ONCE = 1 << 20  # bytes
 
@@ -90,25 +92,29 @@ def _remove_unlocked(path: str) -> None:
         os.close(file)
 
 
-def copy(source: Path | str, target: Path) -> None:
-    """Copy a file's content to a new file; the blocks are shared where the file system can do that.
+def copy(source: Path | str, target: Path, most: int) -> None:
+    """Copy a regular file's content to a new file; the blocks are shared where the file system can do that.
+
+    Args:
+        source: the file to copy.
+        target: the new file.
+        most: bytes that ``source`` may have.
 
     Raises:
         FileExistsError: ``target`` is there.
-        OSError: it cannot be copied.
+        OSError: it cannot be copied, is no regular file, or has more than ``most`` bytes.
     """
-    old = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(source, most) as file:
+        old = file.fileno()
         new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            left = os.fstat(old).st_size
+            left = os.fstat(old).st_size  # what somebody appends meanwhile is not copied: it may never end
             with suppress(OSError):  # not between these file systems, say: the rest is read and written
                 while left > 0 and (done := os.copy_file_range(old, new, left)):
                     left -= done
-            while rest := os.read(old, _AT_ONCE):
+            while left > 0 and (rest := os.read(old, min(left, _AT_ONCE))):
+                left -= len(rest)
                 while rest:
                     rest = rest[os.write(new, rest) :]
         finally:
             os.close(new)
-    finally:
-        os.close(old)

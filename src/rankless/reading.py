@@ -30,11 +30,15 @@ _KINDS = {
 }
 
 
-def opened(path: str | os.PathLike[str]) -> io.FileIO:
+def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
     """Open a regular file to read its bytes, without a buffer; it never waits for somebody to write.
 
+    Args:
+        path: the file.
+        most: bytes that it may have; any number if not given.
+
     Raises:
-        OSError: it is missing, forbidden, or no regular file.
+        OSError: it is missing, forbidden, no regular file, or too large.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -46,11 +50,14 @@ def opened(path: str | os.PathLike[str]) -> io.FileIO:
             raise _irregular(stat.S_IFSOCK, name) from None
         raise
     try:
-        kind = stat.S_IFMT(os.fstat(file).st_mode)
+        state = os.fstat(file)
+        kind = stat.S_IFMT(state.st_mode)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if kind != stat.S_IFREG:
             raise _irregular(kind, name)
+        if most is not None and state.st_size > most:
+            raise _too_large(state.st_size, most, "it may have", name)
         return io.FileIO(file, "rb")
     except BaseException:
         os.close(file)
@@ -76,7 +83,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             if size <= limit:
                 return content
     held = "it may have" if most is not None else "the memory has room for"
-    raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {held}", os.fspath(path))
+    raise _too_large(size, limit, held, os.fspath(path))
 
 
 def read_text(
@@ -136,6 +143,10 @@ def _endless(file: io.FileIO, limit: int) -> bytes:
     while len(content) <= limit and (block := file.read(1 << 16)):
         content += block
     return bytes(content)
+
+
+def _too_large(size: int, limit: int, held: str, name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {held}", name)
 
 
 def _irregular(kind: int, name: str) -> OSError:

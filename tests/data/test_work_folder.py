@@ -139,7 +139,7 @@ def test_a_source_that_is_gone_is_named(tmp_path):
         pytest.raises(UserError, match=r"/gone.jpg: cannot be copied to --out .*out: No such file"),
         new_folder(tmp_path / "out") as made,
     ):
-        copy("/gone.jpg", made / "0.jpg")
+        copy("/gone.jpg", made / "0.jpg", 100)
     assert not list(tmp_path.iterdir())
 
 

@@ -41,13 +41,15 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
             else:
                 made.rename(place)  # fails where there is more than an empty folder by now
     except OSError as error:
-        where = f"{option} {out}: it cannot be written"
+        reason = error.strerror or error
         if made is not None and (source := _read_from(error, made)):
-            where = f"{source}: cannot be copied to {option} {out}"
-        raise UserError(
-            f"{where}: {error.strerror or error}{_free(place)}. "
-            "Nothing was kept: make room, or give another folder"
-        ) from error
+            message = f"{source}: cannot be copied to {option} {out}: {reason}; nothing was written"
+        else:
+            message = (
+                f"{option} {out}: it cannot be written: {reason}{_free(place)}. "
+                "Nothing was kept: make room, or give another folder"
+            )
+        raise UserError(message) from error
 
 
 def refuse_existing(out: Path, option: str = "--out") -> None:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from rankless.data.annotations import Annotations
+from rankless.data.pictures import MOST_BYTES
 from rankless.data.spans import content
 from rankless.errors import UserError
 from rankless.files import copy
@@ -33,7 +34,7 @@ class PictureFiles:
         if len(annotations.spans):
             target.write_bytes(content(annotations, index))
         elif self.how == "copy":
-            copy(source, target)
+            copy(source, target, MOST_BYTES)
         else:
             try:
                 os.link(Path(source).resolve(), target)
