@@ -1,0 +1,76 @@
+"""The digests of every shipped recipe's first steps: run before and after a change that must change no bit.
+
+    python benchmarks/recipe_digests.py > before.txt    # some five minutes on two cores
+    ... the change ...
+    python benchmarks/recipe_digests.py | diff before.txt -
+
+Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits; input, batch and
+width are small. `rankless verify` trains three steps on one rank and on two. Printed is the SHA-256 of the
+weights. Everything goes through the command line, so the script outlives any move of code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import rankless
+
+SMALL = [
+    "data.root=digits", "data.format=auto", "data.train=train", "data.val=val", "batch.images=4",
+    "batch.micro=2", "workers=0", "precision=fp32",
+]  # fmt: skip
+DETECTOR = ["data.train_images=16", "data.val_images=8", "model.image_size=64", "model.width=0.25"]
+CLASSIFIER = ["model.image_size=32"]
+VARIANTS = {
+    "digits, mosaic, mixup, copy-paste, sync": [
+        "digits", *DETECTOR, "batch_norm=sync", "data.augment.mosaic=0.5", "data.augment.mixup=0.5",
+        "data.augment.copy_paste=0.5", "data.augment.flip=0.5", "data.augment.hue=0.1",
+    ],
+    "digits, multi-scale, bf16": ["digits", *DETECTOR, "precision=bf16", "data.multi_scale=0.5"],
+    "blood-cells, rectangular": ["blood-cells", *DETECTOR, "evaluate.rectangular=true"],
+    "digits-classify, mixup, cutmix": [
+        "digits-classify", *CLASSIFIER, "data.augment.mixup=0.5", "data.augment.cutmix=0.5",
+        "data.augment.flip=0.5", "data.augment.crop=0.3",
+    ],
+}  # fmt: skip
+
+
+def measure(words: list[str]) -> str:
+    """The digest after three steps; ends the script with what the command says if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKLESS_CPU": "1"}
+    environment["PYTHONPATH"] = str(Path(rankless.__file__).parents[1])
+    name, *overrides = words
+    command = ["verify", name, *SMALL, *overrides, "--worlds", "1,2", "--steps", "3", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rankless", *command], capture_output=True, text=True, env=environment
+    )
+    if done.returncode:
+        sys.exit(f"rankless {' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return str(json.loads(done.stdout)["worlds"][0]["digest"])
+
+
+def main() -> None:
+    """Print a line per recipe and variant."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="of recipes or variants; all if none is given")
+    chosen = parser.parse_args().names
+    shipped = sorted(path.stem for path in Path(rankless.__file__).parent.glob("*/*.yaml"))
+    cases = {}
+    for name in shipped:
+        text = next(Path(rankless.__file__).parent.glob(f"*/{name}.yaml")).read_text(encoding="utf-8")
+        cases[name] = [name, *(CLASSIFIER if "\ntask: classify" in text else DETECTOR)]
+    cases |= VARIANTS
+    for name, words in cases.items():
+        if not chosen or name in chosen:
+            print(f"{name:<42} {measure(words)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
