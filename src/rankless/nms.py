@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
-from torchvision.ops import nms as torchvision_nms
 
 from rankless.boxes import distance, iou, pairwise_iou
 
@@ -16,6 +20,10 @@ from rankless.boxes import distance, iou, pairwise_iou
 _BETA = 0.6
 # Rows of the boxes-by-boxes comparison that are computed at once.
 _ROWS = 512
+# Boxes from which on torchvision takes class by class instead of all classes side by side.
+_MANY = {"cpu": 1000, "cuda": 25_000}
+# Where torchvision has its operators: since 0.29, and before.
+_OPERATORS = ("_C_stable.so", "_C.so")
 
 
 def nms(
@@ -48,11 +56,40 @@ def nms(
     if kind == "diou":
         kept = _greedy(boxes, torch.zeros_like(labels) if class_agnostic else labels, threshold)
     elif class_agnostic:
-        kept = torchvision_nms(boxes, scores, threshold)
+        kept = _torchvision_nms()(boxes, scores, threshold)
     else:
-        kept = batched_nms(boxes, scores, labels, threshold)
+        kept = _by_class(boxes, scores, labels, threshold)
     # torchvision may hand back equal scores in any order; theirs here is the order they came in.
     return order[kept.sort().values]
+
+
+@cache
+def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
+    """torchvision's operator without torchvision, which takes as long to import as PyTorch itself."""
+    package = find_spec("torchvision")
+    if package and package.origin and "torchvision" not in sys.modules:
+        libraries = (Path(package.origin).with_name(name) for name in _OPERATORS)
+        if library := next((path for path in libraries if path.exists()), None):
+            torch.ops.load_library(library)
+    if not hasattr(torch.ops.torchvision, "nms"):
+        importlib.import_module("torchvision")
+    operator: Callable[[Tensor, Tensor, float], Tensor] = torch.ops.torchvision.nms
+    return operator
+
+
+def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """torchvision's ``batched_nms``, bit for bit."""
+    if not len(boxes):
+        return labels
+    run = _torchvision_nms()
+    if len(boxes) <= _MANY.get(boxes.device.type, _MANY["cuda"]):
+        apart = labels.to(boxes) * (boxes.max() + 1)  # no two classes overlap
+        return run(boxes + apart[:, None], scores, threshold)
+    kept = []
+    for label in labels.unique():
+        (own,) = torch.where(labels == label)
+        kept.append(own[run(boxes[own], scores[own], threshold)])
+    return torch.cat(kept)
 
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:

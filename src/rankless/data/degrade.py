@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as TF
 
 from rankless.data.keyed import Key, drawing, one_thread
 from rankless.randomness import generator
@@ -36,6 +35,8 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
     """
     if not (options.blur or options.noise or options.jpeg):
         return image
+    from torchvision.transforms.v2 import functional as TF  # takes as long to import as torch does
+
     chance = generator(*key, "degrade")
     blurred, noisy, compressed = (chance.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
     sigma, deviation = (float(chance.uniform(*limits)) for limits in (SIGMA, NOISE))

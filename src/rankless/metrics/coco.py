@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from faster_coco_eval.core import COCO, COCOeval_faster
 from torch import Tensor
 
 from rankless.boxes import pairwise_iou
 from rankless.types import Detections, Scores
+
+if TYPE_CHECKING:  # it brings OpenCV; no process needs that before it scores
+    from faster_coco_eval.core import COCO
 
 _LOWEST_IOU = 0.5 - 1e-6  # of those scored; a hair less, because the evaluator's rounding is its own
 _NO_AREA = -1.0  # in none of the ranges below
@@ -78,6 +80,8 @@ def coco_scores(
     if not truth_rows:
         nothing = np.full((10, 101, classes, len(_AREAS), len(_MOST)), -1.0)
         return _summary(nothing[..., -1], nothing[:, 0], class_names)
+    from faster_coco_eval.core import COCOeval_faster
+
     evaluation = COCOeval_faster(
         _index(len(truths), class_names, truth_rows),
         _index(len(truths), class_names, found_rows),
@@ -164,6 +168,8 @@ def _rows(image: int, boxes: Tensor, labels: Tensor, classes: int) -> list[dict[
 
 
 def _index(images: int, class_names: Sequence[str], rows: list[dict[str, Any]]) -> COCO:
+    from faster_coco_eval.core import COCO
+
     # Numbers count from 1: the evaluator takes 0 for "unmatched".
     return COCO(
         {

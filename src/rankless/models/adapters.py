@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torchvision
 from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.models.layers import Activation, activate
 
 CIFAR = "-cifar"
-RESNETS: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": torchvision.models.resnet18,
-    "resnet34": torchvision.models.resnet34,
-    "resnet50": torchvision.models.resnet50,
-    "resnet101": torchvision.models.resnet101,
-    "resnet152": torchvision.models.resnet152,
-}
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 
 def build_resnet(
@@ -29,7 +21,7 @@ def build_resnet(
     """torchvision's ResNet; its last layer is ``fc``.
 
     Args:
-        name: a key of :data:`RESNETS`. With ``-cifar`` after it, it begins with a 3×3 convolution that keeps
+        name: one of :data:`RESNETS`. With ``-cifar`` after it, it begins with a 3×3 convolution that keeps
             the size, without pooling, as is usual for pictures of 32 pixels; the names of its state stay.
         classes: how many.
         activation: in place of every ReLU. Not PReLU: a block calls one module at two or three places, which
@@ -38,7 +30,10 @@ def build_resnet(
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
-    net: Any = RESNETS[name.removesuffix(CIFAR)](weights=None, num_classes=classes)
+    from torchvision import models  # takes as long to import as torch does
+
+    build = getattr(models, name.removesuffix(CIFAR))
+    net: Any = build(weights=None, num_classes=classes)
     if name.endswith(CIFAR):
         net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as all the others

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.recipe import Optim, Schedule
+from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
 def rate(schedule: Schedule, step: int, steps: int) -> float:
@@ -42,10 +43,10 @@ def optimiser(model: nn.Module, recipe: Optim, *, portable: bool = False) -> tor
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.name == "sgd":
-        return torch.optim.SGD(
+        return PlainSGD(
             groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=True
         )
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
+    return PlainAdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

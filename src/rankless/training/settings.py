@@ -11,6 +11,7 @@ import torch
 
 from rankless.recipe import Recipe
 from rankless.world.compat import set_tf32
+from rankless.world.uncompiled import set_deterministic
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def computes_like(recipe: Recipe) -> Iterator[None]:
     fill, benchmark = switches.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     exact = recipe.reduce == "exact"
     torch.set_num_threads(recipe.threads)
-    torch.use_deterministic_algorithms(exact)
+    set_deterministic(exact)
     switches.fill_uninitialized_memory = False  # it costs, and such memory is never read here
     torch.backends.cudnn.benchmark = not exact
     restore_tf32 = set_tf32(recipe.precision == "tf32")
@@ -35,7 +36,7 @@ def computes_like(recipe: Recipe) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        set_deterministic(deterministic)
         switches.fill_uninitialized_memory = fill
         torch.backends.cudnn.benchmark = benchmark
         restore_tf32()

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
 from rankless.world.share import Fold, Node, own_micro_batches
+from rankless.world.uncompiled import PlainDataParallel
 
 Gradients = Sequence[Tensor]
 
@@ -59,7 +59,7 @@ class GradientSum:
         # The gradients before a backward pass, with their versions: it adds to those that it reaches.
         self.before: list[tuple[Tensor, int] | None] = [None] * len(self.place)
         # Buffers are never broadcast: running statistics are summed along the tree.
-        self.module = DistributedDataParallel(
+        self.module = PlainDataParallel(
             module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **NO_BUFFER_BROADCAST
         )
         # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.

@@ -1,0 +1,92 @@
+"""PyTorch's data-parallel wrapper, optimizers and deterministic mode without its compiler.
+
+All of them import ``torch._dynamo`` or ``torch._inductor``, to ask things that have one answer as long as
+nothing is compiled. These take as long to import as the rest of PyTorch, in every rank and at every restart.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+_COMPILER = "torch._dynamo"
+_GENERATOR = "torch._inductor.config"  # of the compiler's code
+_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # it reads this when it is imported
+
+
+def set_deterministic(on: bool) -> None:
+    """``torch.use_deterministic_algorithms``; a compiler that is imported later is set as well."""
+    if _GENERATOR in sys.modules:
+        torch.use_deterministic_algorithms(on)
+    else:
+        torch.set_deterministic_debug_mode("error" if on else "default")
+    if on:
+        os.environ[_DETERMINISTIC] = "1"
+    else:
+        os.environ.pop(_DETERMINISTIC, None)
+
+
+def _plain(function: Any) -> Any:
+    """A method without the wrappers that tell the compiler to leave it alone."""
+    return inspect.unwrap(function)
+
+
+class PlainSGD(SGD):
+    """The same numbers as its base."""
+
+    add_param_group = _plain(Optimizer.add_param_group)
+    zero_grad = _plain(Optimizer.zero_grad)
+    step = torch.no_grad()(_plain(SGD.step))
+
+
+class PlainAdamW(AdamW):
+    """The same numbers as its base."""
+
+    add_param_group = _plain(Optimizer.add_param_group)
+    zero_grad = _plain(Optimizer.zero_grad)
+    step = torch.no_grad()(_plain(AdamW.step))
+
+
+class PlainDataParallel(DistributedDataParallel):
+    """The same as its base, as long as the wrapper itself is not compiled."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        with _unasked():
+            super().__init__(module, **options)
+
+    if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
+        _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))
+
+
+class _StandIn(SimpleNamespace):
+    """Answers for a compiler that is not there; what it cannot answer, the real one does."""
+
+    def __getattr__(self, name: str) -> Any:
+        vars(torch).pop("_dynamo", None)
+        return getattr(importlib.import_module(_COMPILER), name)
+
+
+@contextmanager
+def _unasked() -> Iterator[None]:
+    """In here the compiler is asked for its way with data-parallel wrappers without being imported."""
+    if _COMPILER in sys.modules:
+        yield
+        return
+    stand_in = _StandIn(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    vars(torch)["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is stand_in:
+            del vars(torch)["_dynamo"]

@@ -1,0 +1,95 @@
+"""What a training imports: nothing that it does not use and that takes as long to import as PyTorch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+from torchvision.ops import batched_nms
+
+from rankless.nms import nms
+from rankless.world.uncompiled import PlainAdamW, PlainSGD
+
+# torch's compiler, and what brings it, with the largest of what these bring.
+HEAVY = {"torch._dynamo", "torch._inductor", "torch.onnx", "torchvision", "sympy", "timm", "sklearn"}
+HEAVY |= {"matplotlib", "onnx", "scipy"}
+SCORING = {"cv2", "faster_coco_eval"}  # rank 0 alone, when there is something to score
+
+
+def imported(text: str) -> set[str]:
+    """The modules in what Python says of its imports."""
+    return set(re.findall(r"^import time: +\d+ \| +\d+ \| +([\w.]+)$", text, re.MULTILINE))
+
+
+@pytest.mark.processes
+def test_launcher_ranks_and_loaders_import_no_compiler(small_recipe, tmp_path):
+    words = [small_recipe, "epochs=1", "batch.images=8", "batch.micro=4", "workers=1", "--devices", "2"]
+    run = subprocess.run(
+        [sys.executable, "-m", "rankless", "train", *words, "--run", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    logs = [(tmp_path / "run/logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    launcher, *ranks = map(imported, (run.stderr, *logs))
+    for found in (launcher, *ranks):
+        assert {"torch", "rankless.tasks.detect"} <= found
+        assert not found & HEAVY
+    # Loaders are forked from a server that the rank starts and whose standard error is the rank's.
+    assert [len(re.findall(r"\| +torch$", log, re.MULTILINE)) for log in logs] == [2, 2]
+    assert not launcher & SCORING and not ranks[1] & SCORING and ranks[0] >= SCORING
+
+
+@pytest.mark.parametrize(
+    ("plain", "base", "options"),
+    [
+        (PlainSGD, SGD, {"momentum": 0.9, "nesterov": True, "foreach": True}),
+        (PlainAdamW, AdamW, {"foreach": True, "fused": False}),
+        (PlainAdamW, AdamW, {"foreach": False, "fused": True}),
+    ],
+)
+def test_optimizers_compute_as_their_bases(plain, base, options):
+    results = []
+    for kind in (plain, base):
+        torch.manual_seed(0)
+        model = nn.Linear(7, 5)
+        optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.01, **options)
+        for _ in range(3):
+            model(torch.rand(4, 7)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert model.weight.grad is None
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.processes
+def test_a_compiler_that_is_imported_later_is_deterministic_as_well():
+    program = """
+import sys, torch
+from rankless.world.uncompiled import set_deterministic
+for on in (True, False):
+    set_deterministic(on)
+    assert torch.are_deterministic_algorithms_enabled() is on
+    assert on is False or "torch._inductor" not in sys.modules
+    import torch._inductor.config
+    assert torch._inductor.config.deterministic is on or torch.__version__ < "2.10"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1001])
+def test_nms_is_torchvisions(count):
+    torch.manual_seed(count)
+    boxes, scores, labels = torch.rand(count, 4) * 400, torch.rand(count), torch.randint(20, (count,))
+    boxes[:, 2:] += boxes[:, :2]
+    found = nms(boxes, scores, labels, kind="iou", threshold=0.5)
+    assert torch.equal(found, batched_nms(boxes, scores, labels, 0.5))
