@@ -343,6 +343,25 @@ def test_a_picture_of_the_data_is_never_replaced(cells, capsys, verb, force):
 
 
 @pytest.mark.parametrize("verb", ["show", "stats"])
+@pytest.mark.parametrize("root", ["cells", "cells/data.yaml"])
+def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
+    """Neither an image nor an annotation, wherever it lies; in the folder nothing at all."""
+    Path("cells/images/val").rename("elsewhere")
+    Path("cells/images/val").symlink_to(Path("elsewhere").absolute())
+    Path("cells/masks").mkdir()
+    picture(Path("cells/masks/8.png"), 8)
+    Path("label.png").symlink_to("cells/labels/val/8.txt")
+    before = snapshot(".")
+    outs = ["elsewhere/8.png", "cells/images/val/9.png", "label.png"]
+    for out in [*outs, "cells/masks/8.png"] if root == "cells" else outs:
+        assert cli.main(["data", verb, root, "--split", "train", "--out", out, "--force"]) == 2
+        assert f"error: --out {out}: is an input of this command" in capsys.readouterr().err
+    assert snapshot(".") == before
+    assert run(capsys, verb, root, "--split", "train", "--out", "cells/own.png").endswith("own.png\n")
+    assert run(capsys, verb, root, "--split", "train", "--out", "cells/own.png").endswith("(replaced)\n")
+
+
+@pytest.mark.parametrize("verb", ["show", "stats"])
 def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
     Path("own.png").write_text("precious")
     assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2

@@ -49,6 +49,7 @@ class Outputs:
         self._verb, self._option = verb, option
         self._lists: dict[Path, _List] = {}
         self._found: dict[Path, os.stat_result | None] = {}
+        self._forced: list[Path] = []
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -72,6 +73,7 @@ class Outputs:
                 never.append(f"{option} {file}: it cannot be written: {_reason(error)}")
                 continue
             if reason := self._stays(file, there):
+                self._forced.append(file)
                 (never if _is_fixed(there) else stay).append(f"{option} {file}: {reason}")
         if never or (stay and not force):
             raise UserError(_told([*never, *stay], "--force to replace what is there" if stay else ""))
@@ -94,6 +96,11 @@ class Outputs:
     def replaced(self) -> list[Path]:
         """Those of the files that were there."""
         return [file for file, there in self._found.items() if there is not None]
+
+    @property
+    def forced(self) -> list[Path]:
+        """Those of them that this command did not write, and that are replaced because it was asked for."""
+        return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
         """Raise where an output would replace one of ``inputs``, under whatever name; asked for or not.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from rankless.curation.data_set import spare
 from rankless.curation.looking import Selection, Shown
 from rankless.drawing import Mark, annotate, color
 from rankless.errors import UserError, escaped
@@ -55,6 +56,8 @@ def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
     if not selection.shown:
         raise UserError(f"{selection.title}: there is no such picture to show.")
     outputs.refuse_inputs(selection.files)
+    if selection.root is not None:
+        spare(outputs, selection.root, selection.format)
     with outputs.writing(out) as file:
         if kind := _KINDS[out.suffix.lower()]:
             sheet(selection).save(file, kind)

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from rankless.data.annotations import Annotations, flat_paths
 from rankless.data.detection import DIGITS
+from rankless.data.file_states import kept_names
 from rankless.data.formats.registry import NAMES, format_named, recognise
 from rankless.data.opening import examine, open_annotations
 from rankless.errors import UserError
+from rankless.outputs import Outputs
 
 UNION = "trainval"
 """Pascal VOC's list of two splits together: that its pictures are in another as well is no fault."""
@@ -85,6 +87,33 @@ def open_data_set(
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}.")
     read: Callable[..., Annotations] = examine if examined else open_annotations
     return DataSet(root, name, {split: read(root, split, format, rescan=rescan) for split in wanted})
+
+
+def spare(outputs: Outputs, root: str, format: str) -> None:
+    """Raise where an output that is forced would replace a file of the data set, of whichever split.
+
+    Args:
+        outputs: what the command is about to write.
+        root, format: see :func:`open_data_set`. In a folder everything belongs to the data set, such as
+            masks that no format here knows.
+
+    Raises:
+        UserError: an output would.
+    """
+    if not outputs.forced:
+        return  # reading splits that nobody asked for can take long
+    place = Path(root).expanduser()
+    top = Path(os.path.realpath(place))
+    outputs.refuse_inputs(
+        file for file in outputs.forced if Path(os.path.realpath(file.parent), file.name).is_relative_to(top)
+    )
+    name, _ = recognise(root, format)
+    for split in format_named(name).splits(place):
+        try:
+            found = examine(root, split, format)
+        except UserError:  # one that cannot be read is no reason not to show another
+            continue
+        outputs.refuse_inputs([*found.paths(), *kept_names(found.folder or "")])
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:

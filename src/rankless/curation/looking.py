@@ -58,12 +58,15 @@ class Selection:
         class_names: of the data set.
         shown: the pictures.
         files: all pictures that they were drawn from; none of the built-in data.
+        root, format: the data set; no root of the built-in data.
     """
 
     title: str
     class_names: tuple[str, ...]
     shown: list[Shown]
     files: Sequence[str] = ()
+    root: str | None = None
+    format: str = "auto"
 
 
 def select(
@@ -111,7 +114,7 @@ def select(
         look = _AsTrained(replace(recipe, data=replace(recipe.data, **where)))
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
     looked = list(_looked(look, sorted(drawn)))
-    return Selection(title + _with(class_name, augmented), names, looked, whole.paths())
+    return Selection(title + _with(class_name, augmented), names, looked, whole.paths(), root, format)
 
 
 def _digits(

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
-from rankless.curation.data_set import DataSet
+from rankless.curation.data_set import DataSet, spare
 from rankless.curation.statistics import box_centres, box_sides
 from rankless.data.annotations import Annotations
 from rankless.errors import UserError
@@ -49,6 +49,7 @@ def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
     """
     outputs = place(out, force=force)
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
+    spare(outputs, data.root, data.format)
     splits = data.splits
     classes = len(next(iter(splits.values())).class_names)
     rows = min(classes, MOST_CLASSES)

@@ -59,6 +59,20 @@ def keep_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, i
         blocks.tofile(file)
 
 
+def kept_names(folder: str) -> list[str]:
+    """The files whose states :func:`keep_states` wrote down; none where nothing whole lies there."""
+    found: list[str] = []
+    try:
+        with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
+            blocks = _numbers(folder, _BLOCKS)
+            for start, length in zip(blocks[::2], blocks[1::2], strict=True):
+                names.seek(start)
+                found += map(os.fsdecode, names.read(length).split(b"\0"))
+    except (OSError, ValueError, EOFError):
+        return []
+    return found
+
+
 def changed_file(folder: str, processes: int) -> str:
     """The first file found that is not as :func:`keep_states` wrote; empty if all are.
 
