@@ -226,6 +226,8 @@ class Skips(nn.Module):
             return (x * self.first.weight).sum()
         if way == "other order":
             return self.first(self.second(x)).square().sum()  # type: ignore[no-any-return]
+        if way == "thrice":
+            return self.first(self.second(self.first(x))).square().sum()  # type: ignore[no-any-return]
         x = self.first(x)
         return (self.second(x) if way == "both" else x).square().sum()  # type: ignore[no-any-return]
 
@@ -279,6 +281,39 @@ def test_ranks_that_call_other_norms_are_all_told(ranks: Any) -> None:
         assert answers[0] == answers[1] != []
         assert "not every micro-batch calls the same batch norms in the same order" in answers[0][0]
     assert ranks(2, meet, [["both"] * 4] * 2) == [[], []]
+
+
+LEFT = "where one {}, another {};"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        (["both", "both", "both", "one"], ("calls 'second'", "has called its last norm")),
+        (["both", "both", "neither", "both"], ("calls 'first'", "has called its last norm")),
+        (["other order", "both", "both", "both"], ("calls 'first'", "calls 'second'")),
+        (["both", "both", "other order", "other order"], ("calls 'first'", "calls 'second'")),
+        (["one"] * 4, ("calls 'second'", "has called its last norm")),
+        (["other order", "both", "one", "one"], ("calls 'first'", "calls 'second'")),
+        (["both", "thrice", "both", "both"], ("has called its last norm", "calls 'first'")),
+    ],
+)
+def test_a_rank_that_calls_other_norms_later_on_is_told_by_all(
+    ranks: Any, ways: list[str], said: tuple[str, str]
+) -> None:
+    """It alone could see it, and the others waited for it until it died."""
+    for size in (2, 3, 4):
+        for found in ranks(size, meet, [["both"] * 4, ["both"] * 4, ways]):
+            assert len(found) == 1 and LEFT.format(*said) in found[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["one", "neither", "other order", "thrice"])
+def test_micro_batches_of_one_rank_that_part_in_the_first_run_are_told_by_all(ranks: Any, way: str) -> None:
+    for size in (2, 3):
+        answers = ranks(size, meet, [["both", "both", "both", way]])
+        assert answers[0] != [] and all(found == answers[0] for found in answers)
 
 
 class Twice(nn.Module):

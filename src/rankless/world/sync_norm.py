@@ -61,6 +61,7 @@ class SideBySide:
         self.norms: list[nn.Module] = [norm for _, norm in named]
         # The norms in the order in which the first run called them, which all ranks compared.
         self.order: list[int] = []
+        self.dtypes: list[torch.dtype] = []  # of the sums at each of them
         self.is_agreed = self.is_running = False
         self.replicas = [_sharing_copy(module) for _ in own]
         self.device = next(module.parameters()).device
@@ -82,8 +83,8 @@ class SideBySide:
             it keeps the norms' exchanges in one order on all ranks.
 
         Raises:
-            UserError: not every micro-batch, on every rank and in every run, calls the same norms in one
-                order: some would wait for ever for the others.
+            UserError: on every rank, where not every micro-batch, on every rank and in every run, calls the
+                same norms in one order: some would wait for ever for the others.
         """
         count = len(self.replicas)
         self.met = [0] * count  # how many norms each replica has called
@@ -134,16 +135,43 @@ class SideBySide:
             self.order.append(place)
         expected = self.order[at] if at < len(self.order) else _END
         if place != expected:
-            raise UserError(self._parted(expected, place))
+            if self.is_agreed and expected != _END:
+                self._poison(at)
+            self._compare(expected, place)
         self.met[number] += 1
 
     def _agree(self, place: int) -> None:
-        """See, in the first run, that all ranks have come to the same norm."""
-        if self.is_agreed:
+        """See that all ranks have come to the same norm, in the first run; to the end, in every run."""
+        if self.is_agreed and place != _END:
             return
+        self._compare(place, place)
+
+    def _poison(self, at: int) -> None:
+        """Let the other ranks, which add up their sums for a norm that this one does not call, know of it."""
+        norm: Any = self.norms[self.order[at]]
+        sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
+        self.total([sums.clone() for _ in self.own])
+
+    def check(self, place: int, number: Tensor) -> None:
+        """See that all ranks are at the norm ``place``: one that is not has made the number of values a NaN.
+
+        Raises:
+            UserError: on every rank; not all are.
+        """
+        if self.plan.size > 1 and number.isnan():
+            self._compare(place, place)
+
+    def _compare(self, expected: int, place: int) -> None:
+        """Raise on every rank, in the same words, unless all are where they are to be.
+
+        Args:
+            expected: what was to come.
+            place: what this rank has come to.
+        """
         found = self.plan.gather(place)
-        if others := [other for other in found if other != found[0]]:
-            raise UserError(self._parted(found[0], others[0]))
+        known = self.is_agreed or len(set(found)) == 1  # what was to come, by every rank
+        if others := list(dict.fromkeys([expected, *found] if known else found))[1:]:
+            raise UserError(self._parted(expected if known else found[0], others[0]))
 
     def _parted(self, one: int, other: int) -> str:
         here, there = (
@@ -165,6 +193,8 @@ class SideBySide:
                 "checkpointing does: keep batch norms out of what is checkpointed, or use batch_norm: micro"
             )
         self._follow(number, place)
+        if number == 0 and not self.is_agreed:
+            self.dtypes.append(_wide(values[:0]).dtype)
         self.arrived[number] = values
         norms = [self._norm(i, place) for i in range(len(self.replicas))]
         self.random[number] = _random_state(values.device)
@@ -177,7 +207,7 @@ class SideBySide:
             weights = [channels + 1 if n.weight is None else n.weight for n in norms]
             biases = [channels if n.bias is None else n.bias for n in norms]
             *answers, self.token = _GlobalNorm.apply(
-                self, norms[0], share, len(norms), self.token, *self.arrived, *weights, *biases
+                self, norms[0], place, share, len(norms), self.token, *self.arrived, *weights, *biases
             )
             self.answers = list(answers)
             following = 0
@@ -227,7 +257,14 @@ class _GlobalNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, side: SideBySide, norm: Any, share: float, count: int, token: Tensor, *tensors: Tensor
+        ctx: Any,
+        side: SideBySide,
+        norm: Any,
+        place: int,
+        share: float,
+        count: int,
+        token: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         values, weights = tensors[:count], tensors[count : 2 * count]
         biases = tensors[2 * count :]
@@ -236,6 +273,7 @@ class _GlobalNorm(torch.autograd.Function):
         size = values[0].new_tensor([0.0], dtype=wide[0].dtype)
         first = side.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
         number = first[-1]
+        side.check(place, number)
         mean = first[:-1] / number
         squares = side.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
         variance = squares / number
@@ -266,7 +304,7 @@ class _GlobalNorm(torch.autograd.Function):
             (_shaped(w * inverse, g) * (g - _shaped(plain, g) - n * _shaped(scaled, g))).to(dtype)
             for g, n, w, dtype in zip(outer, normal, weights, ctx.dtypes, strict=True)
         ]
-        return (None, None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
+        return (None, None, None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
 
 
 def _wide(values: Tensor) -> Tensor:
