@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -48,6 +51,25 @@ def test_opencv_reads_the_files_and_agrees(tmp_path: Path) -> None:
     with torch.no_grad():
         for mine, raw in zip(model(picture), wanted, strict=True):
             np.testing.assert_allclose(mine.numpy(), raw, rtol=1e-3, atol=1e-4)
+
+
+def test_an_error_brings_the_old_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = written(tmp_path)
+    for ending in (".cfg", ".weights", ".names"):
+        (tmp_path / f"net{ending}").write_text(f"old {ending}")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    replace = os.replace
+
+    def failing(source: str, target: str, **named: Any) -> None:
+        if Path(source).name.startswith(".rankless-") and Path(target).name == "net.weights":
+            monkeypatch.undo()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target, **named)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(UserError, match=r"net\.weights: it cannot be written: Input/output error"):
+        export(path, format="darknet", out=tmp_path / "net", force=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_nothing_is_overwritten_and_faults_are_sentences(

@@ -28,6 +28,27 @@ with outputs.writing(out / "b") as file:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+KILLED_IN_A_SET = """
+import os, signal, sys
+from pathlib import Path
+from rankless.outputs import Outputs
+left, real = int(sys.argv[2]), {name: getattr(os, name) for name in ("rename", "replace", "unlink")}
+def counted(name):
+    def call(*words, **named):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return real[name](*words, **named)
+    return call
+for name in real:
+    setattr(os, name, counted(name))
+files = [Path(sys.argv[1], name) for name in ("head", "body", "tail")]
+with Outputs(files, verb=None, force=True).as_one(files) as parts:
+    for part in parts:
+        part.write_text("new")
+"""
+
 
 def write(folder: Path, files: dict[str, str], verb: str | None = "predict", force: bool = False) -> None:
     outputs = Outputs([folder / name for name in files], verb=verb, force=force)
@@ -207,6 +228,25 @@ def test_a_killed_command_may_be_repeated(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4, "half of b lies there under another name"
     write(tmp_path, {"a": "third", "b": "third"})
     assert sorted(each.name for each in tmp_path.iterdir()) == [LIST, "a", "b"]
+
+
+@pytest.mark.processes
+def test_a_kill_leaves_no_mixed_set(tmp_path):
+    """Whatever change of a name it comes before: all old, all new, or nothing where readers begin."""
+    names, found = ("head", "body", "tail"), []
+    for left in range(20):
+        for name in names:
+            (tmp_path / name).write_text("old")
+        words = [sys.executable, "-c", KILLED_IN_A_SET, str(tmp_path), str(left)]
+        code = subprocess.run(words, timeout=60, check=False).returncode
+        there = {name: (tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}
+        assert len(set(there.values())) <= 1 or "head" not in there, (left, there)
+        found.append(there)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert found[0] == dict.fromkeys(names, "old") and found[-1] == dict.fromkeys(names, "new")
+    assert len(found) > 6 and sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
 
 
 def test_a_listed_output_that_never_got_its_name_spares_the_one_before(tmp_path):

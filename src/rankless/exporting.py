@@ -67,11 +67,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     faults = [name for name in loaded.class_names if "\n" in name]
     if faults:
         raise UserError(f"the class name {faults[0]!r} has a line break, which a .names file cannot hold")
-    with (
-        outputs.writing(files[0]) as cfg,
-        outputs.writing(files[1]) as numbers,
-        outputs.writing(files[2]) as names,
-    ):
+    with outputs.as_one(files) as (cfg, numbers, names):
         write_weights(numbers, made, loaded.state)
         cfg.write_text(text, encoding="utf-8")
         names.write_text("".join(f"{name}\n" for name in loaded.class_names), encoding="utf-8")

@@ -51,10 +51,21 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
         os.close(file)
 
 
+def put_aside(path: Path) -> Path:
+    """Give a file another name in its folder and return it; :func:`sweep` removes it after a kill."""
+    aside = path.with_name(_new_name())
+    path.rename(aside)
+    return aside
+
+
+def _new_name() -> str:
+    return f".rankless-{os.urandom(8).hex()}.tmp"
+
+
 def _part(folder: Path) -> tuple[Path, int]:
     """A new file of any name, locked for as long as the descriptor is open."""
     while True:
-        path = folder / f".rankless-{os.urandom(8).hex()}.tmp"
+        path = folder / _new_name()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # some network file systems have no locks; then nothing is swept either
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

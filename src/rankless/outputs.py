@@ -14,12 +14,12 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.files import beside, sweep, write_atomically
+from rankless.files import beside, put_aside, sweep, write_atomically
 
 LIST = ".rankless-outputs"
 FIRST = 20
@@ -140,12 +140,50 @@ class Outputs:
                 if self._verb is not None:
                     marks.add(self._verb, file.name, _file(part))
         except FileExistsError:
-            raise UserError(
-                f"{self._option} {file}: was made or changed while this command ran, and stays as it is; "
-                "give another name"
-            ) from None
+            raise self._changed(file) from None
         except OSError as error:
             raise UserError(f"{self._option} {file}: it cannot be written: {_reason(error)}") from error
+
+    @contextmanager
+    def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
+        """Files to write to that belong together; all that were there come back on an error.
+
+        The first is the one that readers begin with. It is taken away before the others are replaced and
+        comes last, so that a process that is killed in between leaves no old file beside new ones that
+        anybody could take for a set.
+
+        Args:
+            files: some of the outputs.
+
+        Raises:
+            UserError: see :meth:`writing`.
+        """
+        taken: dict[Path, Path] = {}
+        try:
+            with ExitStack() as stack:
+                parts = [stack.enter_context(self.writing(file)) for file in files]
+                yield parts
+                for part in parts:  # here, so that little time passes between the renames
+                    with part.open("rb") as written:
+                        os.fsync(written.fileno())
+                for file in files:
+                    if (before := self._found[file]) is not None:
+                        if not _unchanged(file, before):
+                            raise self._changed(file)
+                        taken[file] = put_aside(file)
+        except BaseException:
+            for file, aside in taken.items():
+                with suppress(OSError):
+                    aside.replace(file)
+            raise
+        for aside in taken.values():
+            aside.unlink(missing_ok=True)
+
+    def _changed(self, file: Path) -> UserError:
+        return UserError(
+            f"{self._option} {file}: was made or changed while this command ran, and stays as it is; "
+            "give another name"
+        )
 
 
 class _List:
