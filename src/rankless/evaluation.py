@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankless import layer_errors
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line
 from rankless.errors import ShortageError, TaskError, UserError
@@ -82,7 +83,8 @@ def evaluate(
                 break
             check_batch(task, batch)
             missing += getattr(batch, "unreadable", ())
-            found = task.predict(model, batch.to(world.device))
+            with layer_errors.explained(recipe):
+                found = task.predict(model, batch.to(world.device))
             check_predictions(task, found, len(line.pictures))
             check_sendable(task, found)
             predicted += zip([index for _, index in line.pictures], found, strict=True)

@@ -8,6 +8,8 @@ FAULT_PICTURE   a picture that cannot be read
 FAULT_BUG       where its own code fails, by picture, or by pass or evaluation of a process: ``item 7``,
                 ``loss 9``, ``score 2``
 FAULT_PREDICT   seconds a batch of an evaluation takes longer
+FAULT_SCORED    what rank 1 does in every prediction: ``memory`` asks for a petabyte, ``unpool`` takes an
+                operation without a deterministic kernel
 FAULT_MEMORY    bytes that every pass of a process asks for, from the fifteenth one on
 FAULT_RANK      the only rank that FAULT_NAN and FAULT_UNUSED are for
 FAULT_NAN       the pass of a process whose loss is finite and whose gradients are not
@@ -134,6 +136,11 @@ class Small:
             while not (Path(gate) / "open").exists():
                 time.sleep(0.01)
         time.sleep(float(os.environ.get("FAULT_PREDICT", "0")))
+        scored = os.environ.get("FAULT_SCORED") if os.environ["RANK"] == "1" else None
+        if scored == "memory":
+            torch.zeros(10**15, dtype=torch.uint8)
+        elif scored == "unpool":
+            F.max_unpool2d(*F.max_pool2d(batch.images, 2, return_indices=True), 2)
         return [int(row.argmax()) for row in model(batch.images)]
 
     def score(self, predictions: Sequence[Any]) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -10,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import HERE, Run, finish, kill, loaders, outcome
+from harness_for_faults import HERE, Run, finish, kill, loaders, outcome, recipe_file
+from small_task_for_faults import Small
+
+from rankless import load_recipe
+from rankless.models import weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 HAS_NAMESPACES = not subprocess.run(
@@ -63,6 +68,34 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, A
     assert last.startswith("error: out of memory: 512 MiB more were asked for (")
     assert "use a smaller batch.micro (now 2)" in last
     assert finish(folder, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("memory", r"out of memory: 931,322\.6 GiB more were asked for \(.* are free\); use a smaller "
+         r"batch\.micro \(now 2\)"),
+        ("unpool", r".* uses max_unpooling2d_forward_out, which has no deterministic implementation on this "
+         r"device; use another layer or operation, or reduce: fast, .*"),
+    ],
+)  # fmt: skip
+def test_an_evaluation_says_the_same(tmp_path: Path, fault: str, said: str) -> None:
+    """One of two ranks fails; the other does not wait for it, and a person reads one line."""
+    recipe = load_recipe(str(recipe_file(tmp_path / "run")))
+    made, file = Small(recipe), tmp_path / "small.safetensors"
+    weights.save(file, made.model().state_dict(), recipe=recipe, class_names=made.class_names)
+    words = ["evaluate", file, "--task", "small_task_for_faults:Small", "--devices", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rankless", *map(str, words)],
+        cwd=HERE,
+        env={**os.environ, "FAULT_SCORED": fault, "RANKLESS_CPU": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(f"error: {said}\n", done.stderr) and not done.stdout
 
 
 def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, expected: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from rankless.data.loader import micro_batches
 from rankless.evaluation import Stopped, evaluate
 from rankless.journal import Journal, ending
+from rankless.layer_errors import explained
 from rankless.recipe import Recipe
 from rankless.run_directory import RunDirectory
 from rankless.tasks import open_task
@@ -21,7 +22,6 @@ from rankless.tasks.protocol import Task
 from rankless.training import checkpoint
 from rankless.training.due import Due, told_if_not_written
 from rankless.training.keeping import check_room
-from rankless.training.layer_errors import explained
 from rankless.training.optimisation import rate, set_rate
 from rankless.training.plan import Plan
 from rankless.training.progress import Teller
@@ -146,10 +146,7 @@ def train(
             """None when a request to stop came before all was predicted."""
             told = partial(due.left_out, done)
             try:
-                with explained(recipe):
-                    return evaluate(
-                        task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked
-                    )
+                return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked)
             except Stopped:
                 return None
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.layer_errors import explained
 from rankless.recipe import Batch, Recipe
-from rankless.training.layer_errors import explained
 from rankless.training.settings import computes_like
 from rankless.training.state import TrainingState
 from rankless.training.totals import Wishes
