@@ -137,7 +137,10 @@ def test_the_module_runs():
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices has '0'"),
         (["train", "--resume"], "--resume needs the run"),
-        (["train", "--resume", "--run", "gone"], "--run gone: no run to resume there"),
+        (
+            ["train", "--resume", "--run", "gone"],
+            "gone: nothing to resume, there is no recipe.yaml",
+        ),
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
         (["evaluate"], "TARGET requires an argument"),

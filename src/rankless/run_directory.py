@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankless import checksums
-from rankless.errors import UserError
+from rankless.errors import UserError, escaped
 from rankless.files import write_atomically
 from rankless.reading import POINTER, read_text
 
@@ -146,7 +146,7 @@ def recover(run: RunDirectory) -> None:
 
 def to_stderr(sentence: str) -> None:
     """Warn whoever sits at the terminal."""
-    print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
 def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:

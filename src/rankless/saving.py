@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from rankless.reading import POINTER, read_text
 from rankless.run_directory import RunDirectory
 
 _NAME = ".saving"
@@ -19,7 +20,9 @@ def announced(run: RunDirectory) -> Iterator[None]:
     """
     path = run.path / _NAME
     with suppress(OSError):
-        path.write_text(str(os.getpid()), encoding="ascii")
+        path.unlink(missing_ok=True)  # a killed process's, or what must not be written through
+        with path.open("x", encoding="ascii") as file:
+            file.write(str(os.getpid()))
     try:
         yield
     finally:
@@ -30,6 +33,6 @@ def announced(run: RunDirectory) -> Iterator[None]:
 def saving_process(run: RunDirectory) -> int | None:
     """The id of the process that saves into ``run``, None without one; a killed one may still be named."""
     try:
-        return int((run.path / _NAME).read_text(encoding="ascii"))
+        return int(read_text(run.path / _NAME, POINTER, encoding="ascii"))
     except (OSError, ValueError):
         return None

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from harness_for_faults import Run, outcome
 
+from rankless.errors import HARMFUL
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
@@ -49,3 +51,26 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
     assert directory.recipe.read_text() == recipe
     assert outcome(folder) == expected
     assert (folder / "journal.damaged.jsonl").is_file()
+
+
+def test_a_recipe_that_is_gone_is_restored_from_the_checkpoint(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    """In a folder whose name would color the terminal and turn the line around."""
+    folder = tmp_path / "\x1b[31mrun\u202e"
+    with Run(folder, 1, environment={"FAULT_SLEEP": "0.05"}) as run:
+        run.until(lambda: (run.run.pointed("last") or 0) >= 6)
+        run.process.terminate()
+        assert run.wait() == 85, run.text()
+        run.gone()
+        said = run.text()
+    recipe = run.run.recipe.read_text()
+    run.run.recipe.unlink()
+    with Run(folder, 2, "--resume") as run:
+        assert run.wait() == 0, run.text()
+        run.gone()
+        assert "recipe.yaml: is missing; going on with the recipe in the newest checkpoint" in run.text()
+        said += run.text()
+    assert run.run.recipe.read_text() == recipe
+    assert outcome(folder) == expected
+    assert said.count("\\x1b[31mrun\\u202e") >= 4 and not HARMFUL.search(said.replace("\n", ""))

@@ -48,6 +48,7 @@ def train(
     resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in --run."), flag] = False,
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices."""
+    from rankless.launch.run_lock import refuse_nothing
     from rankless.run_directory import RunDirectory, new_run_directory
 
     count = _device_count(devices)
@@ -55,9 +56,7 @@ def train(
     if resume and run is None:
         raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
     if resume and run is not None and name is None:
-        kept = run / "recipe.yaml"
-        if not kept.is_file():
-            raise UserError(f"--run {run}: no run to resume there ({kept} does not exist)")
+        refuse_nothing(RunDirectory(run))
         chosen = None
     else:
         chosen, name = loaded(name, overrides)

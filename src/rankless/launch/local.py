@@ -30,6 +30,7 @@ from rankless.launch.resume import check_resume
 from rankless.launch.run_lock import given_back, locked
 from rankless.models import weights
 from rankless.precision import resolve
+from rankless.printing import say
 from rankless.rank_log import last_traceback
 from rankless.recipe import Recipe
 from rankless.recipe_file import dump, load, to_json
@@ -104,7 +105,7 @@ def train(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
             ) from error
         if not rehearse:
-            print(f"training in {run} on {_named(ranks)}, {recipe.precision}", flush=True)
+            say(f"training in {run} on {_named(ranks)}, {recipe.precision}", file=sys.stdout)
         job = Job(
             "train",
             to_json(recipe),
@@ -168,7 +169,7 @@ def evaluate(
             raise KeyboardInterrupt
         raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
     for sentence in ending.note.get("warnings", ()):
-        print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
+        say(f"warning: {sentence}", file=sys.stderr)
     return {"weights": str(path), **ending.note["scores"]}
 
 
@@ -189,9 +190,9 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     run = RunDirectory(Path(job.run))
     with _job_written(job, traces) as place:
 
-        def say(sentence: str) -> None:
+        def warn(sentence: str) -> None:
             with suppress(OSError):  # nobody may be there to hear it
-                print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
+                say(f"warning: {sentence}", file=sys.stderr)
 
         ended_by, blamed = supervise(
             place,
@@ -203,7 +204,7 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
                 saving=lambda: saving_process(run) if job.run else None,
                 cause=partial(take_cause, place),
                 died=partial(record_death, run) if job.run else lambda *_: None,
-                say=say,
+                say=warn,
             ),
         )
         if sys.stdout.isatty():
@@ -235,16 +236,16 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
         for entry in scores:
             if entry["evaluation"] == best:
                 shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
-                print(f"best (step {best}): {shown}")
-        print(f"run directory: {run.path}")
-        print(f"next: {_next(run)}")
+                say(f"best (step {best}): {shown}")
+        say(f"run directory: {run.path}")
+        say(f"next: {_next(run)}")
         return 0
     if stopped_by is not None:
         step = run.pointed("last")
         saved = f"saved after step {step}" if step else "nothing was saved yet"
-        print(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
+        say(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
         return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
-    print(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
+    say(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
     return 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -65,31 +66,38 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = to_stderr
 ) -> Recipe:
-    """The recipe that a run goes on with: its ``recipe.yaml``, or where that is cut, its checkpoint's.
+    """The recipe that a run goes on with: its ``recipe.yaml``, or its checkpoint's where that is not whole.
 
     Args:
         run: started before.
         overrides: as for :func:`rankless.recipe_file.load`.
-        warn: called with a sentence where ``recipe.yaml`` is damaged.
+        warn: called with a sentence where ``recipe.yaml`` is damaged or missing.
 
     Raises:
-        UserError: it is damaged and there is no whole checkpoint, or faults of the overrides.
+        UserError: it is damaged or missing and there is no whole checkpoint, or faults of the overrides.
     """
-    try:
-        load(run.recipe)
-        fault = "its end is missing" if is_cut(run.recipe) else None
-    except UserError as error:
-        fault = error.faults[0].removeprefix(f"{run.recipe}:")
-    if fault is None:
+    fault = _damage(run)
+    if not fault:
         return load(run.recipe, overrides)
     kept = _recipe_in_checkpoint(run)
     if kept is None:
         raise UserError(
-            f"{run.recipe}: is damaged ({fault}), and there is no whole checkpoint to take the recipe from; "
+            f"{run.recipe}: {fault}, and there is no whole checkpoint to take the recipe from; "
             "start again with the recipe in another run directory"
         )
-    warn(f"{run.recipe}: is damaged ({fault}); going on with the recipe in the newest checkpoint")
+    warn(f"{run.recipe}: {fault}; going on with the recipe in the newest checkpoint")
     return changed(kept, overrides)
+
+
+def _damage(run: RunDirectory) -> str:
+    """What is wrong with a run's ``recipe.yaml``; empty if nothing is."""
+    if not os.path.lexists(run.recipe):
+        return "is missing"
+    try:
+        load(run.recipe)
+    except UserError as error:
+        return f"is damaged ({error.faults[0].removeprefix(f'{run.recipe}:')})"
+    return "is damaged (its end is missing)" if is_cut(run.recipe) else ""
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from rankless.errors import UserError, listed
 from rankless.files import sweep
 from rankless.job import JOB
 from rankless.reading import MIB, POINTER, read_text
-from rankless.run_directory import RunDirectory, recover
+from rankless.run_directory import RunDirectory, recover, to_stderr
 
 _MARK = "rankless run\n"
 """In the lock of a run directory; it says that the other files there are of a run."""
@@ -26,11 +25,8 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 @contextmanager
 def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
     """Hold the run directory; the lock of a dead process is gone with it."""
-    if resume and not run.recipe.exists():
-        raise UserError(
-            f"{run.path}: nothing to resume, there is no recipe.yaml; give the directory of a run that was "
-            "started, or leave --resume out"
-        )
+    if resume:
+        refuse_nothing(run)
     _refuse_a_strangers(run)
     _refuse_another(run, resume)
     try:
@@ -55,6 +51,19 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
             if not resume and not run.journal.exists():
                 _vacate(run)
             raise
+
+
+def refuse_nothing(run: RunDirectory) -> None:
+    """Raise where no run was started; a checkpoint has the recipe, too.
+
+    Raises:
+        UserError: there is neither.
+    """
+    if not run.recipe.exists() and not run.steps():
+        raise UserError(
+            f"{run.path}: nothing to resume, there is no recipe.yaml and no checkpoint; give the directory "
+            "of a run that was started, or leave --resume out"
+        )
 
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
@@ -99,11 +108,9 @@ def _take(file: IO[str], path: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
-        print(
-            f"warning: {path}: its file system cannot lock files ({error.strerror}), so a second training in "
-            "this directory would not be noticed: do not start one",
-            file=sys.stderr,
-            flush=True,
+        to_stderr(
+            f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
+            "directory would not be noticed: do not start one"
         )
 
 

@@ -55,9 +55,10 @@ class Due:
     def begin(self) -> None:
         """Call before the first step, on every rank: everything has been checked.
 
-        ``recipe.yaml`` is brought up to date, and ``best`` is made to name what the state says.
+        ``recipe.yaml`` is brought up to date, and restored where a run that goes on has lost it;
+        ``best`` is made to name what the state says.
         """
-        if self.world.is_first and self.run.recipe.exists():
+        if self.world.is_first and (self.saved or self.run.recipe.exists()):
             with told_if_not_written(self.run.recipe, self.run):
                 write_atomically(self.run.recipe, dump(self.recipe))
         for warning in self.kept.begin() if self.world.is_first else ():

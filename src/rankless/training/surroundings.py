@@ -15,11 +15,13 @@ from typing import Any
 from rankless.errors import UserError, printable
 from rankless.files import write_atomically
 from rankless.machine import Facts, facts
+from rankless.reading import MIB, read_text, reason
 from rankless.recipe import Recipe
 from rankless.world.join import World
 
 # Differing, they change no number: threads are the recipe's, and Python only calls what computes.
 _WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
+_LONGEST = 64 * MIB  # some 20,000 starts
 _MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
 
 
@@ -96,16 +98,19 @@ def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[st
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The entries so far, and what is wrong with the file."""
+    why = ""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
         entries = [found] if isinstance(found, dict) else found  # before there was an entry for every start
         if isinstance(entries, list) and all(isinstance(one, dict) for one in entries):
             return entries, []
     except FileNotFoundError:
         return [], []
-    except (OSError, ValueError, RecursionError):
+    except (OSError, UnicodeDecodeError) as error:
+        why = f" ({reason(error)})"
+    except (ValueError, RecursionError):
         pass
-    return [], [f"{path} cannot be read, so nobody knows what the run has computed with so far"]
+    return [], [f"{path} cannot be read{why}, so nobody knows what the run has computed with so far"]
 
 
 def _compared(before: Mapping[str, Any], now: Facts) -> list[str]:
