@@ -63,10 +63,26 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the process tests of a file on one worker, for their fixtures are runs that take seconds."""
+    """Keep tests that share what their file sets up on one worker, and begin with those that take longest.
+
+    Every other test is a group of its own, so that no worker is left with a long file at the end; the many
+    short ones fill the gaps.
+    """
+
+    def group(item: pytest.Item) -> str:
+        definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        shares = any(found[-1].scope == "module" for found in definitions)
+        return item.nodeid.partition("::")[0] if shares else item.nodeid
+
+    def length(item: pytest.Item) -> int:
+        return 2 if item.get_closest_marker("processes") else 1 if item.get_closest_marker("slow") else 0
+
+    longest: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("processes") is not None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if (name := group(item)) != item.nodeid:
+            item.add_marker(pytest.mark.xdist_group(name))
+        longest[name] = max(longest.get(name, 0), length(item))
+    items.sort(key=lambda item: -longest[group(item)])
 
 
 # How long an example takes says how busy the machine is, not whether the code is right.

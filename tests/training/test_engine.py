@@ -27,9 +27,9 @@ pytestmark = pytest.mark.processes
 
 FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
 # 21 pictures and 16 or 12 a step: epochs end inside steps, and no number divides another.
-EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "24", "evaluate.every": "9"}  # 32 steps
-SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "18", "evaluate.every": "7"}  # 32 steps
-STEPS = 32
+EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "12", "evaluate.every": "5"}  # 16 steps
+SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "9", "evaluate.every": "4"}  # 16 steps
+STEPS = 16
 
 # The recipe, and (ranks, loader processes of each) to run it with; the first is the one to agree with.
 RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
 
 def recipe_words(name: str, workers: int, recipe: str) -> list[str]:
     """A recipe as the command line takes it: its file and what is changed."""
-    settings = {**RUNS[name][0], "workers": str(workers), "checkpoint.every": "8"}
+    settings = {**RUNS[name][0], "workers": str(workers), "checkpoint.every": "5"}
     return [recipe, *(f"{key}={value}" for key, value in settings.items())]
 
 
@@ -122,10 +122,10 @@ def test_the_weights_do_not_know_the_number_of_ranks(
 def test_the_journal_holds_every_step_and_evaluation(first: Any) -> None:
     _, numbers = first("fp32")
     assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
-    # 9 and 18 epochs of 21 pictures end in steps 12 and 24 of 16.
-    assert [entry["evaluation"] for entry in numbers if "evaluation" in entry] == [12, 24, STEPS]
+    # 5 and 10 epochs of 21 pictures end in steps 7 and 14 of 16.
+    assert [entry["evaluation"] for entry in numbers if "evaluation" in entry] == [7, 14, STEPS]
     losses = [entry["loss"] for entry in numbers if "step" in entry]
-    assert len(set(losses)) == STEPS and np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert len(set(losses)) == STEPS and np.mean(losses[-4:]) < np.mean(losses[:4])
     assert all(entry["count"] == 16 for entry in numbers if "step" in entry)
 
 
@@ -137,9 +137,9 @@ def test_a_run_goes_on_with_other_ranks(
 ) -> None:
     digests, numbers = first(name)
     words = recipe_words(name, 0, small_recipe)
-    assert ranks(sizes[0], work, words, str(tmp_path), False, 13) == [["False"]] * sizes[0]
+    assert ranks(sizes[0], work, words, str(tmp_path), False, 7) == [["False"]] * sizes[0]
     run = RunDirectory(tmp_path)
-    assert run.pointed("last") == 14  # asked after 13, told to all in the step after
+    assert run.pointed("last") == 8  # asked after 7, told to all in the step after
     answers = ranks(sizes[1], work, words, str(tmp_path), True, 0)
     assert all(answer[0] == "True" for answer in answers)
     found, lines = outcome(tmp_path)

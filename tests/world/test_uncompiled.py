@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from multiprocessing import forkserver, resource_tracker
 
 import pytest
 import torch
@@ -13,8 +14,21 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torchvision.ops import batched_nms
 
+from rankless.data import loader
+from rankless.data.detection import DetectionExamples, collate
 from rankless.nms import nms
+from rankless.recipe import Augment
 from rankless.world.uncompiled import PlainAdamW, PlainSGD
+
+
+class Nothing:
+    """A source without pictures."""
+
+    class_names = ()
+
+    def __len__(self) -> int:
+        return 0
+
 
 # torch's compiler, and what brings it, with the largest of what these bring.
 HEAVY = {"torch._dynamo", "torch._inductor", "torch.onnx", "torchvision", "sympy", "timm", "sklearn"}
@@ -93,3 +107,14 @@ def test_nms_is_torchvisions(count):
     boxes[:, 2:] += boxes[:, :2]
     found = nms(boxes, scores, labels, kind="iou", threshold=0.5)
     assert torch.equal(found, batched_nms(boxes, scores, labels, 0.5))
+
+
+@pytest.mark.parametrize("blur", [0.0, 0.5])
+def test_what_all_loaders_import_is_imported_before_they_are_forked(monkeypatch, blur):
+    imported: list[str] = []
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: None)
+    monkeypatch.setattr(forkserver, "set_forkserver_preload", imported.extend)
+    loader._start_forkserver(DetectionExamples(Nothing(), (32, 32), 0, Augment(blur=blur)), collate)
+    assert "rankless.data.detection" in imported
+    assert ("torchvision.transforms.v2" in imported) == bool(blur)

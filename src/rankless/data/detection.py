@@ -104,6 +104,7 @@ class DetectionExamples:
 
     Attributes:
         notes: what was clipped, missing or left out when the pictures were opened, as sentences.
+        loader_imports: modules that take long to import, for loader processes to have before they are forked.
     """
 
     def __init__(
@@ -131,6 +132,8 @@ class DetectionExamples:
         self.shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         self.pictures, said = kept(pictures, cache, self.shown)
         self.notes: tuple[str, ...] = (*getattr(pictures, "notes", ()), *said)
+        degraded = augment is not None and (augment.blur or augment.noise)
+        self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def __len__(self) -> int:
         return len(self.pictures)

@@ -251,6 +251,7 @@ def _start_forkserver(examples: object, collate: object) -> None:
     process group must not take the data away from a rank that is about to save its last step.
     """
     kinds = {type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
+    kinds.update(getattr(examples, "loader_imports", ()))
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *sorted(kinds)])
     resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
