@@ -1,6 +1,7 @@
 """What was read is taken from the cache exactly as long as it is true, and no state of the cache is fatal."""
 
 import json
+import mmap
 import os
 import pickle
 import shutil
@@ -81,9 +82,24 @@ def test_it_is_read_once(data: Data) -> None:
     ]
     assert second.class_names == ("a class",) and second.format == "voc"
     assert second.about == first.about and second.findings == first.findings
-    assert isinstance(second.boxes, np.memmap)
+    assert isinstance(memory_of(second.boxes), mmap.mmap) and not second.boxes.flags.writeable
     data.open(rescan=True)
     assert data.times == 2
+
+
+def memory_of(array: np.ndarray) -> object:
+    """What holds an array's bytes."""
+    held: object = array
+    while isinstance(held, np.ndarray):
+        held = held.base
+    return held.obj if isinstance(held, memoryview) else held
+
+
+def test_an_entry_is_few_files(data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    monkeypatch.setattr(os, "fsync", waits.append)  # each waits for the disk, some milliseconds
+    data.open()
+    assert len(waits) == len(list(entry(cache).iterdir())) + 1 <= 6
 
 
 def test_findings_are_kept(data: Data) -> None:
@@ -157,21 +173,29 @@ def test_other_code_reads_anew(data: Data, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     "harm",
-    ["cut boxes", "empty sizes", "zeros", "no offsets", "bad json", "bad current", "cut states", "cut names"],
+    [
+        *("cut arrays", "cut header", "empty arrays", "zeros", "no arrays", "bad json", "other type"),
+        *("bad current", "cut states", "cut names"),
+    ],
 )
 def test_a_damaged_entry_is_made_anew(data: Data, cache: Path, harm: str) -> None:
     data.open()
     place = entry(cache)
-    if harm == "cut boxes":
-        (place / "boxes.npy").write_bytes((place / "boxes.npy").read_bytes()[:-5])
-    elif harm == "empty sizes":
-        (place / "sizes.npy").write_bytes(b"")
+    arrays = place / "annotations"
+    if harm == "cut arrays":
+        arrays.write_bytes(arrays.read_bytes()[:-5])
+    elif harm == "cut header":
+        arrays.write_bytes(arrays.read_bytes()[:40])
+    elif harm == "empty arrays":
+        arrays.write_bytes(b"")
     elif harm == "zeros":
-        (place / "labels.npy").write_bytes(bytes((place / "labels.npy").stat().st_size))
-    elif harm == "no offsets":
-        (place / "offsets.npy").unlink()
+        arrays.write_bytes(bytes(arrays.stat().st_size))
+    elif harm == "no arrays":
+        arrays.unlink()
     elif harm == "bad json":
-        (place / "about.json").write_text('{"class_names": ')
+        arrays.write_bytes(arrays.read_bytes().replace(b'"class_names": ', b'"class_names"; ', 1))
+    elif harm == "other type":
+        arrays.write_bytes(arrays.read_bytes().replace(b'"boxes": ["<f4"', b'"boxes": ["<i4"', 1))
     elif harm == "bad current":
         (place.parent / "current.json").write_text("[]")
     else:

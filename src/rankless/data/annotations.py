@@ -1,13 +1,12 @@
 """What is annotated on the pictures of one split: flat arrays, whatever format they came from.
 
-Arrays are memory-mapped from a folder of ``.npy`` files, so every rank and loader process of a machine shares
-one copy and opening costs the same for a thousand pictures and for a million.
+Arrays are memory-mapped from one file, so every rank and loader process of a machine shares one copy and
+opening costs the same for a thousand pictures and for a million.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankless.data.array_file import load_arrays, save_arrays
 from rankless.data.cache_folder import hold
 from rankless.data.findings import Findings
 from rankless.errors import UserError
@@ -24,7 +24,7 @@ from rankless.errors import UserError
 DIFFICULT, CROWD = 1, 2
 """Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
 
-_ABOUT = "about.json"
+_FILE = "annotations"
 _ARRAYS = {
     "path_bytes": np.uint8,
     "path_ends": np.int64,
@@ -112,15 +112,13 @@ class Annotations:
 
     def save(self, folder: Path) -> None:
         """Write everything into ``folder``, which must exist and be empty."""
-        for name in _ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(self, name))
         about = {
             "class_names": self.class_names,
             "format": self.format,
             "about": self.about,
             "findings": self.findings.as_json(),
         }
-        (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        save_arrays(folder / _FILE, {name: getattr(self, name) for name in _ARRAYS}, about)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
@@ -130,13 +128,13 @@ class Annotations:
 
         Raises:
             UserError: it is gone.
-            OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
+            OSError, ValueError, KeyError, TypeError: it is not whole.
         """
         place = Path(folder)
-        if not (place / _ABOUT).exists():
-            raise _gone(place)
-        about: dict[str, Any] = json.loads((place / _ABOUT).read_text(encoding="utf-8"))
-        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        try:
+            arrays, about = load_arrays(place / _FILE, _ARRAYS)
+        except FileNotFoundError as error:
+            raise _gone(place) from error
         made = cls(
             class_names=tuple(about["class_names"]),
             format=about["format"],
@@ -151,7 +149,7 @@ class Annotations:
     def __reduce__(self) -> Any:
         if self.folder is None:
             return super().__reduce__()
-        if not Path(self.folder, _ABOUT).exists():  # told here, where it is shown as it is
+        if not Path(self.folder, _FILE).exists():  # told here, where it is shown as it is
             raise _gone(Path(self.folder))
         return Annotations.load, (self.folder,)
 

@@ -46,7 +46,8 @@ def reader_version() -> str:
     digest = hashlib.sha256(PIL.__version__.encode())
     for page in sorted([*here.glob("formats/*.py"), *here.glob("scan*.py"), *here.glob("annot*.py")]):
         digest.update(page.read_bytes())
-    digest.update((here / "pictures.py").read_bytes())
+    for page in (here / "array_file.py", here / "pictures.py"):
+        digest.update(page.read_bytes())
     return digest.hexdigest()[:32]
 
 
