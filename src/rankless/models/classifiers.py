@@ -28,6 +28,7 @@ from rankless.models.adapters import (
     timm_knows,
 )
 from rankless.models.densenet import DenseNet
+from rankless.models.work import parameters_and_gflops
 from rankless.recipe_words import shown
 
 TIMM = "timm/"
@@ -80,15 +81,8 @@ class Classifier:
 
     @cached_property
     def _work(self) -> tuple[int, float]:
-        """Parameters and GFLOPs, of a network without numbers: it takes neither memory nor chance."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with torch.device("meta"):
-            net = _build(self, recipe.Model(name=self.name), self.classes).eval()
-        image = torch.empty(1, 3, self.side, self.side, device="meta")
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(image)
-        return sum(p.numel() for p in net.parameters()), counter.get_total_flops() / 1e9
+        build = partial(_build, self, recipe.Model(name=self.name), self.classes)
+        return parameters_and_gflops(build, (self.side, self.side))
 
 
 def _resnet(depth: int) -> Classifier:
