@@ -20,11 +20,13 @@ RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 CHANGES :=
 # For some of the tests: make test TESTS=tests/data
 TESTS :=
+# For 500 examples of each property of files, not 25: make test HYPOTHESIS=thorough
+HYPOTHESIS :=
 # For other cases than the usual ones: make fuzz FUZZ="--seed 1"
 FUZZ :=
 # Test processes side by side; each computes with one thread.
 WORKERS := 2
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+PYTEST = HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 .PHONY: help demo test test-fast fuzz check bench clean
 

@@ -85,8 +85,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest[group(item)])
 
 
-# How long an example takes says how busy the machine is, not whether the code is right.
-settings.register_profile("here", deadline=None)
+# How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
+# examples; where each writes and reads files there are fewer. `make test HYPOTHESIS=thorough` draws many.
+THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
+settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 100)
+settings.register_profile("files", settings.get_profile("here"), max_examples=500 if THOROUGH else 25)
 settings.load_profile("here")
 
 

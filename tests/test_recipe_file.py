@@ -372,7 +372,7 @@ recipes = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=100)
+@settings(settings.get_profile("files"))
 @given(recipes)
 def test_yaml_and_json_lead_back(tmp_path_factory, recipe):
     file = tmp_path_factory.getbasetemp() / "back.yaml"
@@ -391,7 +391,7 @@ _pieces = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(settings.get_profile("files"))
 @given(st.lists(_pieces, max_size=25).map("".join) | st.text(max_size=30))
 def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
     file = tmp_path_factory.getbasetemp() / "any.yaml"

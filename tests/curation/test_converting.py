@@ -40,7 +40,7 @@ def after(tmp_path, monkeypatch):
     return run
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(corners=st.lists(st.tuples(*[st.floats(0, 30, width=32)] * 4, st.integers(0, 2)), max_size=4))
 def test_everything_reads_back(tmp_path_factory, corners):
     place = tmp_path_factory.mktemp("data")

@@ -23,7 +23,7 @@ def of(whole, number):
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=st.lists(st.integers(0, 3), max_size=6))
 def test_a_subset_has_the_chosen_pictures_in_that_order(tmp_path_factory, chosen):
     root = tmp_path_factory.mktemp("data") / "d"

@@ -39,7 +39,7 @@ STATE = {
     "unscored": False,
     "unreadable": {"trained": [[3, "a.png", "cut"]], "scored": []},
 }
-fuzz = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def snapshot(step: int) -> Snapshot:

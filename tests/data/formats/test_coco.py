@@ -442,13 +442,13 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-@settings(max_examples=200, deadline=None)
+@settings(settings.get_profile("files"))
 @given(whole=_WHOLE)
 def test_any_json(folder, whole):
     _only_findings(folder, json.dumps(whole).encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(settings.get_profile("files"))
 @given(whole=_WHOLE, boxes=st.lists(_ENTRY, max_size=4))
 def test_any_annotations_of_good_pictures(folder, whole, boxes):
     images = [
@@ -459,7 +459,7 @@ def test_any_annotations_of_good_pictures(folder, whole, boxes):
     _only_findings(folder, json.dumps(good).encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_any_damage(folder, data):
     good = json.dumps(

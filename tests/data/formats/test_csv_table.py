@@ -268,7 +268,7 @@ _CELL = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(settings.get_profile("files"))
 @given(
     header=st.sampled_from(
         [HEADER, HEADER + ",difficult,area", "filename,label", "a.jpg,1,2,3,4,cat", "", "image;x;y;w;h;name"]

@@ -83,6 +83,7 @@ def test_boxes_are_of_the_upright_picture(tmp_path: Path) -> None:
     assert data.picture(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
 
 
+@settings(settings.get_profile("files"))
 @given(
     box=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).flatmap(
         lambda side: st.tuples(
@@ -475,7 +476,7 @@ LINES = st.lists(
 ).map(b"\n".join)
 
 
-@settings(max_examples=60)
+@settings(settings.get_profile("files"))
 @given(LINES)
 def test_no_label_file_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.getbasetemp() / "fuzzed labels"
@@ -491,7 +492,7 @@ SCRAPS = ["train", ": ", "images/train", "names", "[x]", "\n", "- ", "{", "}", "
           "? ", "<<"]  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(settings.get_profile("files"))
 @given(
     st.one_of(
         st.binary(max_size=80),

@@ -160,7 +160,7 @@ def test_other_lists_are_not_taken_for_lines(tmp_path, text):
     assert lines.recognise(tmp_path / "a.jpg") == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(settings.get_profile("files"))
 @given(
     content=st.binary(max_size=60)
     | st.lists(

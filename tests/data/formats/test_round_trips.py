@@ -95,7 +95,7 @@ def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list
     return boxes, labels
 
 
-@settings(max_examples=60)
+@settings(settings.get_profile("files"))
 @given(annotated())
 def test_through_both_formats_and_back(
     pictures: list[str], tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list, list]

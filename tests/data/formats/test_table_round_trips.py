@@ -101,7 +101,7 @@ def check(held: Annotations, found: Annotations, rows: np.ndarray | slice = slic
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_boxes_come_back_bit_for_bit(folder, format, data):
     held = data.draw(splits(str(folder)))
@@ -113,7 +113,7 @@ def test_boxes_come_back_bit_for_bit(folder, format, data):
 
 
 @pytest.mark.parametrize("format", ["coco", "csv"])
-@settings(max_examples=40, deadline=None)
+@settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_flags_and_areas_come_back(folder, format, data):
     held = data.draw(splits(str(folder), (0, DIFFICULT, CROWD, DIFFICULT | CROWD), areas=True))
@@ -124,7 +124,7 @@ def test_flags_and_areas_come_back(folder, format, data):
     assert np.array_equal(found.areas, held.areas)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_lines_tell_what_they_leave_out(folder, data):
     held = data.draw(splits(str(folder), (0, DIFFICULT, CROWD), areas=True))
@@ -140,7 +140,7 @@ def test_lines_tell_what_they_leave_out(folder, data):
     assert (f"the areas of {plain} objects" in sentences) == (plain > 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_all_formats_one_after_another_change_nothing(folder, data):
     held = data.draw(splits(str(folder)))

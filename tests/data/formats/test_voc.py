@@ -432,7 +432,7 @@ def test_no_bytes_give_a_traceback(content: bytes) -> None:
     assert {kind for kind, _ in found.faults} <= {"unreadable file", "not understood", "not a number"}
 
 
-@settings(max_examples=60)
+@settings(settings.get_profile("files"))
 @given(st.integers(0, 400), st.binary(max_size=5), st.integers(0, 5))
 def test_no_damaged_annotation_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, start: int, inserted: bytes, cut: int
@@ -447,7 +447,7 @@ def test_no_damaged_annotation_gives_a_traceback(
         assert np.isfinite(data.boxes).all() and (data.boxes[:, 2:] > data.boxes[:, :2]).all()
 
 
-@settings(max_examples=60)
+@settings(settings.get_profile("files"))
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda t: t.encode("utf-8", "replace"))))
 def test_no_list_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     root = tmp_path_factory.getbasetemp() / "listed"

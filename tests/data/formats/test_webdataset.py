@@ -212,7 +212,7 @@ def test_a_shard_that_shrinks_or_goes_is_an_unreadable_picture(tmp_path):
 _MEMBERS = {**pairs(["0", "1"]), **pairs(["[]", '{"boxes": [[0, 0, 2, 2]], "labels": [0]}'], "json", 2)}
 
 
-@settings(max_examples=150)
+@settings(settings.get_profile("files"))
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), max_size=8), st.integers(0, 12000))
 def test_any_damage_is_a_user_error_or_a_finding(tmp_path_factory, changes, cut):
     root = tmp_path_factory.mktemp("damaged")
