@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import struct
 import time
 import zlib
@@ -38,6 +39,52 @@ def colour_of(path: Path) -> list[int]:
 
 def near(found: list[int], expected: tuple[int, int, int], slack: int = 3) -> bool:
     return all(abs(a - b) <= slack for a, b in zip(found, expected, strict=True))
+
+
+def deflated(size: int) -> bytes:
+    """So many zeros (a multiple of 1 MiB), packed to a thousandth: one block of them again and again."""
+    packer = zlib.compressobj(9, wbits=-15)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return b"\x78\xda" + block * (size >> 20) + b"\x03\0" + struct.pack(">HH", size % 65521, 1)
+
+
+def with_chunk(png: bytes, kind: bytes, body: bytes) -> bytes:
+    """A PNG with one more chunk behind its header."""
+    made = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return png[:33] + made + png[33:]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [(b"zTXt", b"Comment\0\0"), (b"iTXt", b"Comment\0\1\0\0\0"), (b"iCCP", b"profile\0\0")],
+)
+def test_texts_that_unpack_to_gigabytes_take_no_memory(tmp_path: Path, kind: bytes, head: bytes) -> None:
+    buffer, file = io.BytesIO(), tmp_path / "a.png"
+    RGB.save(buffer, "PNG")
+    file.write_bytes(with_chunk(buffer.getvalue(), kind, head + deflated(1 << 30)))
+    assert file.stat().st_size < 2_000_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for look in (read, size):
+        try:
+            assert look(file) is not None
+        except UnreadablePicture as error:
+            assert str(file) in str(error)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+def test_many_texts_are_no_more_than_one(tmp_path: Path) -> None:
+    """Each is small enough; together they are a gigabyte."""
+    buffer, file = io.BytesIO(), tmp_path / "a.png"
+    RGB.save(buffer, "PNG")
+    content, body = buffer.getvalue(), b"Comment\0\0" + deflated(1 << 20)
+    for _ in range(1024):
+        content = with_chunk(content, b"zTXt", body)
+    file.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnreadablePicture):
+        read(file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
 def test_kinds_of_pixels(tmp_path: Path) -> None:

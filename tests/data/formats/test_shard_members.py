@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from rankless.cli import main
 from rankless.data.findings import Findings
 from rankless.data.formats.shard_members import Sample, first_member, samples
 
@@ -89,6 +92,71 @@ def test_links_are_left_out(tmp_path):
             archive.add(tmp_path / name, name)
     ours, findings = found(tmp_path / "a.tar")
     assert [each.key for each in ours] == ["a"] and findings.counts == {"left out": 1}
+
+
+SPARSE = {
+    "GNU.sparse.major": "1", "GNU.sparse.minor": "0",
+    "GNU.sparse.name": "a.jpg", "GNU.sparse.realsize": str(1 << 50),
+}  # fmt: skip
+
+
+@pytest.mark.processes
+def test_sparse_members_are_left_out(tmp_path):
+    """By GNU tar itself, and by hand: a few bytes that stand for a petabyte of zeros."""
+    with (tmp_path / "a.jpg").open("wb") as file:
+        file.truncate(1 << 30)
+    (tmp_path / "b.jpg").write_bytes(b"x")
+    for style in ("gnu", "pax"):
+        words = ["tar", "--sparse", f"--format={style}", "-cf", f"{style}.tar", "a.jpg", "b.jpg"]
+        subprocess.run(words, cwd=tmp_path, check=True)
+        assert (tmp_path / f"{style}.tar").stat().st_size < 100_000
+    with tarfile.open(tmp_path / "hand.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a.jpg")
+        info.pax_headers, info.size = SPARSE, 512
+        archive.addfile(info, io.BytesIO(b"1\n0\n%d\n".ljust(512, b"\0") % (1 << 50)))
+        archive.addfile(tarfile.TarInfo("b.jpg"))
+    for name in ("gnu", "pax", "hand"):
+        ours, findings = found(tmp_path / f"{name}.tar")
+        assert [each.key for each in ours] == ["b"] and findings.counts == {"left out": 1}, name
+        assert "a sparse" in findings.first["left out"][0].found
+        assert first_member(str(tmp_path / f"{name}.tar")) == ("", b"")
+
+
+def test_names_that_lead_out_of_the_archive_are_names_alone(tmp_path, monkeypatch, capsys):
+    """Whatever is made of such shards, nothing is written or read where they point to."""
+    monkeypatch.chdir(tmp_path)
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8), (200, 9, 9)).save(content, "PNG")
+    Path("d").mkdir()
+    Path("far").mkdir()
+    names = [f"{tmp_path}/far/a", "../far/b", "d/../../far/c", "./../far/d", "//far/e", "..", "../", "f/."]
+    members = [
+        (f"{name}.{ending}", body)
+        for name in names
+        for ending, body in (("png", content.getvalue()), ("json", b'{"boxes": [], "labels": []}'))
+    ]
+    tar(Path("d/train-000000.tar"), members)
+    tar(Path("d/val-000000.tar"), [("x.png", content.getvalue()), ("x.json", members[1][1])])
+    Path("d/classes.txt").write_text("cat\n")
+    for words in (
+        ["check", "d"], ["show", "d", "--out", "o.png"],
+        *(["convert", "d", "--to", kind, "--out", f"out/{kind}"] for kind in ("coco", "darknet", "voc")),
+        ["pack", "d", "--out", "out/packed"],
+    ):  # fmt: skip
+        assert main(["data", *words]) in (0, 1), capsys.readouterr()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "o.png") == [
+        ".rankless-outputs",
+        "d",
+        "far",
+        "out",
+    ]
+    assert not list(Path("far").iterdir()) and len(list(Path("d").iterdir())) == 3
+    shards = [*Path("out").rglob("*.tar")]
+    for shard in shards:
+        with tarfile.open(shard) as archive:
+            names = archive.getnames()
+        assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
+    assert shards
 
 
 def test_every_cut_is_told(tmp_path):

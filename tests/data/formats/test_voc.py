@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import tracemalloc
 import unicodedata
 from pathlib import Path
 
@@ -255,6 +256,43 @@ def test_what_is_no_annotation(tmp_path: Path, content: bytes, fault: str) -> No
     for split in ("train", "val"):  # another split's names would be unknown
         (told, _) = faults_of(tmp_path, split)
         assert f"b.xml: {fault}" in told
+
+
+LAUGHS = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+BODY = "<object><name>{}</name><bndbox/></object></annotation>"
+HOSTILE = {
+    "billion laughs": f'<!DOCTYPE a [<!ENTITY e0 "ha">{LAUGHS}]><annotation>{BODY.format("&e9;")}',
+    "quadratic": f'<!DOCTYPE a [<!ENTITY e "{"x" * 50_000}">]><annotation>{BODY.format("&e;" * 20_000)}',
+    "external": f'<!DOCTYPE a [<!ENTITY e SYSTEM "file://SECRET">]><annotation>{BODY.format("&e;")}',
+    "parameter": f'<!DOCTYPE a [<!ENTITY % e SYSTEM "file://SECRET"> %e;]><annotation>{BODY.format("cat")}',
+    "external subset": f'<!DOCTYPE a SYSTEM "file://SECRET"><annotation>{BODY.format("cat")}',
+    "inclusion": '<annotation xmlns:x="http://www.w3.org/2001/XInclude"><object><name>'
+    '<x:include href="file://SECRET" parse="text"/></name></object></annotation>',
+}
+ENCODINGS = (
+    "utf-8", "utf-8-sig", "iso-8859-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-7", "cp037",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_entities_are_neither_expanded_nor_fetched(tmp_path: Path, kind: str, encoding: str) -> None:
+    """In whatever encoding the document type is written, whether the file says so or not."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("kept to themselves")
+    text = HOSTILE[kind].replace("SECRET", str(secret))
+    for declared in ("", f'<?xml version="1.0" encoding="{encoding}"?>'):
+        for content in ((declared + text).encode(encoding), declared.encode() + text.encode(encoding)):
+            tracemalloc.start()
+            try:
+                found = parse(content)
+                most = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert found.faults and not [one for one in found.objects if one.name not in ("", "cat")]
+            assert not any("themselves" in sentence for _, sentence in found.faults)
+            assert most < 20_000_000
 
 
 def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def _members(
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte for each
         name, last = _plain(info.name), info.name
-        if info.offset_data + (info.size if info.isreg() else 0) > size:
+        here = info.isreg() and not info.issparse()  # the size of a sparse one is that of what it stands for
+        if info.offset_data + (info.size if here else 0) > size:
             found = f"cut short: its {size} bytes end inside the member '{printable(name)}': copy it again"
             findings.add("unreadable file", shard, found)
             return
@@ -115,7 +116,7 @@ def _members(
         key, _, ending = base.partition(".")
         if info.isdir() or name in NAMES_FILES:
             continue
-        if not info.isreg() or info.issparse():
+        if not here:
             findings.add("left out", path_in(shard, name), "it is a link, a sparse or a special file")
         elif not key or not ending:
             findings.add("left out", path_in(shard, name), "its name has no base or no ending")
