@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models import weights
+from rankless.models import tensor_file, weights
 from rankless.recipe import Model, Recipe
 
 RECIPE = Recipe(model=Model(image_size=(192, 320)), seed=5)
@@ -228,6 +229,8 @@ fuzz = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
 @example(content=b"")
 @example(content=struct.pack("<Q", 2**64 - 1) + b"{}")
 @example(content=struct.pack("<Q", 2**40) + b"{}")
+@example(content=struct.pack("<Q", 2**60) + b"{}")
+@example(content=struct.pack("<Q", 2**63 - 8) + b"{}")
 @example(content=struct.pack("<Q", 2**27) + b"{" + b" " * 200)
 @example(content=struct.pack("<Q", 20000) + b'{"a":' * 4000)
 def test_random_bytes_are_refused(tmp_path, content):
@@ -259,6 +262,48 @@ def test_wrong_headers_are_refused(tmp_path, begin, end, shape, dtype):
     path.write_bytes(content)
     with pytest.raises(UserError):
         weights.load(path)  # at the latest for want of a recipe
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size"),
+    [
+        ([(0, 8), (4, 12)], 12),  # overlapping
+        ([(0, 8), (0, 8)], 8),  # the same
+        ([(0, 8), (12, 20)], 20),  # a hole
+        ([(0, 8), (8, 16)], 12),  # beyond the end
+        ([(0, 8), (2**60, 2**60 + 8)], 16),
+        ([(0, 8), (2**64 - 8, 2**64)], 16),
+        ([(8, 0), (8, 16)], 16),
+        ([(0, 8), (8, 16)], 24),  # bytes of no tensor
+    ],
+)
+def test_tensors_that_do_not_lie_side_by_side_are_refused(path, offsets, size):
+    """In a file that is whole in all else, wherever it is read."""
+    metadata = tensor_file.metadata_of(path)
+    metadata.pop("sha256")
+    header = {"__metadata__": metadata}
+    for name, place in zip("ab", offsets, strict=True):
+        header[name] = {"dtype": "F32", "shape": [2], "data_offsets": list(place)}
+    encoded = json.dumps(header).encode()
+    other = path.with_name("other.safetensors")
+    other.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(size))
+    for look in (weights.load, tensor_file.read, weights.digest_file):
+        with pytest.raises(UserError, match=r"other\.safetensors: is no readable weights file"):
+            look(other)
+
+
+@pytest.mark.parametrize("length", [2**27, 2**40, 2**60, 2**63 - 1, 2**64 - 1])
+def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path, length):
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(struct.pack("<Q", length) + b'{"a":' + b" " * 1000)
+    tracemalloc.start()
+    try:
+        for look in (weights.load, weights.recipe_in, tensor_file.metadata_of):
+            with pytest.raises(UserError, match=r"a\.safetensors: is no readable weights file"):
+                look(file)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @fuzz

@@ -133,7 +133,8 @@ def metadata_of(path: Path) -> dict[str, str]:
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            metadata = json.loads(file.read(min(length, _LONGEST_HEADER))).get("__metadata__") or {}
+            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # a read takes it at once
+            metadata = json.loads(file.read(most)).get("__metadata__") or {}
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, AttributeError, RecursionError, struct.error) as error:
