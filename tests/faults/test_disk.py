@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import Run, finish
+from harness_for_faults import Run, finish, outcome
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -57,6 +58,41 @@ def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_pa
         assert run.text().splitlines()[-1].startswith("error: the ranks could not go on; look at ")
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
+
+
+def common() -> None:
+    """Take from root what lets it pass over permissions."""
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH of <linux/capability.h>
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP of <linux/prctl.h>
+
+
+@pytest.mark.parametrize("place", ["run", "checkpoints"])
+def test_a_run_directory_that_is_closed_in_mid_run_ends_it_with_a_sentence(
+    tmp_path: Path, expected: dict[str, Any], place: str
+) -> None:
+    folder = tmp_path / "run"
+    closed = folder if place == "run" else folder / "checkpoints"
+    with Run(folder, 2, environment={"FAULT_SLEEP": "0.05"}, before=common) as run:
+        run.until(lambda: run.run.pointed("last"))
+        closed.chmod(0o500)
+        try:
+            code = run.wait()
+            run.gone()
+        finally:
+            closed.chmod(0o700)
+        said = run.text()
+        assert not run.noise() and "restarting" not in said, said
+    if place == "run":  # what is open stays open, and checkpoints lie in a folder of their own
+        assert code == 0, said
+        assert outcome(folder) == expected
+        return
+    assert code == 2, said
+    assert "warning: the checkpoint of step 6 could not be written ([Errno 13] Permission denied" in said
+    last = said.splitlines()[-1]
+    assert last.startswith("error: the checkpoint of step 20 could not be written ([Errno 13] Permission")
+    assert "; let this user write there and go on from the newest one: " in last
+    assert not list(folder.rglob("*.tmp"))
+    assert finish(folder, 1) == expected
 
 
 def test_a_journal_that_cannot_grow_ends_the_run_with_a_sentence(

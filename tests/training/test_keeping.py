@@ -191,6 +191,39 @@ def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
         agree(due)
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """A network file system says so when it is asked to flush; here it grants a number of folders."""
+    due = due_in(tmp_path, keep=2)
+    for step, score in ((1, 0.9), (2, 0.5), (3, 0.5)):
+        due.scored(step, {"AP": score}, "AP")
+        due.save(step, now=True)
+    flush, most = os.fsync, 3 if room else 2
+
+    def grudging(file: int) -> None:
+        if sum(1 for path in due.run.checkpoints.iterdir() if path.is_dir()) > most:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", grudging)
+    said: list[str] = []
+    due.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
+    if room:
+        due.save(4, now=True)
+        assert said == ["step 4: removed the checkpoints of the steps 2 to make room"]
+    else:
+        with pytest.raises(UserError, match=r"of step 4 could not be written .*quota exceeded.*; make room"):
+            due.save(4, now=True)
+        due.save(4, now=False)
+        assert len(said) == 1 and "quota exceeded" in said[0] and "the next one is tried" in said[0]
+    agree(due)
+    assert due.run.steps() == [1, 3, *([4] if room else [])]
+    assert checkpoint.newest(due.run, pytest.fail) == (4 if room else 3)
+    assert not [path for path in due.run.checkpoints.iterdir() if path.name.startswith(".")]
+
+
 class Wide:
     """A task whose checkpoints have 1.4 MB: 480 kB of weights and twice that of AdamW's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -197,7 +198,7 @@ class Due:
         sentence = f"the checkpoint of step {step} could not be written ({error})"
         if fatal:
             raise UserError(
-                f"{sentence}; make room and go on from the newest one: "
+                f"{sentence}; {_remedy(error)} and go on from the newest one: "
                 f"rankless train --resume --run {self.run.path}"
             ) from error
         if self.teller:
@@ -222,6 +223,12 @@ def told_if_not_written(path: Path, run: RunDirectory) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error}): make room and go on from the newest "
+            f"{path} cannot be written ({error}): {_remedy(error)} and go on from the newest "
             f"checkpoint: rankless train --resume --run {run.path}"
         ) from error
+
+
+def _remedy(error: OSError) -> str:
+    """What to do about a file that could not be written."""
+    closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "let this user write there" if closed else "make room"
