@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rankless.recipe import Recipe
+from rankless.recipe.schema import Recipe
+from rankless.structures import DetectionBatch
 from rankless.tasks.protocol import Task
-from rankless.types import DetectionBatch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -32,8 +32,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
 from harness_for_faults import STEPS, OrphansError, Run, finish, kill, outcome, small_disk, undisturbed
 
-from rankless.run_directory import RunDirectory
-from rankless.training.checkpoint import newest
+from rankless.engine.checkpoint import newest
+from rankless.runs.directory import RunDirectory
 
 CHAIN = 4  # faults that one run meets
 MOST = 4  # ranks: one per micro-batch

@@ -118,7 +118,7 @@ def main() -> int:
 
 def recipe(name: str, *changes: str) -> str:
     """A shipped recipe, changed, for a contender."""
-    from rankless import recipe_file
+    from rankless.recipe import load as recipe_file
 
     return recipe_file.to_json(recipe_file.load(name, [*ENDLESS, *DATA, *changes]))
 
@@ -151,7 +151,7 @@ def digests(report: Report, sizes: Sizes) -> bool:
 
 def digest(step: int, subject: Subject) -> str:
     """Of weights, running statistics, average and optimiser state."""
-    from rankless.evaluation import fingerprint
+    from rankless.engine.evaluate import fingerprint
 
     return fingerprint(dict(subject.state.tensors()))
 
@@ -185,7 +185,7 @@ def matmul_rate(report: Report, sizes: Sizes) -> float:
 def step(report: Report, sizes: Sizes, name: str, rate: float) -> None:
     """The training step: exact, with the kernels that are not deterministic, and the bare loop's."""
     import loops
-    from rankless import recipe_file
+    from rankless.recipe import load as recipe_file
     from turns import Contender, rounds
 
     what = f"{name}, {sizes.words}"
@@ -233,8 +233,8 @@ def operations(text: str) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from rankless import recipe_file
     from rankless.models.zoo import build
+    from rankless.recipe import load as recipe_file
 
     loaded = recipe_file.from_json(text)
     model = build(loaded.model, 10)

@@ -50,12 +50,12 @@ def decode_alone(files: list[str], mosaic: bool) -> Step:
 
 def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str = "data") -> Step:
     """Rankless: what its loader processes do, 16 pictures being a micro-batch."""
-    from rankless.data.annotated import BoxedPictures
-    from rankless.data.annotations import Annotations, flat_paths
-    from rankless.data.detection import DetectionExamples, collate
-    from rankless.data.picture_cache import open_cache
-    from rankless.data.pictures import Shown, size
-    from rankless.recipe import Augment
+    from rankless.data.datasets.annotated import BoxedPictures
+    from rankless.data.datasets.detection import DetectionExamples, collate
+    from rankless.data.images.image_cache import open_cache
+    from rankless.data.images.image_file import Shown, size
+    from rankless.data.index.annotations import Annotations, flat_paths
+    from rankless.recipe.schema import Augment
 
     names, ends = flat_paths(files)
     count = len(files) * BOXES

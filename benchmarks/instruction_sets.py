@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rankless.instruction_set import fix
+from rankless.recipe.instruction_set import fix
 
 MACHINES: dict[str, dict[str, str]] = {
     "as it is": {},
@@ -46,15 +46,15 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
 
     import torch
 
-    from rankless.models.weights import digest
-    from rankless.precision import resolve
-    from rankless.recipe_file import load
-    from rankless.run_directory import RunDirectory
+    from rankless.engine.loop import Rehearsal
+    from rankless.engine.loop import train as run
+    from rankless.engine.settings import computes_like
+    from rankless.models.checkpoints.weights import digest
+    from rankless.recipe.load import load
+    from rankless.recipe.precision import resolve
+    from rankless.runs.directory import RunDirectory
     from rankless.tasks import settled
-    from rankless.training.loop import Rehearsal
-    from rankless.training.loop import train as run
-    from rankless.training.settings import computes_like
-    from rankless.world.join import join
+    from rankless.world.process_group import join
 
     recipe = settled(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu"), cpu_isa))
@@ -104,7 +104,7 @@ def measured(
 
 def agreement(names: list[str], emulate: list[str]) -> None:
     """The table of digests."""
-    from rankless.recipe_file import load
+    from rankless.recipe.load import load
 
     machines: dict[str, tuple[dict[str, str], str | None]] = {
         name: (env, None) for name, env in MACHINES.items()
@@ -158,7 +158,7 @@ def main() -> None:
     if given.cost:
         cost(given.rounds)
         return
-    from rankless.recipe_file import shipped
+    from rankless.recipe.load import shipped
 
     agreement(given.recipes or list(shipped()), given.emulate)
 

@@ -13,16 +13,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import bare
-from rankless.recipe import Recipe
-from rankless.recipe_file import from_json
-from rankless.run_directory import RunDirectory
+from rankless.engine.loop import train
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.recipe.load import from_json
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.structures import DetectionBatch, Scores
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
-from rankless.training.loop import train
-from rankless.training.settings import computes_like
-from rankless.training.state import TrainingState
-from rankless.types import DetectionBatch, Scores
-from rankless.world.join import World, join
+from rankless.world.process_group import World, join
 from turns import Finished, Turns
 
 Observer = Callable[[int, Any, Any], None]
@@ -39,7 +39,7 @@ class Subject(NamedTuple):
 
 
 def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
-    """``rankless.training.loop.train`` as it is, journal and all.
+    """``rankless.engine.loop.train`` as it is, journal and all.
 
     Args:
         turns: ends it.

@@ -86,7 +86,7 @@ def opened(root: str, format: str) -> dict[str, float]:
     """Open the data, the libraries being imported already."""
     import torch  # noqa: F401
 
-    from rankless.data.opening import open_annotations
+    from rankless.data.datasets.opening import open_annotations
 
     started = time.perf_counter()
     found = open_annotations(root, "train", format)
@@ -106,10 +106,10 @@ class Nothing:
 
 def workers(root: str, format: str) -> dict[str, list[Any]]:
     """Private memory of loader processes, epoch by epoch."""
-    from rankless.data.annotated import BoxedPictures
-    from rankless.data.detection import DetectionExamples, collate
+    from rankless.data.datasets.annotated import BoxedPictures
+    from rankless.data.datasets.detection import DetectionExamples, collate
+    from rankless.data.datasets.opening import open_annotations
     from rankless.data.loader import micro_batches
-    from rankless.data.opening import open_annotations
 
     examples = DetectionExamples(BoxedPictures(open_annotations(root, "train", format)), (64, 64), 0, None)
     warnings.filterwarnings("ignore", "This DataLoader will create")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rankless
-from rankless.recipe_file import dump
+from rankless.recipe.load import dump
 
 # The recipe is the anchor-free model's; this is what the others need. YOLOv4's box factor of 0.07 is meant
 # for half a million steps, as in the recipe `digits`.

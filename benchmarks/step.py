@@ -24,9 +24,9 @@ os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler that counts bytes tells of
 
 import loops
 from loops import Subject
-from rankless import recipe_file
-from rankless.evaluation import evaluate
-from rankless.training import checkpoint
+from rankless.engine import checkpoint
+from rankless.engine.evaluate import evaluate
+from rankless.recipe import load
 from table import Report, machine
 from turns import Contender, rounds
 
@@ -48,8 +48,8 @@ class Case:
 
     def json(self, *more: str) -> str:
         """The recipe for a contender."""
-        loaded = recipe_file.load(self.recipe, [*ENDLESS, *DIGITS, *self.changes, *more])
-        return recipe_file.to_json(loaded)
+        loaded = load.load(self.recipe, [*ENDLESS, *DIGITS, *self.changes, *more])
+        return load.to_json(loaded)
 
 
 YOLOV4_TINY = ("model.name=yolov4-tiny", "batch.images=32", "batch.micro=8")
@@ -114,7 +114,7 @@ def several_processes(report: Report, count: int) -> None:
         (times,) = one.ask(evaluate_and_save)
     report.compare("2 processes: reduce exact / fast", tree, ring)
     report.compare("2 processes / 1 process (2 would be perfect)", tree, alone)
-    images = recipe_file.from_json(case.json()).batch.images
+    images = load.from_json(case.json()).batch.images
     speeds = [images / statistics.median(t.wall for t in found) for found in (alone, tree)]
     step = statistics.median(t.wall for t in alone)
     report.note(
@@ -178,7 +178,7 @@ def gradient_bytes() -> int:
     """Bytes of one set of gradients of the model that the memory is measured with."""
     from rankless.models.zoo import build
 
-    model = build(recipe_file.from_json(MEMORY.json()).model, 10)
+    model = build(load.from_json(MEMORY.json()).model, 10)
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 

@@ -1,13 +1,13 @@
 """Writes the table of what can be wrong in ``docs/data.md``: ``python docs/make_findings_table.py``.
 
-Kinds and their outcomes stand in ``rankless.data.findings`` alone. A test compares them.
+Kinds and their outcomes stand in ``rankless.data.index.findings`` alone. A test compares them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rankless.data.findings import KINDS
+from rankless.data.index.findings import KINDS
 
 PAGE = Path(__file__).with_name("data.md")
 START, END = "<!-- table: made by make_findings_table.py -->\n", "<!-- end of table -->\n"

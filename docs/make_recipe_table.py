@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankless import recipe_file
-from rankless.recipe_words import expected, leaves, shown
+from rankless.recipe import load
+from rankless.recipe.keys import expected, leaves, shown
 
 PAGE = Path(__file__).with_name("recipe.md")
 START, END = "<!-- tables: made by make_recipe_table.py -->\n", "<!-- end of tables -->\n"
@@ -18,7 +18,7 @@ START, END = "<!-- tables: made by make_recipe_table.py -->\n", "<!-- end of tab
 
 def tables() -> str:
     """One Markdown table per section, in the recipe's order."""
-    schema = recipe_file.schema()
+    schema = load.schema()
     lines = []
     for path, section in _sections(schema, schema, ()):
         rows = [

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankless.world.join import World
+from rankless.world.process_group import World
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankless.data.detection import DetectionExamples
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.structures import DetectionBatch, Detections, LossSum
 from rankless.tasks.detect import Detect
-from rankless.types import DetectionBatch, Detections, LossSum
 
 
 def rank() -> int:

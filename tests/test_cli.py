@@ -11,8 +11,8 @@ import pytest
 
 from rankless import __version__ as rankless_version
 from rankless import cli
-from rankless.recipe import Recipe
-from rankless.recipe_file import dump, load, shipped
+from rankless.recipe.load import dump, load, shipped
+from rankless.recipe.schema import Recipe
 
 HEAVY = {"torch", "torchvision", "numpy", "sklearn", "PIL", "scipy"}
 
@@ -80,10 +80,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     launch = ModuleType("rankless.launch")
     launch.local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
     monkeypatch.setitem(sys.modules, "rankless.launch", launch)
-    monkeypatch.setitem(sys.modules, "rankless.prediction", SimpleNamespace(predict=made.predict))
-    monkeypatch.setitem(sys.modules, "rankless.verify", SimpleNamespace(verify=made.verify))
+    monkeypatch.setitem(sys.modules, "rankless.inference.predict", SimpleNamespace(predict=made.predict))
+    monkeypatch.setitem(sys.modules, "rankless.launch.verify", SimpleNamespace(verify=made.verify))
     digests = SimpleNamespace(digest_file=lambda path: f"digest of {path}")
-    monkeypatch.setitem(sys.modules, "rankless.models.weights", digests)
+    monkeypatch.setitem(sys.modules, "rankless.models.checkpoints.weights", digests)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -198,7 +198,7 @@ def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankless.recipe_file.load", interrupt)
+    monkeypatch.setattr("rankless.recipe.load.load", interrupt)
     assert cli.main(["train", "digits"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("interrupted")

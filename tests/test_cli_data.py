@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from rankless import cli
-from rankless.data.classification import open_pictures
+from rankless.data.datasets.classification import open_pictures
 from rankless.errors import UserError
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")

@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rankless import cli, journal
-from rankless.models.weights import digest_file
-from rankless.recipe_file import load
-from rankless.run_directory import RunDirectory
-from rankless.training import loop
-from rankless.training.settings import computes_like
-from rankless.training.state import TrainingState
-from rankless.types import Scores
-from rankless.world.join import World
+from rankless import cli
+from rankless.engine import loop
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Scores
+from rankless.world.process_group import World
 
 pytestmark = pytest.mark.processes
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rankless import digest
-from rankless.models.weights import load
-from rankless.run_directory import weights_of
+from rankless.models.checkpoints.weights import load
+from rankless.runs.directory import weights_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parents[1] / "examples" / "segment.py"

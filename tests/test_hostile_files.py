@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rankless import memory, recipe_file
 from rankless.cli import main
 from rankless.errors import HARMFUL, UserError
-from rankless.models import classifiers, sizes, weights, zoo
-from rankless.recipe import Densenet, Model
+from rankless.hardware import memory
+from rankless.models import sizes, zoo
+from rankless.models.checkpoints import weights
+from rankless.models.classifiers import catalog
+from rankless.recipe import load
+from rankless.recipe.schema import Densenet, Model
 
 pytestmark = pytest.mark.timeout(60)  # a pipe waits for ever
 
@@ -316,7 +319,7 @@ def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"parameters takes at least .* of memory, and 1\.0 MB are free"):
         zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
     with pytest.raises(UserError, match=r"are free: give a smaller model\.densenet\.growth"):
-        classifiers.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
+        catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
 
 
 @pytest.mark.usefixtures("data")
@@ -324,7 +327,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
 
-    recipe = recipe_file.default(["model.image_size=16384", "model.width=0.25", "model.name=yolov3-tiny"])
+    recipe = load.default(["model.image_size=16384", "model.width=0.25", "model.name=yolov3-tiny"])
     state = zoo.build(recipe.model, 1).state_dict()
     weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])
     monkeypatch.setattr(memory, "available", lambda: 1 << 30)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rankless
-from rankless import cli, recipe_file
+from rankless import cli
+from rankless.recipe import load
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rankless"
@@ -57,7 +58,7 @@ def test_only_join_reads_what_launchers_set():
         for line in file.read_text(encoding="utf-8").splitlines()
         if pattern.search(line) and "pop(" not in line
     }
-    assert found == {"world/join.py"}
+    assert found == {"world/process_group.py"}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_documented_commands_are_right(page: str, command: str):
         function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
     assert function.__module__.startswith("rankless.cli.")
     assert bound.arguments or len(words) == 1
-    recipe_file.load("digits", [word for word in words if re.match(r"[a-z_.]+=", word)])
+    load.load("digits", [word for word in words if re.match(r"[a-z_.]+=", word)])
 
 
 def test_documented_commands_are_found():

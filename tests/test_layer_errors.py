@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.layer_errors import explained
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.engine.totals import Wishes
 from rankless.errors import UserError
-from rankless.layer_errors import explained
-from rankless.recipe import Batch, Recipe
-from rankless.training.settings import computes_like
-from rankless.training.state import TrainingState
-from rankless.training.totals import Wishes
-from rankless.types import LossSum
-from rankless.world.join import World
+from rankless.recipe.schema import Batch, Recipe
+from rankless.structures import LossSum
+from rankless.world.process_group import World
 
 RECIPE = Recipe(batch=Batch(2, 1), precision="fp32")
 

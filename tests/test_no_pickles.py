@@ -50,24 +50,24 @@ LOADERS = {"torch", "np", "numpy", "jit", "joblib", "yaml"}  # whose `load` may
 SAFE = ("weights_only", "allow_pickle", "Loader")
 
 ALLOWED = {
-    # torch.load with weights_only=True, after models/pickle_inspection.py has walked through the pickle.
-    ("models/foreign.py", "torch.load(weights_only=True)"),
+    # torch.load with weights_only=True, after pickle_inspection.py has walked through the pickle.
+    ("models/checkpoints/foreign.py", "torch.load(weights_only=True)"),
     # Names the operations of a pickle one by one; makes nothing of them.
-    ("models/pickle_inspection.py", "pickletools"),
+    ("models/checkpoints/pickle_inspection.py", "pickletools"),
     # Loader processes, over pipes that only they and the rank that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
     # Only written: what does not pickle is reported before it is sent.
     ("data/loader.py", "pickle"),
-    ("data/scan_worker.py", "multiprocessing"),
-    ("data/scan_worker.py", "ProcessPoolExecutor"),
+    ("data/index/scan_worker.py", "multiprocessing"),
+    ("data/index/scan_worker.py", "ProcessPoolExecutor"),
     # YAML of texts, lists and dicts alone.
     ("data/formats/darknet_description.py", "yaml.load(Loader=yaml.BaseLoader)"),
     # safetensors.torch.load: a format without code.
-    ("models/tensor_file.py", "safetensors.torch.load"),
+    ("models/checkpoints/tensor_file.py", "safetensors.torch.load"),
     # Arrays; pickled ones are refused, which is NumPy's default too.
-    ("data/scan_chunks.py", "np.load(allow_pickle=False)"),
-    ("data/annotations.py", "np.load"),
+    ("data/index/scan_chunks.py", "np.load(allow_pickle=False)"),
+    ("data/index/annotations.py", "np.load"),
 }
 
 

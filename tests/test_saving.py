@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankless.run_directory import RunDirectory
-from rankless.saving import announced, saving_process
+from rankless.runs.directory import RunDirectory
+from rankless.runs.saving import announced, saving_process
 
 
 def test_the_process_that_saves_is_named_while_it_saves(tmp_path: Path) -> None:

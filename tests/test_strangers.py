@@ -14,9 +14,9 @@ import torch
 from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import local
-from rankless.models import weights
+from rankless.models.checkpoints import weights
 from rankless.models.zoo import build
-from rankless.recipe import Batch, Data, Model, Recipe
+from rankless.recipe.schema import Batch, Data, Model, Recipe
 
 NAMES = ("red", "green")
 # Whoever imports it leaves a mark beside it. The names of modules that the package and its libraries import.

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from rankless.engine.loop import Rehearsal, train
+from rankless.engine.settings import computes_like
+from rankless.engine.trace import Trace
 from rankless.errors import UserError
 from rankless.launch import local
-from rankless.recipe import Recipe
-from rankless.recipe_file import from_json, load, to_json
-from rankless.run_directory import RunDirectory
-from rankless.training.loop import Rehearsal, train
-from rankless.training.settings import computes_like
-from rankless.training.trace import Trace
-from rankless.verify import _first_difference, verify
-from rankless.world.join import World
+from rankless.launch.verify import _first_difference, verify
+from rankless.recipe.load import from_json, load, to_json
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.world.process_group import World
 
 HERE = Path(__file__).parent
 SMALL = ["batch.images=8", "batch.micro=2", "schedule.warmup=0"]

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankless.errors import UserError
+    from rankless.inference.predict import predict
     from rankless.launch.local import evaluate, train
-    from rankless.models.weights import digest, digest_file
-    from rankless.prediction import predict
+    from rankless.models.checkpoints.weights import digest, digest_file
     from rankless.randomness import generator
-    from rankless.recipe import Recipe
-    from rankless.recipe_file import load as load_recipe
+    from rankless.recipe.load import load as load_recipe
+    from rankless.recipe.schema import Recipe
+    from rankless.structures import LossSum, Scores
     from rankless.tasks.protocol import Examples, Task
-    from rankless.types import LossSum, Scores
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Examples": "rankless.tasks.protocol:Examples",
-    "LossSum": "rankless.types:LossSum",
-    "Recipe": "rankless.recipe:Recipe",
-    "Scores": "rankless.types:Scores",
+    "LossSum": "rankless.structures:LossSum",
+    "Recipe": "rankless.recipe.schema:Recipe",
+    "Scores": "rankless.structures:Scores",
     "Task": "rankless.tasks.protocol:Task",
     "UserError": "rankless.errors:UserError",
-    "digest": "rankless.models.weights:digest",
-    "digest_file": "rankless.models.weights:digest_file",
+    "digest": "rankless.models.checkpoints.weights:digest",
+    "digest_file": "rankless.models.checkpoints.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
     "generator": "rankless.randomness:generator",
-    "load_recipe": "rankless.recipe_file:load",
-    "predict": "rankless.prediction:predict",
+    "load_recipe": "rankless.recipe.load:load",
+    "predict": "rankless.inference.predict:predict",
     "train": "rankless.launch.local:train",
 }
 

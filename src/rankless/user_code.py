@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from rankless.errors import TaskError, UserError
-from rankless.shortages import shortage
+from rankless.hardware.shortages import shortage
 
 _OURS = str(Path(__file__).parent)
 _PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))

@@ -19,11 +19,11 @@ import pytest
 from PIL import Image
 
 from rankless.curation import data_set
-from rankless.data import scan
-from rankless.data.annotations import Annotations
 from rankless.data.formats import registry
-from rankless.data.formats.raw import Raw
 from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.index import scan
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.raw import Raw
 
 NAMES = ["cat", "dog", "eel"]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rankless.curation.filling import fill
-from rankless.data import pictures
+from rankless.data.images import image_file
 from rankless.errors import UserError
-from rankless.recipe import Recipe
-from rankless.recipe_file import load
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
 from rankless.tasks.detect import Detect
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_decoded_after_it(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a picture was decoded again")
 
-    monkeypatch.setattr(pictures, "read_for", never)
+    monkeypatch.setattr(image_file, "read_for", never)
     task = Detect(replace(recipe, data=replace(recipe.data, cache="disk")))
     filled = task.training_data()
     assert all(torch.equal(filled.item(index, 3).image, expected[index]) for index in range(21))

@@ -3,9 +3,9 @@
 import pytest
 from small_data import classes, detection, picture
 
-from rankless import recipe_file
 from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.errors import UserError
+from rankless.recipe import load
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_three_sizes_give_three_anchors(root):
     assert found.fit == 1
     assert found.boxes == 12
     assert found.recipe_line == "model.anchors=[[20,40],[80,40],[120,140]]"
-    assert recipe_file.default(["model.name=yolov4-tiny", found.recipe_line]).model.anchors == found.anchors
+    assert load.default(["model.name=yolov4-tiny", found.recipe_line]).model.anchors == found.anchors
 
 
 def test_the_models_own_are_measured_at_that_size(root):

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from small_data import classes, detection, picture
 
-from rankless import recipe_file
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown, select
-from rankless.drawing import Mark, color
+from rankless.data.images.drawing import Mark, color
 from rankless.errors import UserError
+from rankless.recipe import load
 from rankless.tasks.detect import Detect
 
 BOXES = [[[1, 1, 9, 9, number % 3]] for number in range(12)]
@@ -27,7 +27,7 @@ def tensor(shown):
 
 
 def recipe(task):
-    return recipe_file.load("digits", ["seed=5", "data.augment.mosaic=1"])
+    return load.load("digits", ["seed=5", "data.augment.mosaic=1"])
 
 
 # --- which ------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_class_folders_as_trained_on(tmp_path):
 
     def chosen(task):
         asked.append(task)
-        return recipe_file.load("digits-classify", ["data.augment.mixup=0.9", "model.image_size=32"])
+        return load.load("digits-classify", ["data.augment.mixup=0.9", "model.image_size=32"])
 
     found = select(str(root), augmented=chosen)
     assert asked == ["classify"]

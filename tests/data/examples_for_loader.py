@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rankless.data.pictures import UnreadablePicture
-from rankless.types import Picture
+from rankless.data.images.image_file import UnreadablePicture
+from rankless.structures import Picture
 
 
 class Noise:

@@ -14,10 +14,10 @@ from torchvision.ops import box_iou
 
 from rankless.data import anchors
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import Annotations, flat_paths
-from rankless.data.builtin import DigitScenes
-from rankless.data.detection import DetectionExamples, open_pictures
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.detection import DetectionExamples, open_pictures
+from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
 
 SIDES = st.integers(4, 400).map(lambda side: side / 4)

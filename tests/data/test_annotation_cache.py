@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankless.data import annotation_cache, cache_folder, file_states
-from rankless.data.annotation_cache import Key, cached, forget
-from rankless.data.annotations import Annotations, flat_paths
+from rankless.data.index import annotation_cache, file_states
+from rankless.data.index.annotation_cache import Key, cached, forget
+from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
+from rankless.files import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import works_for_scan as works
 
-from rankless.data.formats.raw import settle
-from rankless.data.scan import scan
+from rankless.data.index.raw import settle
+from rankless.data.index.scan import scan
 
 
 class Data:

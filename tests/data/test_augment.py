@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.augment import augment, colour_matrix, recolour
-from rankless.data.letterbox import GREY, letterbox, to_input
+from rankless.data.augment.resample import augment, colour_matrix, recolour
+from rankless.geometry.letterbox import GREY, letterbox, to_input
 from rankless.randomness import generator
-from rankless.recipe import Augment
-from rankless.types import Picture
+from rankless.recipe.schema import Augment
+from rankless.structures import Picture
 
 OFF = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
 MOVES = Augment(flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)

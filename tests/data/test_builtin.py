@@ -15,11 +15,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
-from rankless.data.builtin import DigitScenes
-from rankless.data.builtin_scenery import HEADROOM, Chance, colour
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.builtin_scenery import HEADROOM, Chance, colour
 from rankless.errors import UserError
 from rankless.randomness import generator
-from rankless.types import Picture
+from rankless.structures import Picture
 
 
 @pytest.fixture(scope="module")

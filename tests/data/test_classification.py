@@ -10,13 +10,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from rankless.data.builtin import DigitScenes
-from rankless.data.builtin_digits import DigitPictures
-from rankless.data.classification import ClassificationExamples, collate, open_pictures
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.builtin_digits import DigitPictures
+from rankless.data.datasets.classification import ClassificationExamples, collate, open_pictures
+from rankless.data.images.image_file import UnreadablePicture
 from rankless.errors import UserError
-from rankless.recipe import Augment
-from rankless.types import Unreadable
+from rankless.recipe.schema import Augment
+from rankless.structures import Unreadable
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from rankless.data.classification_input import place, shown_as, vary
-from rankless.data.warp import drawn_warp
+from rankless.data.augment.warp import drawn_warp
+from rankless.data.datasets.classification_input import place, shown_as, vary
 from rankless.randomness import generator
-from rankless.recipe import Augment
+from rankless.recipe.schema import Augment
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 EVERYTHING = {

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.copy_paste import MOST, copy_paste
-from rankless.types import Picture
+from rankless.data.augment.copy_paste import MOST, copy_paste
+from rankless.structures import Picture
 
 SIZE = (128, 128)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.crop import cropped
-from rankless.types import Picture
+from rankless.data.augment.crop import cropped
+from rankless.structures import Picture
 
 
 def numbered(height: int, width: int, boxes: torch.Tensor) -> Picture:

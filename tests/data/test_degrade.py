@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter1d
 
-from rankless.data.degrade import degrade
-from rankless.recipe import Augment
+from rankless.data.augment.degrade import degrade
+from rankless.recipe.schema import Augment
 
 OFF = Augment(preset="none")
 

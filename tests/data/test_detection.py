@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data.detection import DetectionExamples, collate, open_pictures
-from rankless.data.letterbox import letterbox, to_input, to_source
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.datasets.detection import DetectionExamples, collate, open_pictures
+from rankless.data.images.image_file import UnreadablePicture
 from rankless.errors import UserError
-from rankless.recipe import Augment
-from rankless.types import DetectionItem, Letterbox, Picture, Unreadable
+from rankless.geometry.letterbox import letterbox, to_input, to_source
+from rankless.recipe.schema import Augment
+from rankless.structures import DetectionItem, Letterbox, Picture, Unreadable
 
 
 class Drawn:

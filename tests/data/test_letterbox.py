@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.letterbox import GREY, letterbox, place, stretched, to_input, to_source
-from rankless.types import Letterbox
+from rankless.geometry.letterbox import GREY, letterbox, place, stretched, to_input, to_source
+from rankless.structures import Letterbox
 
 SIDES = st.integers(1, 700)
 SIZE = (96, 128)

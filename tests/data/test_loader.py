@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankless.data.detection import DetectionExamples, collate
+from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.data.images.image_file import UnreadablePicture
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line, micro_batch
-from rankless.data.pictures import UnreadablePicture
 from rankless.errors import TaskError, UserError
-from rankless.recipe import Augment, Batch
+from rankless.recipe.schema import Augment, Batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
 from examples_for_loader import Facts, Noise, Strict, WholeLines

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankless.data.mixing import cutmix, mixup, target_of
+from rankless.data.augment.mixing import cutmix, mixup, target_of
 
 WHITE = (torch.full((3, 40, 60), 255, dtype=torch.uint8), target_of(1, 4))
 BLACK = (torch.zeros(3, 40, 60, dtype=torch.uint8), target_of(3, 4))

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.detection import DetectionExamples
-from rankless.data.letterbox import GREY
-from rankless.data.mosaic import mosaic
+from rankless.data.augment.mosaic import mosaic
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.geometry.letterbox import GREY
 from rankless.randomness import generator
-from rankless.recipe import Augment
-from rankless.types import Picture
+from rankless.recipe.schema import Augment
+from rankless.structures import Picture
 
 SIZE = (128, 160)
 COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], dtype=torch.uint8) * 255

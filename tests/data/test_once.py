@@ -2,8 +2,8 @@
 
 import pytest
 
-from rankless.data.once import once
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.datasets.memoize import once
+from rankless.data.images.image_file import UnreadablePicture
 
 
 def test_every_number_is_asked_for_once() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rankless.data import opening
-from rankless.data.annotated import BoxedPictures
-from rankless.data.formats.raw import Raw
-from rankless.data.opening import examine, open_annotations
-from rankless.data.scan import headers
+from rankless.data.datasets import opening
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import headers
 from rankless.errors import UserError
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankless.data.order import micro_batch, permute, stream
-from rankless.recipe import Batch
+from rankless.recipe.schema import Batch
 
 KEYS = st.integers(0, 2**128 - 1)
 

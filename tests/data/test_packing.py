@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.detection import DetectionExamples, collate
-from rankless.data.findings import Findings
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.formats import image_folder
 from rankless.data.formats import webdataset as page
-from rankless.data.formats.raw import Raw, settle
+from rankless.data.formats.packing import pack
 from rankless.data.formats.writing import PictureFiles
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.byte_ranges import content
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw, settle
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line
-from rankless.data.packing import pack
-from rankless.data.spans import content
 from rankless.errors import UserError
-from rankless.recipe import Augment
+from rankless.recipe.schema import Augment
 
 ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
 

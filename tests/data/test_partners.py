@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankless.data.detection import DetectionExamples, collate
+from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line, micro_batch
-from rankless.recipe import Augment, Batch
-from rankless.types import DetectionItem, Picture, Unreadable
+from rankless.recipe.schema import Augment, Batch
+from rankless.structures import DetectionItem, Picture, Unreadable
 
 sys.path.insert(0, str(Path(__file__).parent))
 from examples_for_loader import Noise

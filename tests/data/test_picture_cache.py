@@ -16,15 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data import picture_cache
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import Annotations, flat_paths
-from rankless.data.builtin import DigitScenes
-from rankless.data.detection import DetectionExamples, collate
-from rankless.data.picture_cache import PictureCache, needed, open_cache
-from rankless.data.pictures import Decoded, Shown, UnreadablePicture, read_for
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.data.images import image_cache
+from rankless.data.images.image_cache import PictureCache, needed, open_cache
+from rankless.data.images.image_file import Decoded, Shown, UnreadablePicture, read_for
+from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
-from rankless.recipe import Augment
+from rankless.recipe.schema import Augment
 
 SIZE = (64, 96)
 SHOWN = Shown(SIZE)
@@ -33,7 +33,7 @@ SHOWN = Shown(SIZE)
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(picture_cache, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "memory")
     (tmp_path / "memory").mkdir()
 
 
@@ -246,7 +246,7 @@ def test_memory_without_room_or_missing_is_a_note(
         patched.setattr(os, "statvfs", cramped)
         cache, (note,) = open_cache("ram", known, SHOWN)
         assert cache is None and "are not kept in memory" in note and "to spare" in note
-    monkeypatch.setattr(picture_cache, "MEMORY", tmp_path / "nowhere")
+    monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "nowhere")
     cache, (note,) = open_cache("ram", known, SHOWN)
     assert cache is None and "No such file" in note
 
@@ -286,7 +286,7 @@ def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Pa
         pickle.dump((known, PictureCache(tmp_path / "shared")), file)
     code = (
         "import pickle, sys\n"
-        "from rankless.data.pictures import Shown, read_for\n"
+        "from rankless.data.images.image_file import Shown, read_for\n"
         "known, cache = pickle.load(open(sys.argv[1], 'rb'))\n"
         "for turn in range(40):\n"
         "    for index in range(3):\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from rankless.data.pictures import EXTENSIONS, UnreadablePicture, is_picture, read, size
+from rankless.data.images.image_file import EXTENSIONS, UnreadablePicture, is_picture, read, size
 from rankless.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
-from rankless.data import pictures
-from rankless.data.pictures import UnreadablePicture, read, read_for, size
+from rankless.data.images import image_file
+from rankless.data.images.image_file import UnreadablePicture, read, read_for, size
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -165,7 +165,7 @@ def test_both_decoders_give_the_same_bits(
         image.save(tmp_path / f"{number}.jpg", **options)
         with monkeypatch.context() as patched:
             quick = read(tmp_path / f"{number}.jpg")
-            patched.setattr(pictures, "_jpeg", lambda *_: None)
+            patched.setattr(image_file, "_jpeg", lambda *_: None)
             assert np.array_equal(read(tmp_path / f"{number}.jpg"), quick)
 
 
@@ -236,7 +236,7 @@ def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
 def test_a_hundred_megapixels_are_read_and_more_than_the_limit_told(tmp_path: Path) -> None:
     flat("L", 77).resize((10000, 10000)).save(tmp_path / "large.jpg")
     assert size(tmp_path / "large.jpg") == (10000, 10000)
-    found = read_for(tmp_path / "large.jpg", pictures.Shown((416, 416)))
+    found = read_for(tmp_path / "large.jpg", image_file.Shown((416, 416)))
     assert (found.reduced, tuple(found.image.shape)) == (8, (3, 1250, 1250))
     header = b"IHDR" + struct.pack(">IIBBBBB", 20000, 9000, 8, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
@@ -261,7 +261,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 def survives(content: bytes) -> None:
     """Read or refused, whole, reduced and by its header; a warning would be an error here."""
-    for reader in (read, size, lambda file, name: read_for(file, pictures.Shown((4, 4)), name=name)):
+    for reader in (read, size, lambda file, name: read_for(file, image_file.Shown((4, 4)), name=name)):
         try:
             reader(io.BytesIO(content), name="a.jpg")  # type: ignore[operator]
         except UnreadablePicture as error:

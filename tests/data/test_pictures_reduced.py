@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from rankless.data import pictures
-from rankless.data.annotated import BoxedPictures, ClassifiedPictures
-from rankless.data.annotations import Annotations, flat_paths
-from rankless.data.classification import ClassificationExamples
-from rankless.data.detection import DetectionExamples
-from rankless.data.letterbox import to_input, to_source
-from rankless.data.pictures import Shown, read, read_for
-from rankless.recipe import Augment
+from rankless.data.datasets.annotated import BoxedPictures, ClassifiedPictures
+from rankless.data.datasets.classification import ClassificationExamples
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.data.images import image_file
+from rankless.data.images.image_file import Shown, read, read_for
+from rankless.data.index.annotations import Annotations, flat_paths
+from rankless.geometry.letterbox import to_input, to_source
+from rankless.recipe.schema import Augment
 
 
 def smooth(height: int, width: int) -> Image.Image:
@@ -141,7 +141,7 @@ def test_pillow_and_the_quick_decoder_reduce_alike(tmp_path: Path, monkeypatch: 
     smooth(801, 1203).save(tmp_path / "a.jpg", quality=95)
     shown = Shown((100, 150), detail=1.9)
     quick = read_for(tmp_path / "a.jpg", shown)
-    monkeypatch.setattr(pictures, "_jpeg", lambda *_: None)
+    monkeypatch.setattr(image_file, "_jpeg", lambda *_: None)
     slow = read_for(tmp_path / "a.jpg", shown)
     assert quick.reduced == slow.reduced == 4
     assert (quick.image.int() - slow.image.int()).abs().max() <= 6

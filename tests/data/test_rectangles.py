@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.letterbox import letterbox
-from rankless.data.rectangles import by_aspect, tight
+from rankless.data.datasets.rectangles import by_aspect, tight
+from rankless.geometry.letterbox import letterbox
 
 pictures = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), min_size=1, max_size=5)
 inputs = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(lambda n: (32 * n[0], 32 * n[1]))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.pictures import UnreadablePicture
-from rankless.data.replacing import TRIES, readable
-from rankless.types import Unreadable
+from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.images.replacing import TRIES, readable
+from rankless.structures import Unreadable
 
 
 def reader(damaged: set[int]) -> Callable[[int], str]:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.findings import Findings
-from rankless.data.formats.raw import Raw
-from rankless.data.scan import scan, storing_in
-from rankless.data.scan_chunks import chunks, load, save
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import scan, storing_in
+from rankless.data.index.scan_chunks import chunks, load, save
 from rankless.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))  # the scan's processes must be able to import it by its name
@@ -141,7 +141,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background it would be ignored
 sys.path.insert(0, {folder!r})
 import works_for_scan
-from rankless.data.scan import scan
+from rankless.data.index.scan import scan
 print("main", flush=True)
 scan(works_for_scan.{work}, [(name,) for name in {files!r}], "files", chunk=5, processes=2)
 print("done")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.spans import Window, file_of, path_in
+from rankless.data.index.byte_ranges import Window, file_of, path_in
 
 
 @pytest.mark.parametrize(

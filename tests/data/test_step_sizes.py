@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.step_sizes import StepSizes
+from rankless.data.augment.multi_scale import StepSizes
 
 sides = st.integers(1, 40).map(lambda n: 32 * n)
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankless.data.augment import clip
-from rankless.data.letterbox import letterbox, to_input
-from rankless.data.varied import Varied, varied
-from rankless.recipe import Augment
-from rankless.types import Picture
+from rankless.data.augment.augmented import Varied, varied
+from rankless.data.augment.resample import clip
+from rankless.geometry.letterbox import letterbox, to_input
+from rankless.recipe.schema import Augment
+from rankless.structures import Picture
 
 SIZE = (96, 128)
 OFF = Augment(preset="none")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as TF
 
-from rankless.data.warp import drawn_warp, from_unit_square, origins, sampled, shrunk, warped_boxes
+from rankless.data.augment.warp import drawn_warp, from_unit_square, origins, sampled, shrunk, warped_boxes
 from rankless.randomness import generator
-from rankless.recipe import Augment
+from rankless.recipe.schema import Augment
 
 SIZE = (96, 128)
 CORNERS = [[0, 0], [128, 0], [128, 96], [0, 96]]

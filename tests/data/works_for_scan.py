@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless.data.findings import Findings
-from rankless.data.formats.raw import Raw
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankless import journal
-from rankless.models.weights import digest_file
-from rankless.run_directory import RunDirectory
+from rankless.models.checkpoints.weights import digest_file
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
 
 HERE = Path(__file__).parent
 STEPS = 20
@@ -247,7 +247,7 @@ def _tagged(tag: str) -> Sequence[int]:
 def _kind(pid: int, launcher: int) -> str:
     if pid == launcher:
         return "launcher"
-    if "rankless.worker" not in _command(pid):
+    if "rankless.launch.worker" not in _command(pid):
         return "other"
     variables = _bytes(Path(f"/proc/{pid}/environ")).decode().split("\0")
     return next((f"rank {v.removeprefix('RANK=')}" for v in variables if v.startswith("RANK=")), "other")

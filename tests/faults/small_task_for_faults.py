@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.recipe import Recipe
-from rankless.types import LossSum, Scores
+from rankless.recipe.schema import Recipe
+from rankless.structures import LossSum, Scores
 
 PICTURES = 40
 SIDE = 12

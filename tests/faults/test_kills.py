@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from harness_for_faults import Run, finish, kill, outcome
 
-from rankless.run_directory import RunDirectory
-from rankless.training.checkpoint import newest, tidy
+from rankless.engine.checkpoint import newest, tidy
+from rankless.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SLEEP": "0.05"}

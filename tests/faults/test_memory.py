@@ -15,7 +15,7 @@ from harness_for_faults import HERE, Run, finish, kill, loaders, outcome, recipe
 from small_task_for_faults import Small
 
 from rankless import load_recipe
-from rankless.models import weights
+from rankless.models.checkpoints import weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 HAS_NAMESPACES = not subprocess.run(

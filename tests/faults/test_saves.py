@@ -12,7 +12,7 @@ import pytest
 from harness_for_faults import Run, finish, kill
 
 from rankless.launch.agent import NOTICE
-from rankless.saving import saving_process
+from rankless.runs.saving import saving_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SLOW = {"FAULT_SAVE": str((NOTICE + 1) / 2)}  # of the model and of its average, each

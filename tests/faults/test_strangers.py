@@ -18,10 +18,10 @@ import torch.distributed as dist
 from harness_for_faults import HERE, RECIPE, Run, outcome
 from listening import Socket, listening
 
-from rankless import journal
-from rankless.job import Job, read_notes, write_job
-from rankless.recipe_file import load, to_json
-from rankless.run_directory import RunDirectory
+from rankless.launch.job import Job, read_notes, write_job
+from rankless.recipe.load import load, to_json
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.processes,
@@ -69,7 +69,7 @@ def ranks(job: Path, store: dist.TCPStore, counts: list[int]) -> Iterator[list[s
     """Ranks as the agents of as many machines start them, each with its own count of restarts."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "rankless.worker", str(job)],
+            [sys.executable, "-m", "rankless.launch.worker", str(job)],
             cwd=HERE,
             stdout=subprocess.DEVNULL,
             env={
@@ -125,7 +125,7 @@ def test_torchrun_starts_ranks_too(tmp_path: Path, expected: dict[str, Any]) -> 
     run.path.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "-m", "rankless.worker", str(job)],
+        [*command, "-m", "rankless.launch.worker", str(job)],
         cwd=HERE,
         env={**os.environ, "RANKLESS_CPU": "1"},
         capture_output=True,

@@ -16,8 +16,8 @@ from small_task_for_faults import PICTURES
 
 from rankless import UserError, load_recipe, train
 from rankless.data.order import micro_batch
-from rankless.recipe import Batch
-from rankless.recipe_file import load
+from rankless.recipe.load import load
+from rankless.recipe.schema import Batch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

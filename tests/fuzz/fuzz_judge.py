@@ -79,11 +79,11 @@ class Judge:
 
         # Rooms that load when first needed and then stay: not a case's memory, nor its time.
         import rankless.cli
-        import rankless.exporting
-        import rankless.importing
+        import rankless.inference.predict
+        import rankless.interop.export
+        import rankless.interop.importing
         import rankless.launch.local
-        import rankless.prediction
-        import rankless.verify  # noqa: F401
+        import rankless.launch.verify  # noqa: F401
 
         matplotlib.use("agg")
         import matplotlib.pyplot

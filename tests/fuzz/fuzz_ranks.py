@@ -13,11 +13,11 @@ class Started(BaseException):
 
 
 def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
-    """What :mod:`rankless.worker` does for rank 0, without what it does to its process."""
-    from rankless import worker
+    """What :mod:`rankless.launch.worker` does for rank 0, without what it does to its process."""
+    from rankless.engine.loop import StopRequest
     from rankless.errors import UserError
-    from rankless.job import leave_note, read_job
-    from rankless.training.loop import StopRequest
+    from rankless.launch import worker
+    from rankless.launch.job import leave_note, read_job
 
     job = read_job(place)
     work = {"train": worker._train, "evaluate": worker._evaluate}[job.verb]
@@ -30,8 +30,8 @@ def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
 
 def no_rank_at_first(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
     """One rank for what reads weights or a run; none for a training that begins, which costs too much."""
-    from rankless.job import read_job
-    from rankless.run_directory import RunDirectory
+    from rankless.launch.job import read_job
+    from rankless.runs.directory import RunDirectory
 
     job = read_job(place)
     if job.verb == "train" and not RunDirectory(Path(job.run)).steps():

@@ -306,14 +306,14 @@ def _folder() -> Any:
 
 @functools.cache
 def _network() -> Any:
-    from rankless.models.cfg import read_cfg
+    from rankless.models.darknet.cfg import read_cfg
 
     return read_cfg(CFG).network
 
 
 def recipe(*words: str) -> Any:
     """The recipe of the small network on the data in ``data``."""
-    from rankless.recipe_file import default
+    from rankless.recipe.load import default
 
     own = (f"model.cfg={json.dumps(CFG)}", "data.root=data", "epochs=1", "batch.images=2", "batch.micro=1")
     return default([*own, "precision=fp32", "ema.decay=0.9", *words])
@@ -331,7 +331,7 @@ def state() -> dict[str, torch.Tensor]:
 @functools.cache
 def darknet_weights() -> bytes:
     """The small network's weights as Darknet's file."""
-    from rankless.models.darknet_weights import write_weights
+    from rankless.models.checkpoints.darknet_weights import write_weights
 
     with _folder() as folder:
         write_weights(folder / "w", _network(), state())
@@ -341,7 +341,7 @@ def darknet_weights() -> bytes:
 @functools.cache
 def weights() -> bytes:
     """A weights file of the package's own."""
-    from rankless.models import weights as page
+    from rankless.models.checkpoints import weights as page
 
     with _folder() as folder:
         page.save(folder / "w", state(), recipe=recipe(), class_names=CLASSES, extra={"step": "1"})

@@ -32,7 +32,7 @@ _BOMBS = (
 @functools.cache
 def keys() -> tuple[str, ...]:
     """Every key that a recipe may have."""
-    from rankless.recipe import Recipe
+    from rankless.recipe.schema import Recipe
 
     def inside(value: Any, before: str) -> list[str]:
         found = []
@@ -49,7 +49,7 @@ def keys() -> tuple[str, ...]:
 @functools.cache
 def _likely() -> dict[str, tuple[str, ...]]:
     """To every key that holds a value some that it may have, and their neighbors, which it may not."""
-    from rankless.recipe import Recipe
+    from rankless.recipe.schema import Recipe
 
     def inside(value: Any, before: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

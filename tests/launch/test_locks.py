@@ -14,20 +14,20 @@ import pytest
 
 from rankless import UserError, load_recipe, train
 from rankless.launch.run_lock import locked
-from rankless.run_directory import RunDirectory
+from rankless.runs.directory import RunDirectory
 
 HOLD = """\
 import sys
 from pathlib import Path
 from rankless.launch.run_lock import locked
-from rankless.run_directory import RunDirectory
+from rankless.runs.directory import RunDirectory
 with locked(RunDirectory(Path(sys.argv[1])), False):
     print("held", flush=True)
     sys.stdin.read()
 """
 CLAIM = """\
 import sys
-from rankless.run_directory import new_run_directory
+from rankless.runs.directory import new_run_directory
 print("ready", flush=True)
 sys.stdin.readline()
 print(*(new_run_directory("mine") for _ in range(50)), sep="\\n", flush=True)

@@ -11,9 +11,9 @@ import pytest
 
 from rankless.errors import UserError
 from rankless.launch.resume import check_resume
-from rankless.recipe import Batch, Recipe
-from rankless.recipe_file import dump, load
-from rankless.run_directory import RunDirectory
+from rankless.recipe.load import dump, load
+from rankless.recipe.schema import Batch, Recipe
+from rankless.runs.directory import RunDirectory
 from rankless.tasks import data_digest
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankless import UserError, load_recipe, train
 from rankless.launch.run_lock import locked
-from rankless.run_directory import RunDirectory
+from rankless.runs.directory import RunDirectory
 
 SAYS = r"is no run directory and holds '.*; give another --run|nothing to resume"
 STRANGERS = (

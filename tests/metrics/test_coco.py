@@ -20,7 +20,7 @@ from pycocotools.cocoeval import COCOeval
 from torchvision.ops import box_iou
 
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.types import Detections
+from rankless.structures import Detections
 
 NAMES = ("cup", "dog", "kite")
 # In the order of pycocotools' stats.

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankless.errors import UserError
-from rankless.models.cfg import read_cfg
-from rankless.models.cfg_text import write_cfg
-from rankless.models.network import Conv, MaxPool, Multiply, Network, Route, Shortcut, Yolo
-from rankless.models.yolo import DetectionModel
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.darknet.network import Conv, MaxPool, Multiply, Network, Route, Shortcut, Yolo
+from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.heads.yolo.codec import HeadLoss
 from rankless.models.zoo import MODELS
-from rankless.yolo_grid import HeadLoss
 
 HEAD = """
 [convolutional]

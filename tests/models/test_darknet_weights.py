@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.cfg import read_cfg
-from rankless.models.cfg_text import write_cfg
-from rankless.models.darknet_weights import classes_of, read_weights, write_weights
+from rankless.models.checkpoints.darknet_weights import classes_of, read_weights, write_weights
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.reshape import with_classes, with_width
-from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import MODELS
 
 OPENCV_EPS = 1e-6  # OpenCV's reader; Darknet's, PyTorch's and ours is 1e-5

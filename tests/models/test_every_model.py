@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from rankless import recipe
-from rankless.evaluation import fingerprint
-from rankless.models import weights
-from rankless.models.classifiers import CLASSIFIERS, build_classifier
-from rankless.models.yolo import DetectionModel
+from rankless.engine import loop
+from rankless.engine.evaluate import fingerprint
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.models.checkpoints import weights
+from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.zoo import MODELS, build, network
-from rankless.recipe import Recipe
-from rankless.recipe_file import default, load
-from rankless.run_directory import RunDirectory
-from rankless.training import loop
-from rankless.training.settings import computes_like
-from rankless.training.state import TrainingState
-from rankless.types import Scores
-from rankless.world.join import World
+from rankless.recipe import schema
+from rankless.recipe.load import default, load
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Scores
+from rankless.world.process_group import World
 
 WIDTH = 0.125
 CLASSES = 3
@@ -32,7 +32,7 @@ LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201"}  # sec
 
 def small(name: str, **options: Any) -> DetectionModel:
     torch.manual_seed(3)
-    return build(recipe.Model(name=name, width=WIDTH, **options), CLASSES)
+    return build(schema.Model(name=name, width=WIDTH, **options), CLASSES)
 
 
 def pictures(height: int = 64, width: int = 96) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     model = small(name)
     model(pictures())  # so that the running statistics are no longer those of the start
-    made = Recipe(model=recipe.Model(name=name, width=WIDTH))
+    made = Recipe(model=schema.Model(name=name, width=WIDTH))
     weights.save(tmp_path / "w.safetensors", model.state_dict(), recipe=made, class_names=["a", "b", "c"])
     other = build(made.model, CLASSES)
     weights.load_into(other, weights.load(tmp_path / "w.safetensors").state, "w.safetensors")
@@ -99,7 +99,7 @@ def test_the_graph_is_captured_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_and_backbone_are_told_apart(name: str) -> None:
-    few, many = small(name).state_dict(), build(recipe.Model(name=name, width=WIDTH), 7).state_dict()
+    few, many = small(name).state_dict(), build(schema.Model(name=name, width=WIDTH), 7).state_dict()
     model = small(name)
     changed = {key for key in few if few[key].shape != many[key].shape}
     assert changed
@@ -143,14 +143,14 @@ def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str
 def test_batch_norms_are_plain() -> None:
     for name in MODELS:
         with torch.device("meta"):
-            model = DetectionModel(network(recipe.Model(name=name), 1))
+            model = DetectionModel(network(schema.Model(name=name), 1))
         kinds = {type(m) for m in model.modules() if "BatchNorm" in type(m).__name__}
         assert kinds == {nn.BatchNorm2d}
 
 
 def classifier(name: str) -> nn.Module:
     torch.manual_seed(3)
-    return build_classifier(recipe.Model(name=name), CLASSES)
+    return build_classifier(schema.Model(name=name), CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
             short = model(pictures(64, 64))
         assert short.dtype == torch.bfloat16
         assert (short.float() - plain).abs().max() < 0.1 * plain.abs().max() + 0.1
-        made = Recipe(task="classify", model=recipe.Model(name=name))
+        made = Recipe(task="classify", model=schema.Model(name=name))
         path = tmp_path / "w.safetensors"
         weights.save(path, model.state_dict(), recipe=made, class_names=["a", "b", "c"])
         other = build_classifier(made.model, CLASSES)

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models.fit import fit
-from rankless.models.foreign import read_checkpoint
+from rankless.models.checkpoints.fit import fit
+from rankless.models.checkpoints.foreign import read_checkpoint
 
 
 def network(seed: int = 0) -> nn.Module:

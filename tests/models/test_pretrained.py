@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.models import weights
-from rankless.models.classifiers import build_classifier
-from rankless.models.pretrained import start_from
-from rankless.recipe import Model, Recipe
+from rankless.models.checkpoints import weights
+from rankless.models.checkpoints.pretrained import start_from
+from rankless.models.classifiers.catalog import build_classifier
+from rankless.recipe.schema import Model, Recipe
 
 NAMES = ("cat", "dog", "owl")
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.models import tensor_file, weights
-from rankless.recipe import Model, Recipe
+from rankless.models.checkpoints import tensor_file, weights
+from rankless.recipe.schema import Model, Recipe
 
 RECIPE = Recipe(model=Model(image_size=(192, 320)), seed=5)
 NAMES = ("Katze", "犬", 'a "quoted" name')

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rankless.yolo_grid import YoloHead
+from rankless.models.heads.yolo.codec import YoloHead
 
 GREY, BRIGHT = 114, 255
 _EDGE = (GREY + BRIGHT) / 2 / 255  # a resized edge is blurred about it

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rankless.errors import UserError
+from rankless.structures import LossSum
 from rankless.tasks import checks
-from rankless.types import LossSum
 
 
 class Mine:

@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 from torch import nn
 
-from rankless.data.classification import collate
-from rankless.data.opening import open_annotations
-from rankless.data.packing import pack
+from rankless.data.datasets.classification import collate
+from rankless.data.datasets.opening import open_annotations
+from rankless.data.formats.packing import pack
+from rankless.engine import loop
+from rankless.engine.evaluate import evaluate, fingerprint
+from rankless.engine.settings import computes_like
 from rankless.errors import UserError
-from rankless.evaluation import evaluate, fingerprint
-from rankless.models.weights import digest_file
-from rankless.recipe import Augment, Batch, Data, Ema, Evaluate, Loss, Model, Optim, Recipe, Schedule
-from rankless.recipe_file import from_json, to_json
-from rankless.run_directory import RunDirectory
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import from_json, to_json
+from rankless.recipe.schema import Augment, Batch, Data, Ema, Evaluate, Loss, Model, Optim, Recipe, Schedule
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Classification
 from rankless.tasks import open_task
 from rankless.tasks.classify import Classify
-from rankless.training import loop
-from rankless.training.settings import computes_like
-from rankless.types import Classification
-from rankless.world.join import World
+from rankless.world.process_group import World
 
 NAMES = tuple("0123456789")
 

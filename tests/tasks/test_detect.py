@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.data.letterbox import to_input
 from rankless.errors import UserError
-from rankless.recipe import Data, Evaluate, Loss, Model, Recipe
+from rankless.geometry.letterbox import to_input
+from rankless.models.heads.yolo.codec import YoloHead
+from rankless.recipe.schema import Data, Evaluate, Loss, Model, Recipe
+from rankless.structures import DetectionBatch, Detections, Letterbox
 from rankless.tasks.detect import Detect, network_input
-from rankless.types import DetectionBatch, Detections, Letterbox
-from rankless.yolo_grid import YoloHead
 
 NAMES = ("cat", "dog", "owl")
 PLACE = Letterbox(scale=0.5, left=0.0, top=8.0, height=96, width=128)  # 128×96 on 64×64

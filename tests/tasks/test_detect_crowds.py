@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.detection import DetectionExamples
-from rankless.data.opening import examine
-from rankless.recipe import Model, Recipe
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.data.datasets.opening import examine
+from rankless.recipe.schema import Model, Recipe
+from rankless.structures import Detections
 from rankless.tasks.detect import Detect
-from rankless.types import Detections
 
 
 @pytest.fixture

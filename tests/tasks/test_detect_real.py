@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from rankless.importing import import_weights
-from rankless.models import weights
+from rankless.interop.importing import import_weights
+from rankless.models.checkpoints import weights
+from rankless.structures import DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
-from rankless.types import DetectionItem, Letterbox
 
 pytestmark = pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="needs RANKLESS_REAL_DATA")
 NAME = "yolo-fastest-1.1"

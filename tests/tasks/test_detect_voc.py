@@ -12,10 +12,10 @@ from PIL import Image
 
 from rankless.errors import UserError
 from rankless.launch.local import evaluate
-from rankless.models import weights
-from rankless.recipe import Augment, Batch, Data, Model, Recipe
+from rankless.models.checkpoints import weights
+from rankless.recipe.schema import Augment, Batch, Data, Model, Recipe
+from rankless.structures import Detections
 from rankless.tasks.detect import Detect
-from rankless.types import Detections
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rankless.errors import UserError
-from rankless.recipe import Augment, Data, Evaluate, Loss, Model, Recipe
+from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
+from rankless.structures import DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
-from rankless.types import DetectionItem, Letterbox
 
 sys.path.insert(0, str(Path(__file__).parent))
 from finds_rectangles import Finds, painted

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rankless import recipes
 from rankless.errors import UserError
-from rankless.recipe import Augment, Data, Evaluate, Recipe
-from rankless.recipe_file import load
+from rankless.recipe import shipped
+from rankless.recipe.load import load
+from rankless.recipe.schema import Augment, Data, Evaluate, Recipe
 from rankless.tasks.without_effect import refuse_without_effect
 
 
@@ -60,7 +60,7 @@ def test_every_foreign_setting_of_a_detector_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sorted(Path(recipes.__file__).parent.glob("*.yaml")), ids=lambda file: file.stem
+    "file", sorted(Path(shipped.__file__).parent.glob("*.yaml")), ids=lambda file: file.stem
 )
 def test_what_comes_with_the_package_is_accepted(file: Path) -> None:
     recipe = load(str(file))

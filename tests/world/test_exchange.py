@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from rankless.world.exchange import Exchange, add_in_place
-from rankless.world.join import World
-from rankless.world.share import Fold, Node, own_micro_batches
+from rankless.world.process_group import World
+from rankless.world.tree import Fold, Node, own_micro_batches
 
 LENGTHS = (1, 2, 3, 7, 64, 1001)
 LEAVES = (4, 6, 7, 8, 13)

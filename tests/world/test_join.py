@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rankless.errors import UserError
-from rankless.world.join import World, is_lost_peer, join
+from rankless.world.process_group import World, is_lost_peer, join
 
 
 def talk(world: World) -> list[Any]:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor, nn
 
-from rankless.types import Classification, Detections, Unreadable
-from rankless.world.join import World
+from rankless.structures import Classification, Detections, Unreadable
 from rankless.world.objects import UnsendableError, check, pack, unpack
+from rankless.world.process_group import World
 
 
 class Pair(NamedTuple):
@@ -211,8 +211,8 @@ def packed(classes: Any, node: Any) -> Tensor:
         packed([["os", "system"]], ["object", 0, "touch stranger-was-here"]),
         packed([["subprocess", "Popen", "args"]], ["object", 0, "true"]),
         packed([["antigravity", "anything"]], ["object", 0]),  # importing it would open a browser
-        packed([["rankless.types", "Unreadable.__class__"]], ["object", 0]),
-        packed([["rankless.types", "Detections", "__class__"]], ["object", 0, 1]),
+        packed([["rankless.structures", "Unreadable.__class__"]], ["object", 0]),
+        packed([["rankless.structures", "Detections", "__class__"]], ["object", 0, 1]),
         packed([], ["array", "O", 1]),
         packed([], ["array", "<f4", -1]),
         packed([], ["tensor", "float32", False, 1 << 40]),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rankless.world import reduce
 from rankless.world.exchange import Exchange
-from rankless.world.join import World
-from rankless.world.share import own_micro_batches
+from rankless.world.process_group import World
+from rankless.world.tree import own_micro_batches
 
 STEPS = 3  # DDP lays its buckets out anew after the first
 PER_MICRO = 2

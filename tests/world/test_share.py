@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.world.share import Fold, Node, own_micro_batches, owned_nodes
+from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 Expression = Any  # a leaf's number, or a pair of expressions
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rankless.engine.accumulate import SyncPasses, make_passes
+from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.totals import Wishes
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
-from rankless.recipe import Batch, Recipe
-from rankless.training.passes import SyncPasses, make_passes
-from rankless.training.statistics import RunningStatistics, batch_norms
-from rankless.training.totals import Wishes
-from rankless.types import LossSum
+from rankless.recipe.schema import Batch, Recipe
+from rankless.structures import LossSum
 from rankless.world.exchange import Exchange
-from rankless.world.join import World
+from rankless.world.process_group import World
 from rankless.world.sync_norm import SideBySide
 
 LEAVES, PER_MICRO, STEPS, SEED = 6, 2, 2, 11

@@ -15,9 +15,9 @@ from torch.optim import SGD, AdamW
 from torchvision.ops import batched_nms
 
 from rankless.data import loader
-from rankless.data.detection import DetectionExamples, collate
-from rankless.nms import nms
-from rankless.recipe import Augment
+from rankless.data.datasets.detection import DetectionExamples, collate
+from rankless.geometry.nms import nms
+from rankless.recipe.schema import Augment
 from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
@@ -116,5 +116,5 @@ def test_what_all_loaders_import_is_imported_before_they_are_forked(monkeypatch,
     monkeypatch.setattr(resource_tracker, "ensure_running", lambda: None)
     monkeypatch.setattr(forkserver, "set_forkserver_preload", imported.extend)
     loader._start_forkserver(DetectionExamples(Nothing(), (32, 32), 0, Augment(blur=blur)), collate)
-    assert "rankless.data.detection" in imported
+    assert "rankless.data.datasets.detection" in imported
     assert ("torchvision.transforms.v2" in imported) == bool(blur)

@@ -24,7 +24,7 @@ from rankless.errors import UserError
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
-    from rankless.recipe import Recipe
+    from rankless.recipe.schema import Recipe
 
 app = part()
 
@@ -72,7 +72,7 @@ def check(
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
     from rankless.curation.fixing import fix as mend
-    from rankless.data.work_folder import refuse_existing
+    from rankless.files.work_folder import refuse_existing
 
     place = out or beside(root, "fixed")
     if fix:
@@ -183,11 +183,11 @@ def show(
     from rankless.curation.looking import select
 
     def chosen(task: str) -> Recipe:
-        from rankless import recipe_file
+        from rankless.recipe import load
 
         if name is None and task == "detect" and root != "digits":
-            return recipe_file.default(overrides)
-        return recipe_file.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
+            return load.default(overrides)
+        return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
 
     contact_sheet.place(out, force=force)  # before the data is read
     found = select(

@@ -169,11 +169,11 @@ def pack(
 
 def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
     name, overrides = recipe_and_overrides(words)
-    from rankless import recipe_file
     from rankless.curation.filling import fill
+    from rankless.recipe import load
 
     overrides = [*overrides, f"data.root={root}", f"data.format={format}"]
-    done = fill(recipe_file.load(name, overrides) if name else recipe_file.default(overrides))
+    done = fill(load.load(name, overrides) if name else load.default(overrides))
     if as_json:
         print_json(
             [

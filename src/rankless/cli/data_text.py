@@ -12,8 +12,8 @@ from rankless.curation.converting import Converted
 from rankless.curation.fixing import Fixed
 from rankless.curation.splitting import Divided, shares_of
 from rankless.curation.statistics import SplitStatistics, Spread, Statistics
-from rankless.data.annotations import Annotations
-from rankless.data.findings import KINDS, Findings
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import escaped
 from rankless.printing import say
 

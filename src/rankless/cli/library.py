@@ -32,20 +32,20 @@ def recipes(
     as_json: Json = False,
 ) -> int:
     """List the shipped recipes, or print one."""
-    from rankless import recipe_file
+    from rankless.recipe import load
 
-    text = None if name is None else recipe_file.shipped_text(name)
+    text = None if name is None else load.shipped_text(name)
     if schema:
-        print_json(recipe_file.schema())
+        print_json(load.schema())
     elif name is not None and as_json:
-        print_json(json.loads(recipe_file.to_json(recipe_file.load(name))))
+        print_json(json.loads(load.to_json(load.load(name))))
     elif text is not None:
         print(text, end="")
     elif as_json:
-        print_json(recipe_file.shipped())
+        print_json(load.shipped())
     else:
-        width = max(map(len, recipe_file.shipped()))
-        for known, what in recipe_file.shipped().items():
+        width = max(map(len, load.shipped()))
+        for known, what in load.shipped().items():
             print(f"{known:{width}}  {what}")
     return 0
 
@@ -96,7 +96,7 @@ def import_(
     count = None if classes is None else whole_number("--classes", classes)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in model.width=0.5" for word in stray)
-    from rankless.importing import import_weights
+    from rankless.interop.importing import import_weights
 
     report = import_weights(
         source,
@@ -141,7 +141,7 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Write trained weights in the format of other software."""
-    from rankless.exporting import export as write
+    from rankless.interop.export import export as write
 
     done = write(target, format=format, out=out, force=force)
     if as_json:

@@ -49,7 +49,7 @@ def train(
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices."""
     from rankless.launch.run_lock import refuse_nothing
-    from rankless.run_directory import RunDirectory, new_run_directory
+    from rankless.runs.directory import RunDirectory, new_run_directory
 
     count = _device_count(devices)
     name, overrides = recipe_and_overrides(recipe)
@@ -145,12 +145,12 @@ def predict(
         )
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
-    from rankless.instruction_set import fix, of_weights
-    from rankless.run_directory import weights_of
+    from rankless.recipe.instruction_set import fix, of_weights
+    from rankless.runs.directory import weights_of
 
     if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
         fix(of_weights(weights_of(target)))
-    from rankless.prediction import predict as find
+    from rankless.inference.predict import predict as find
 
     report = find(target, sources, out=out, confidence=confidence, force=force)
     for source, reason in report.failed[:_SHOWN]:
@@ -176,8 +176,8 @@ def predict(
 )
 def digest(target: Target, /, *, as_json: Json = False) -> int:
     """Print the SHA-256 of the weights: equal weights, equal digest."""
-    from rankless.models.weights import digest_file
-    from rankless.run_directory import weights_of
+    from rankless.models.checkpoints.weights import digest_file
+    from rankless.runs.directory import weights_of
 
     path = weights_of(target)
     sha256 = digest_file(path)
@@ -214,7 +214,7 @@ def verify(
     step_count = whole_number("--steps", steps)
     name, overrides = recipe_and_overrides(recipe)
     chosen, _ = loaded(name, overrides)
-    from rankless.verify import verify as compare
+    from rankless.launch.verify import verify as compare
 
     # With --json the standard output is the report's alone.
     log = sys.stderr if as_json else sys.stdout

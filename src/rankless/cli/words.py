@@ -11,7 +11,7 @@ from cyclopts import App, Group, Parameter
 from rankless.errors import UserError
 
 if TYPE_CHECKING:
-    from rankless.recipe import Recipe
+    from rankless.recipe.schema import Recipe
 
 COMMANDS = Group("Commands", sort_key=0)
 ARGUMENTS = Group("Arguments", sort_key=1)
@@ -66,8 +66,8 @@ def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
     Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
     and other models, so for those it is the defaults.
     """
-    from rankless import recipe_file
+    from rankless.recipe import load
 
     if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
-        return recipe_file.default(overrides), "run"
-    return recipe_file.load(name or "digits", overrides), name or "digits"
+        return load.default(overrides), "run"
+    return load.load(name or "digits", overrides), name or "digits"

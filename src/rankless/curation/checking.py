@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from rankless.curation.agreement import disagreements
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
-from rankless.data.annotations import Annotations
-from rankless.data.findings import KINDS, Findings
-from rankless.data.pictures import UnreadablePicture, read
-from rankless.data.spans import content
-from rankless.recipe import Data
+from rankless.data.images.image_file import UnreadablePicture, read
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.byte_ranges import content
+from rankless.data.index.findings import KINDS, Findings
+from rankless.recipe.schema import Data
 
 LEAK, TWIN = "same in two splits", "same picture twice"
 

@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
 from rankless.curation.looking import Selection, Shown
-from rankless.drawing import Mark, annotate, color
+from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError, escaped
-from rankless.outputs import Outputs
+from rankless.files.outputs import Outputs
 
 COLUMNS = 4
 WIDTH, TALLEST = 400, 440

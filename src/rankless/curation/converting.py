@@ -16,13 +16,13 @@ from rankless.curation.data_set import (
     must_be_outside,
     open_data_set,
 )
-from rankless.data import packing
-from rankless.data.annotations import Annotations
+from rankless.data.datasets.opening import examine
+from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.opening import examine
-from rankless.data.work_folder import new_folder, refuse_existing
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
+from rankless.files.work_folder import new_folder, refuse_existing
 
 FIRST = 20
 """So many differences of a kind are named."""

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.data.annotations import Annotations, flat_paths
-from rankless.data.detection import DIGITS
-from rankless.data.file_states import kept_names
+from rankless.data.datasets.detection import DIGITS
+from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognise
-from rankless.data.opening import examine, open_annotations
+from rankless.data.index.annotations import Annotations, flat_paths
+from rankless.data.index.file_states import kept_names
 from rankless.errors import UserError
-from rankless.outputs import Outputs
+from rankless.files.outputs import Outputs
 
 UNION = "trainval"
 """Pascal VOC's list of two splits together: that its pictures are in another as well is no fault."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankless.curation.progress import each
-from rankless.data.annotated import BoxedPictures
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.images.image_file import UnreadablePicture
 from rankless.errors import UserError
-from rankless.recipe import Recipe
+from rankless.recipe.schema import Recipe
 from rankless.tasks import open_task
 
 

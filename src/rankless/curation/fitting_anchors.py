@@ -8,13 +8,13 @@ from typing import Any
 
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.annotated import BoxedPictures
-from rankless.data.builtin import DigitScenes
-from rankless.data.detection import DIGITS, Pictures
-from rankless.data.opening import open_annotations
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.detection import DIGITS, Pictures
+from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
 from rankless.models.zoo import network, variant
-from rankless.recipe import Model
+from rankless.recipe.schema import Model
 
 Anchors = tuple[tuple[float, float], ...]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rankless.curation.checking import Checked, fails
 from rankless.curation.data_set import must_be_outside, subset
-from rankless.data.annotations import Annotations
-from rankless.data.findings import KINDS
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.work_folder import new_folder, refuse_existing
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import KINDS
 from rankless.errors import UserError
+from rankless.files.work_folder import new_folder, refuse_existing
 
 
 @dataclass(frozen=True)

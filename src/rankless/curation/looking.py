@@ -13,19 +13,19 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.builtin import DigitScenes
-from rankless.data.detection import DIGITS
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.detection import DIGITS
+from rankless.data.datasets.opening import examine
 from rankless.data.formats.registry import format_named, recognise
-from rankless.data.opening import examine
-from rankless.data.pictures import UnreadablePicture, read
-from rankless.data.spans import open_source
-from rankless.drawing import Mark
+from rankless.data.images.drawing import Mark
+from rankless.data.images.image_file import UnreadablePicture, read
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.byte_ranges import open_source
 from rankless.errors import UserError
 from rankless.randomness import generator
-from rankless.recipe import Recipe
+from rankless.recipe.schema import Recipe
+from rankless.structures import ClassificationItem, DetectionItem
 from rankless.tasks import open_task
-from rankless.types import ClassificationItem, DetectionItem
 
 _SCENES = 4096  # of the built-in data, from which those to show are drawn
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rankless.cores import usable_cores
+from rankless.hardware.cores import usable_cores
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

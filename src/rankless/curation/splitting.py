@@ -25,11 +25,11 @@ from rankless.curation.data_set import (
     subset,
     together,
 )
-from rankless.data.annotations import Annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.work_folder import new_folder, refuse_existing
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, printable
+from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.randomness import key
 
 Counts = NDArray[np.int64]

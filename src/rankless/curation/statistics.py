@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankless.curation.data_set import DataSet
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's bounds of an object's area in pixels: small below the first, medium below the second."""

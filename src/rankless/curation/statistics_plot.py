@@ -15,9 +15,9 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet, spare
 from rankless.curation.statistics import box_centres, box_sides
-from rankless.data.annotations import Annotations
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
-from rankless.outputs import Outputs
+from rankless.files.outputs import Outputs
 
 MOST_CLASSES = 40
 """So many classes have a bar of their own; of more, the most frequent ones."""

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import Annotations
-from rankless.data.builtin import DigitScenes
-from rankless.data.detection import Pictures, ground_truth
-from rankless.data.letterbox import fit
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.data.datasets.detection import Pictures, ground_truth
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
+from rankless.geometry.letterbox import fit
 from rankless.randomness import generator
 
 RESTARTS = 5

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError
-from rankless.shortages import shared_memory_shortage, shortage
+from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.user_code import explained
 
 B = TypeVar("B")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankless.randomness import key
-from rankless.recipe import Batch
+from rankless.recipe.schema import Batch
 
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 8 rounds, 5 are visibly uneven
 _LARGEST = 2**62  # the sums below must stay inside 64 bits

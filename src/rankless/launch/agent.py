@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
 from rankless.errors import UserError
-from rankless.job import LOST_PEER
+from rankless.launch.job import LOST_PEER
 from rankless.launch.requests import ASKS, Requests
 from rankless.world.rendezvous import OneMachine
 
@@ -201,7 +201,7 @@ def supervise(
     """Run ``devices`` ranks of a job on this machine until all have ended.
 
     Args:
-        job: a file that :mod:`rankless.worker` reads.
+        job: a file that :mod:`rankless.launch.worker` reads.
         devices: how many ranks.
         grace, hooks: see :class:`Agent`.
 
@@ -217,7 +217,7 @@ def supervise(
         rdzv_handler=rendezvous,
         entrypoint=sys.executable,
         # -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
-        args=("-P", "-m", "rankless.worker", str(job), str(os.getpid())),
+        args=("-P", "-m", "rankless.launch.worker", str(job), str(os.getpid())),
         max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
         monitor_interval=0.1,
     )

@@ -18,26 +18,26 @@ from typing import Any
 
 import torch
 
-from rankless import journal
-from rankless.cores import usable_cores
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, escaped
-from rankless.files import write_atomically
-from rankless.instruction_set import refuse_unable
-from rankless.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
+from rankless.files.writing import write_atomically
+from rankless.hardware.cores import usable_cores
 from rankless.launch.agent import GRACE, Hooks, supervise
+from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
+from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
 from rankless.launch.resume import check_resume
 from rankless.launch.run_lock import given_back, locked
-from rankless.models import weights
-from rankless.precision import resolve
+from rankless.models.checkpoints import weights
 from rankless.printing import say
-from rankless.rank_log import last_traceback
-from rankless.recipe import Recipe
-from rankless.recipe_file import dump, load, to_json
-from rankless.run_directory import RunDirectory, new_run_directory, weights_of
-from rankless.saving import saving_process
+from rankless.recipe.instruction_set import refuse_unable
+from rankless.recipe.load import dump, load, to_json
+from rankless.recipe.precision import resolve
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
+from rankless.runs.saving import saving_process
 from rankless.tasks import settled
-from rankless.tasks.own import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
+from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
 
 _SHOWN = 30  # lines of a log
 

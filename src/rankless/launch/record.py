@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rankless import journal
-from rankless.run_directory import RunDirectory
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
 
 
 def record_death(run: RunDirectory, rank: int, code: int, text: str) -> None:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankless import reading
 from rankless.errors import UserError
-from rankless.models import weights
-from rankless.recipe import Recipe
-from rankless.recipe_file import changed, differences, is_cut, load
-from rankless.run_directory import RunDirectory, damage, to_stderr
+from rankless.files import reading
+from rankless.models.checkpoints import weights
+from rankless.recipe.load import changed, differences, is_cut, load
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory, damage, to_stderr
 from rankless.tasks import data_digest
 
 # Nothing here changes a number that was computed already.
@@ -70,7 +70,7 @@ def recipe_of_run(
 
     Args:
         run: started before.
-        overrides: as for :func:`rankless.recipe_file.load`.
+        overrides: as for :func:`rankless.recipe.load.load`.
         warn: called with a sentence where ``recipe.yaml`` is damaged or missing.
 
     Raises:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from rankless.errors import UserError, listed
-from rankless.files import sweep
-from rankless.job import JOB
-from rankless.reading import MIB, POINTER, read_text
-from rankless.run_directory import RunDirectory, recover, to_stderr
+from rankless.files.reading import MIB, POINTER, read_text
+from rankless.files.writing import sweep
+from rankless.launch.job import JOB
+from rankless.runs.directory import RunDirectory, recover, to_stderr
 
 _MARK = "rankless run\n"
 """In the lock of a run directory; it says that the other files there are of a run."""

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankless import recipe
 from rankless.errors import UserError
-from rankless.types import LossSum
+from rankless.recipe import schema
+from rankless.structures import LossSum
 
 # Settings of the recipe's loss that mean something to a classifier; 'gamma' with focal alone.
 _OWN = frozenset({"name", "gamma", "smoothing", "class_weights"})
@@ -70,7 +70,7 @@ class ClassificationLoss:
         return LossSum(losses.sum(), count)
 
 
-def from_recipe(loss: recipe.Loss, counts: Sequence[int]) -> ClassificationLoss:
+def from_recipe(loss: schema.Loss, counts: Sequence[int]) -> ClassificationLoss:
     """The recipe's loss; ``auto`` is cross-entropy without smoothing.
 
     Args:
@@ -97,7 +97,7 @@ def from_recipe(loss: recipe.Loss, counts: Sequence[int]) -> ClassificationLoss:
     )
 
 
-def _strange(loss: recipe.Loss, focal: bool) -> list[str]:
+def _strange(loss: schema.Loss, focal: bool) -> list[str]:
     """A sentence for each setting that a classifier's loss does not know."""
     faults = []
     if loss.name not in ("auto", "cross-entropy", "focal"):
@@ -105,7 +105,7 @@ def _strange(loss: recipe.Loss, focal: bool) -> list[str]:
             f"loss.name is '{loss.name}', a loss of detectors: expected auto, cross-entropy or focal "
             "for a classifier."
         )
-    default = recipe.Loss()
+    default = schema.Loss()
     own = _OWN if focal else _OWN - {"gamma"}
     for name in (field.name for field in fields(loss)):
         value = getattr(loss, name)

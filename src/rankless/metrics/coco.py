@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rankless.boxes import pairwise_iou
-from rankless.types import Detections, Scores
+from rankless.geometry.boxes import pairwise_iou
+from rankless.structures import Detections, Scores
 
 if TYPE_CHECKING:  # it brings OpenCV; no process needs that before it scores
     from faster_coco_eval.core import COCO

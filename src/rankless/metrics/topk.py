@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.types import Scores
+from rankless.structures import Scores
 
 MOST_CONFUSED = 100
 """With more classes than this the confusion matrix is left out: it stands in every line of the journal."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from rankless import recipe
-from rankless.models.classifiers import CLASSIFIERS
-from rankless.models.darknet import COCO_CLASSES
+from rankless.models.classifiers.catalog import CLASSIFIERS
+from rankless.models.darknet.architectures import COCO_CLASSES
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.work import parameters_and_gflops
-from rankless.models.yolo import DetectionModel
 from rankless.models.zoo import MODELS, network
+from rankless.recipe import schema
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Listed:
 def listed() -> Iterator[Listed]:
     """Detectors, then classifiers."""
     for name, variant in MODELS.items():
-        described = network(recipe.Model(name=name), COCO_CLASSES)
+        described = network(schema.Model(name=name), COCO_CLASSES)
         size = described.size
         parameters, gflops = parameters_and_gflops(partial(DetectionModel, described), size)
         yield Listed(name, "detect", COCO_CLASSES, size, parameters, gflops, variant.source)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
-from rankless.models.layers import Activation
-from rankless.models.network import (
+from rankless.models.darknet.network import (
     DETECTOR_CHANNELS,
     IMAGE,
     Conv,
@@ -22,6 +21,7 @@ from rankless.models.network import (
     Shortcut,
     Yolo,
 )
+from rankless.models.layers import Activation
 
 
 def scaled(channels: int, width: float) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankless import memory
-from rankless.models.network import Conv, Network
+from rankless.hardware import memory
+from rankless.models.darknet.network import Conv, Network
 
 _FLOAT = 4  # bytes
 

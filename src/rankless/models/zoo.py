@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rankless import recipe
 from rankless.errors import UserError
-from rankless.models.cfg import read_cfg
-from rankless.models.classifiers import CLASSIFIERS, TIMM
-from rankless.models.darknet import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
+from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
+from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.network import Network
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.layers import BATCH_NORM_MOMENTUM
-from rankless.models.network import Network
 from rankless.models.reshape import (
     with_activation,
     with_anchors,
@@ -23,7 +23,7 @@ from rankless.models.reshape import (
     with_involution,
     with_width,
 )
-from rankless.models.yolo import DetectionModel
+from rankless.recipe import schema
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def variant(name: str) -> Variant:
     raise UserError(f"model.name is '{name}': no such model; {hint}expected one of {', '.join(MODELS)}.")
 
 
-def network(model: recipe.Model, classes: int) -> Network:
+def network(model: schema.Model, classes: int) -> Network:
     """The network that the recipe's part asks for.
 
     Args:
@@ -111,7 +111,7 @@ def network(model: recipe.Model, classes: int) -> Network:
     return with_dropout(made, model.dropout) if model.dropout else made
 
 
-def _check(model: recipe.Model, made: Network, free: bool) -> None:
+def _check(model: schema.Model, made: Network, free: bool) -> None:
     faults = []
     name = "the cfg" if model.cfg else model.name
     if free and model.anchors != "default":
@@ -125,13 +125,13 @@ def _check(model: recipe.Model, made: Network, free: bool) -> None:
         wanted = len(made.anchors)
         if len(model.anchors) != wanted:
             faults.append(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
-    if model.densenet != recipe.Densenet():
+    if model.densenet != schema.Densenet():
         faults.append(f"model.densenet is given, but {name} is no DenseNet: leave it out")
     if faults:
         raise UserError(faults)
 
 
-def build(model: recipe.Model, classes: int, momentum: float = BATCH_NORM_MOMENTUM) -> DetectionModel:
+def build(model: schema.Model, classes: int, momentum: float = BATCH_NORM_MOMENTUM) -> DetectionModel:
     """A freshly initialised detector on the CPU, drawn from torch's global generator.
 
     Args:

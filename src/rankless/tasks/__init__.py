@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rankless.errors import UserError
-from rankless.recipe import Recipe
-from rankless.tasks.own import open_own
+from rankless.recipe.schema import Recipe
+from rankless.tasks.custom import open_own
 from rankless.tasks.protocol import Task
 
 
 def open_task(recipe: Recipe) -> Task:
     """The task that ``recipe.task`` names: ``detect``, ``classify``, or one of the user's own.
 
-    The last are in :mod:`rankless.tasks.own`.
+    The last are in :mod:`rankless.tasks.custom`.
 
     Raises:
         UserError: no such task, file, module or class.
@@ -37,7 +37,7 @@ def settled(recipe: Recipe) -> Recipe:
         from rankless.models.sizes import outputs
         from rankless.models.zoo import network
         from rankless.tasks.detect import Detect, settled_detection
-        from rankless.tasks.room import refuse_giant_step
+        from rankless.tasks.memory_check import refuse_giant_step
 
         task = Detect(recipe, class_names=())  # the faults that need no data are told here and now
         refuse_giant_step(recipe, task.size, outputs(network(recipe.model, classes=1), task.size))
@@ -45,7 +45,7 @@ def settled(recipe: Recipe) -> Recipe:
         return settled_detection(recipe)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
-        from rankless.tasks.room import refuse_giant_step
+        from rankless.tasks.memory_check import refuse_giant_step
 
         refuse_giant_step(recipe, Classify(recipe, class_names=()).size)
         _read_data(recipe)
@@ -58,8 +58,8 @@ def data_digest(recipe: Recipe) -> str | None:
     Raises:
         UserError: data that cannot be opened.
     """
-    from rankless.data.detection import DIGITS
-    from rankless.data.opening import open_annotations
+    from rankless.data.datasets.detection import DIGITS
+    from rankless.data.datasets.opening import open_annotations
 
     data = recipe.data
     if recipe.task not in ("detect", "classify"):
@@ -76,8 +76,8 @@ def _read_data(recipe: Recipe) -> None:
     Raises:
         UserError: nothing there, or faults that stop a training.
     """
-    from rankless.data.detection import DIGITS
-    from rankless.data.opening import open_annotations
+    from rankless.data.datasets.detection import DIGITS
+    from rankless.data.datasets.opening import open_annotations
 
     data, faults = recipe.data, []
     for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():

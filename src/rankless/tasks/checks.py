@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.types import LossSum, Scores
+from rankless.structures import LossSum, Scores
 from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {

@@ -8,15 +8,15 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
-from rankless.data.classification import ClassificationExamples, collate, open_pictures
-from rankless.data.classification_input import place
+from rankless.data.datasets.classification import ClassificationExamples, collate, open_pictures
+from rankless.data.datasets.classification_input import place
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
-from rankless.models.classifiers import build_classifier, variant
-from rankless.recipe import Recipe
-from rankless.tasks.views import VIEWS, mean_of_logs, seen
+from rankless.models.classifiers.catalog import build_classifier, variant
+from rankless.recipe.schema import Recipe
+from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
+from rankless.tasks.tta import VIEWS, mean_of_logs, seen
 from rankless.tasks.without_effect import refuse_without_effect
-from rankless.types import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 
 
 class Classify:

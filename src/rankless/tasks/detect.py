@@ -10,25 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless import free_grid, yolo_grid
 from rankless.data.anchors import box_sizes, kmeans_anchors
-from rankless.data.detection import DetectionExamples, Pictures, collate, open_pictures
-from rankless.data.letterbox import to_source
-from rankless.data.step_sizes import StepSizes
+from rankless.data.augment.multi_scale import StepSizes
+from rankless.data.datasets.detection import DetectionExamples, Pictures, collate, open_pictures
 from rankless.errors import UserError
-from rankless.free_grid import FreeHead
-from rankless.losses import free, yolo
+from rankless.geometry.letterbox import to_source
+from rankless.geometry.nms import nms
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.models.cfg import read_cfg
-from rankless.models.cfg_text import write_cfg
-from rankless.models.yolo import DetectionModel
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.heads.anchor_free import codec
+from rankless.models.heads.anchor_free import loss as free
+from rankless.models.heads.anchor_free.codec import FreeHead
+from rankless.models.heads.yolo import codec as yolo_grid
+from rankless.models.heads.yolo import loss as yolo
+from rankless.models.heads.yolo.codec import YoloHead
 from rankless.models.zoo import network
-from rankless.nms import nms
-from rankless.recipe import Recipe
-from rankless.tasks.views import VIEWS, seen, unseen
+from rankless.recipe.schema import Recipe
+from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
+from rankless.tasks.tta import VIEWS, seen, unseen
 from rankless.tasks.without_effect import refuse_without_effect
-from rankless.types import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
-from rankless.yolo_grid import YoloHead
 
 # The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
 SCENE_SIZE = (256, 256)
@@ -246,7 +248,7 @@ def settled_detection(recipe: Recipe) -> Recipe:
 def _found(raw: Tensor, head: YoloHead | FreeHead) -> tuple[Tensor, Tensor]:
     """A head's boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C)."""
     if isinstance(head, FreeHead):
-        boxes, _, classes = free_grid.decode(raw, head)
+        boxes, _, classes = codec.decode(raw, head)
         return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
     boxes, objectness, classes = yolo_grid.decode(raw, head)
     return boxes.flatten(1, 3), (objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()).flatten(1, 3)

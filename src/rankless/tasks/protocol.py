@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from rankless.recipe import Recipe
-from rankless.types import LossSum, Scores
+from rankless.recipe.schema import Recipe
+from rankless.structures import LossSum, Scores
 
 
 class Examples(Protocol):
@@ -44,8 +44,8 @@ class Examples(Protocol):
 class Batch(Protocol):
     """What ``collate`` makes of a list of items.
 
-    It may have ``unreadable``, a list of :class:`rankless.types.Unreadable`: pictures in whose place others
-    are trained on, or that cannot be scored. The engine counts them and ends a run with too many.
+    It may have ``unreadable``, a list of :class:`rankless.structures.Unreadable`: images that are
+    replaced in training, or that cannot be scored. The engine counts them and ends a run with too many.
     """
 
     def to(self, device: torch.device) -> Batch:

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, Literal
 
 from rankless.errors import UserError
-from rankless.recipe import Recipe
+from rankless.recipe.schema import Recipe
 
 _DETECTION = (
     "data.fit",

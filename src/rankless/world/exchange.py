@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.world.compat import all_gather_single
-from rankless.world.share import Fold, Node, owned_nodes
+from rankless.world.tree import Fold, Node, owned_nodes
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:

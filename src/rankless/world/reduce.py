@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
-from rankless.world.share import Fold, Node, own_micro_batches
+from rankless.world.tree import Fold, Node, own_micro_batches
 from rankless.world.uncompiled import PlainDataParallel
 
 Gradients = Sequence[Tensor]

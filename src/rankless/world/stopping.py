@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankless.world.compat import default_store
-from rankless.world.join import World
+from rankless.world.process_group import World
 
 _KEY = "rankless/stop"
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.world.exchange import Exchange, add_in_place
-from rankless.world.share import Fold, Node
+from rankless.world.tree import Fold, Node
 
 Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -18,17 +18,17 @@ from pycocotools import mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco
 from rankless.data.formats.coco_outline import outline_box
-from rankless.data.formats.raw import settle
 from rankless.data.formats.rows import Rows
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.opening import examine
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.raw import settle
 from rankless.errors import UserError
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.types import Detections
+from rankless.structures import Detections
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
 

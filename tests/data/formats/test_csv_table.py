@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.datasets.opening import examine
 from rankless.data.formats import csv_table
-from rankless.data.opening import examine
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError
 
 HEADER = "filename,width,height,class,xmin,ymin,xmax,ymax"

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import Annotations
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.darknet import read, recognise, splits
 from rankless.data.formats.darknet_labels import label_folders
-from rankless.data.opening import examine, open_annotations
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotated import ClassifiedPictures
-from rankless.data.classification import open_pictures
+from rankless.data.datasets.annotated import ClassifiedPictures
+from rankless.data.datasets.classification import open_pictures
 from rankless.data.formats import image_folder
-from rankless.data.formats.raw import Raw, settle
 from rankless.data.formats.writing import PictureFiles
+from rankless.data.index.raw import Raw, settle
 from rankless.errors import UserError
 
 

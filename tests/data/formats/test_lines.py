@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotations import Annotations
+from rankless.data.datasets.opening import examine
 from rankless.data.formats import lines
-from rankless.data.opening import examine
+from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 
 

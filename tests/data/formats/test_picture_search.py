@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.picture_search import PictureSearch
+from rankless.data.formats.image_search import PictureSearch
 
 
 @pytest.fixture

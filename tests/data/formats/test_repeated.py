@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.formats import raw as page
-from rankless.data.formats.raw import Raw, settle
+from rankless.data.index import raw as page
+from rankless.data.index.raw import Raw, settle
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, 2.5, 1e-300, 7.0])
 ROWS = st.tuples(st.integers(0, 2), st.integers(0, 1), VALUES, VALUES, VALUES, VALUES)

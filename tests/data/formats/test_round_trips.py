@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats import darknet, voc
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.opening import examine, open_annotations
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
 from rankless.errors import UserError
 
 SIDES = np.array([(1, 1), (20, 40), (77, 31)])  # height, width of the pictures that tests annotate

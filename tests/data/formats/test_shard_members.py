@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rankless.cli import main
-from rankless.data.findings import Findings
 from rankless.data.formats.shard_members import Sample, first_member, samples
+from rankless.data.index.findings import Findings
 
 
 def tar(path: Path, members: list[tuple[str, bytes]], kind: str = "w") -> Path:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco, csv_table, lines
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.opening import examine
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
 from rankless.errors import UserError
 
 FORMATS = ("coco", "lines", "csv")

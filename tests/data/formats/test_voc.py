@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotated import BoxedPictures
-from rankless.data.annotations import DIFFICULT, Annotations
-from rankless.data.detection import DetectionExamples, open_pictures
+from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.detection import DetectionExamples, open_pictures
+from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import recognise as recognised
 from rankless.data.formats.voc import read, recognise, splits
 from rankless.data.formats.voc_annotation import parse
-from rankless.data.opening import examine, open_annotations
+from rankless.data.index.annotations import DIFFICULT, Annotations
 from rankless.errors import UserError
 
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.annotated import BoxedPictures, ClassifiedPictures
-from rankless.data.annotations import Annotations
-from rankless.data.classification import open_pictures
+from rankless.data.datasets.annotated import BoxedPictures, ClassifiedPictures
+from rankless.data.datasets.classification import open_pictures
+from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats import webdataset as page
-from rankless.data.formats.raw import settle
-from rankless.data.opening import examine, open_annotations
-from rankless.data.pictures import UnreadablePicture
+from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.raw import settle
 from rankless.errors import UserError
 
 

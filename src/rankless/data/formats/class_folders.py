@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless import reading
-from rankless.data import pictures
+from rankless.data.images import image_file
+from rankless.files import reading
 
 
 @dataclass
@@ -41,7 +41,7 @@ def class_folders(place: Path) -> Found:
             files |= dict(_walk(str(entry), "", found, set()))
         elif reading.is_folder(entry):
             found.leave_out("hidden folders", str(entry))
-        elif pictures.is_picture(entry):
+        elif image_file.is_picture(entry):
             found.leave_out("pictures outside the class folders", str(entry))
     found.classes = {name: dict(sorted(found.classes[name].items())) for name in sorted(found.classes)}
     return found
@@ -70,7 +70,7 @@ def _walk(folder: str, inside: str, found: Found, entered: set[str]) -> Iterator
             found.leave_out("hidden files and folders", entry.path)
         elif reading.is_folder(entry):
             yield from _walk(entry.path, f"{name}/", found, entered)
-        elif not pictures.is_picture(entry.name):
+        elif not image_file.is_picture(entry.name):
             found.leave_out("files that are no pictures by their endings", entry.path)
         elif reason := _unusable(entry):
             found.leave_out(reason, entry.path)

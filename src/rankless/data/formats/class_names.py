@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankless import reading
 from rankless.errors import UserError
+from rankless.files import reading
 
 PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 

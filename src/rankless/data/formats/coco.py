@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from rankless.data.annotations import CROWD, DIFFICULT
-from rankless.data.findings import Findings
 from rankless.data.formats.coco_classes import Classes, identity, read_classes
 from rankless.data.formats.coco_file import Annotation, Image, Parts, decoded, entries, load
 from rankless.data.formats.coco_layout import annotation_files, looked_into, picture_folders, stem
 from rankless.data.formats.coco_outline import outline_box
 from rankless.data.formats.coco_writing import write
-from rankless.data.formats.picture_search import PictureSearch
-from rankless.data.formats.raw import Raw
+from rankless.data.formats.image_search import PictureSearch
 from rankless.data.formats.rows import NO_AREA, Rows
 from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.index.annotations import CROWD, DIFFICULT
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rankless import reading
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rankless import reading
 from rankless.data.formats.splits import without_year
+from rankless.files import reading
 
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
 """Files that lie in a split's own folder, beside its pictures or above them."""

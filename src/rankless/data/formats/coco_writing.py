@@ -8,9 +8,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError
 
 _encode = msgspec.json.encode

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankless import reading
-from rankless.data.pictures import is_picture
+from rankless.data.images.image_file import is_picture
 from rankless.errors import UserError
+from rankless.files import reading
 
 EXPECTED = (
     "a first row with a column for the picture (filename, image, image_id or path), one for the class "

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from rankless import reading
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.csv_columns import Columns, rows, understood
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)

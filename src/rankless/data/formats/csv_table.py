@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless.data.annotations import CROWD, DIFFICULT
-from rankless.data.findings import Findings
 from rankless.data.formats.csv_columns import EXPECTED, Columns, rows
 from rankless.data.formats.csv_layout import csv_files, is_plain, is_text, picture_folders, stated_classes
 from rankless.data.formats.csv_writing import write
-from rankless.data.formats.picture_search import PictureSearch
-from rankless.data.formats.raw import Raw
+from rankless.data.formats.image_search import PictureSearch
 from rankless.data.formats.rows import NO_AREA, Rows
 from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.index.annotations import CROWD, DIFFICULT
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.writing import PictureFiles, file_names
 from rankless.data.formats.written import fit_names, number, on_one_line
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 

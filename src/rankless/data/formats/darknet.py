@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless import reading
-from rankless.data.findings import Findings
 from rankless.data.formats.darknet_labels import paired
 from rankless.data.formats.darknet_layout import LAYOUT, find_split, split_names, why_darknet
 from rankless.data.formats.darknet_writing import write
-from rankless.data.formats.raw import Raw
 from rankless.data.formats.splits import usual_order
-from rankless.data.scan import headers, scan
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import headers, scan
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
 

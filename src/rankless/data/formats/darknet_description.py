@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from rankless import reading
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}

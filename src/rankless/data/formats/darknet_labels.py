@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rankless.data.findings import Findings
 from rankless.data.formats.folders import Names, composed
-from rankless.data.pictures import EXTENSIONS
+from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.index.findings import Findings
 
 # What lies beside labels and is none: class names, lists of pictures, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless import reading
-from rankless.data.findings import Findings
 from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.darknet_description import Description, description_in, read_description
 from rankless.data.formats.darknet_labels import label_folders
 from rankless.data.formats.folders import Gathered, Names
-from rankless.data.formats.picture_search import PictureSearch
+from rankless.data.formats.image_search import PictureSearch
 from rankless.data.formats.splits import chosen
-from rankless.data.pictures import EXTENSIONS, is_picture
+from rankless.data.images.image_file import EXTENSIONS, is_picture
+from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "

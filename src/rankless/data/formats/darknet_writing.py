@@ -9,10 +9,10 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from rankless.data.annotations import Annotations
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.writing import PictureFiles, file_names, names_of
 from rankless.data.formats.written import number, plain_boxes
+from rankless.data.index.annotations import Annotations
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:

@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rankless import reading
-from rankless.data.findings import Findings
-from rankless.data.pictures import is_picture
+from rankless.data.images.image_file import is_picture
+from rankless.data.index.findings import Findings
+from rankless.files import reading
 
 
 @dataclass

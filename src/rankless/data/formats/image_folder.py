@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless.data import pictures
-from rankless.data.annotations import Annotations
 from rankless.data.formats.class_folders import Found, class_folders
-from rankless.data.formats.raw import Raw
 from rankless.data.formats.splits import known_as
 from rankless.data.formats.writing import PictureFiles, file_names
-from rankless.data.scan import file_sizes
+from rankless.data.images import image_file
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import file_sizes
 from rankless.errors import UserError, listed
 from rankless.randomness import key
 
@@ -51,7 +51,7 @@ def recognise(root: Path) -> str:
             return ""
     below = itertools.chain.from_iterable(os.walk(root / name) for name in _folders(root))
     if not any(
-        pictures.is_picture(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
+        image_file.is_picture(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
     ):
         return ""
     if splits:
@@ -150,7 +150,7 @@ def _classes(found: Found, place: Path) -> list[str]:
     """The class names; those without a picture are none."""
     names = [name for name, files in found.classes.items() if files]
     if not names:
-        endings = ", ".join(sorted(pictures.EXTENSIONS))
+        endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
             f"{place}: no pictures; looked in {len(found.classes)} class folders for files that end in "
             f"{endings}."

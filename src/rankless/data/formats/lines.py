@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless import reading
-from rankless.data.annotations import Annotations
-from rankless.data.findings import Findings
 from rankless.data.formats.class_names import PATTERNS, names_file, read_names
-from rankless.data.formats.picture_search import PictureSearch
-from rankless.data.formats.raw import Raw
+from rankless.data.formats.image_search import PictureSearch
 from rankless.data.formats.rows import Rows
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.writing import PictureFiles, file_names
 from rankless.data.formats.written import fit_names, number, on_one_line, plain_boxes
-from rankless.data.pictures import EXTENSIONS
+from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"

@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
-from rankless import reading
-from rankless.data.annotations import Annotations
-from rankless.data.formats.raw import Raw
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.pictures import EXTENSIONS
+from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError
+from rankless.files import reading
 
 _PAGES = {
     # In this order they are asked whether a folder is theirs: the one that asks for most comes first.

@@ -1,4 +1,4 @@
-"""Boxes gathered one by one into the arrays of a :class:`~rankless.data.formats.raw.Raw`."""
+"""Boxes gathered one by one into the arrays of a :class:`~rankless.data.index.raw.Raw`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankless.data.findings import Findings
-from rankless.data.formats.raw import Raw
-from rankless.data.scan import file_sizes
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import file_sizes
 
 NO_AREA = float("nan")
 

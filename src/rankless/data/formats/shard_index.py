@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankless import reading
-from rankless.data import pictures
-from rankless.data.findings import Findings
-from rankless.data.formats.raw import Raw
 from rankless.data.formats.shard_labels import Boxes, LabelError, boxes_of, class_of, is_number
 from rankless.data.formats.shard_members import Member, Sample, samples
-from rankless.data.spans import Window, path_in
+from rankless.data.images import image_file
+from rankless.data.index.byte_ranges import Window, path_in
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import printable
+from rankless.files import reading
 
 MOST_CLASSES = 1_000_000
 """A class without a name cannot have a larger number: it would be no class, but something misread."""
@@ -128,8 +128,8 @@ class _Part:
 
     def _size(self, file: int, picture: Member, path: str) -> tuple[int, int]:
         try:
-            return pictures.size(io.BufferedReader(Window(file, picture.offset, picture.length)), name=path)
-        except pictures.UnreadablePicture as error:
+            return image_file.size(io.BufferedReader(Window(file, picture.offset, picture.length)), name=path)
+        except image_file.UnreadablePicture as error:
             self.findings.add("unreadable picture", path, error.reason)
             return 0, 0
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankless.data.annotations import CROWD
+from rankless.data.index.annotations import CROWD
 from rankless.errors import printable
 
 KINDS = ("cls", "json", "txt")
@@ -24,7 +24,7 @@ class Boxes:
     Attributes:
         boxes: xyxy; in pixels, of Darknet's lines in shares of the picture.
         labels: class numbers or names, as text.
-        flags, areas: as in :class:`rankless.data.annotations.Annotations`.
+        flags, areas: as in :class:`rankless.data.index.annotations.Annotations`.
         stated: height and width; 0, 0 if they are not stated.
     """
 

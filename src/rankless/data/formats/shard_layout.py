@@ -7,12 +7,12 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from rankless import reading
-from rankless.data.findings import Findings
 from rankless.data.formats import splits
 from rankless.data.formats.shard_labels import KINDS
 from rankless.data.formats.shard_members import NAMES_FILES, first_member, samples
+from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 _ORDER = ("train", "val", "valid", "validation", "test")
 _ONE = "train"

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
-from rankless import reading
-from rankless.data import pictures
-from rankless.data.findings import Findings
-from rankless.data.spans import path_in
+from rankless.data.images import image_file
+from rankless.data.index.byte_ranges import path_in
+from rankless.data.index.findings import Findings
 from rankless.errors import printable
+from rankless.files import reading
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
 """Files of class names, beside the shards or at the head of the first; no samples."""
@@ -49,7 +49,7 @@ class Sample:
     @property
     def picture(self) -> Member | None:
         """The first that is one by its ending; ``jpg`` goes before ``mask.png``."""
-        found = [each for each in self.members if pictures.is_picture(f"x.{each}")]
+        found = [each for each in self.members if image_file.is_picture(f"x.{each}")]
         plain = [each for each in found if "." not in each]
         return self.members[(plain or found)[0]] if found else None
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless import reading
-from rankless.data.annotations import DIFFICULT
-from rankless.data.findings import KINDS, Findings
-from rankless.data.formats.raw import Raw, joined
 from rankless.data.formats.voc_annotation import Annotation, VocObject, parse
 from rankless.data.formats.voc_layout import LAYOUT, find_split, split_names, why_voc
 from rankless.data.formats.voc_writing import write
-from rankless.data.scan import headers, scan
+from rankless.data.index.annotations import DIFFICULT
+from rankless.data.index.findings import KINDS, Findings
+from rankless.data.index.raw import Raw, joined
+from rankless.data.index.scan import headers, scan
 from rankless.errors import UserError
+from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
 

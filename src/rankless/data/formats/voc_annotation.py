@@ -36,7 +36,7 @@ class Annotation(NamedTuple):
     Attributes:
         objects: those that can be understood, in the order of the file.
         size: (height, width) in pixels as written, (0, 0) if it is missing or no numbers.
-        faults: kind (of :data:`rankless.data.findings.KINDS`) and sentence of everything else.
+        faults: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of everything else.
         readable: False where the file is no annotation at all, so that nobody knows its objects.
     """
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless import reading
-from rankless.data.findings import Findings
 from rankless.data.formats.folders import Names, composed
 from rankless.data.formats.splits import chosen, usual_order
-from rankless.data.pictures import EXTENSIONS, is_picture
+from rankless.data.images.image_file import EXTENSIONS, is_picture
+from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
+from rankless.files import reading
 
 LAYOUT = (
     "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the pictures"

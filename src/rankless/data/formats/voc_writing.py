@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.writing import PictureFiles, file_names, names_of
 from rankless.data.formats.written import number
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, printable
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

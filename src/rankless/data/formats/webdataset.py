@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rankless.data import packing
-from rankless.data.annotations import Annotations
-from rankless.data.findings import Findings
-from rankless.data.formats import shard_layout
-from rankless.data.formats.raw import Raw
+from rankless.data.formats import packing, shard_layout
 from rankless.data.formats.shard_index import index
 from rankless.data.formats.shard_labels import KINDS, is_number
 from rankless.data.formats.shard_members import samples
 from rankless.data.formats.writing import PictureFiles
-from rankless.data.scan import scan
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.data.index.scan import scan
 from rankless.errors import UserError, listed
 
 TITLE = "tar shards (WebDataset)"
@@ -74,7 +73,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
-    """See :func:`rankless.data.packing.pack`; pictures are always copied."""
+    """See :func:`rankless.data.formats.packing.pack`; pictures are always copied."""
     packing.pack(splits, out)
     return []
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from rankless.data.annotations import Annotations
-from rankless.data.pictures import MOST_BYTES
-from rankless.data.spans import content
+from rankless.data.images.image_file import MOST_BYTES
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.byte_ranges import content
 from rankless.errors import UserError
-from rankless.files import copy
+from rankless.files.writing import copy
 
 
 @dataclass(frozen=True)

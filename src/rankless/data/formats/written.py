@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.data.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 
 _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 """All that some reader takes for a line's end, and the character that no file's name can have."""

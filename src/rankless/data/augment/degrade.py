@@ -1,0 +1,58 @@
+"""What cameras and storage do to a picture: blur, noise, the traces of JPEG. No box changes."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rankless.data.augment.seeded import Key, drawing, one_thread
+from rankless.randomness import generator
+from rankless.recipe.schema import Augment
+
+SIGMA = (0.5, 2.0)
+"""Of the blur, in pixels of the input."""
+NOISE = (0.01, 0.06)
+"""Standard deviation of the noise, as a share of the range 0..255."""
+QUALITY = (10, 60)
+"""Of the JPEG compression, both included."""
+
+
+@one_thread()
+def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
+    """The input as a worse camera would have delivered it: blurred, then noisy, then compressed.
+
+    Args:
+        image: uint8, (3, H, W); stays as it is.
+        options: the chances of the three.
+        key: decides which of them, and how much.
+
+    Returns:
+        uint8 (3, H, W); ``image`` itself if nothing happens.
+    """
+    if not (options.blur or options.noise or options.jpeg):
+        return image
+    from torchvision.transforms.v2 import functional as TF  # takes as long to import as torch does
+
+    chance = generator(*key, "degrade")
+    blurred, noisy, compressed = (chance.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
+    sigma, deviation = (float(chance.uniform(*limits)) for limits in (SIGMA, NOISE))
+    quality = int(chance.integers(QUALITY[0], QUALITY[1] + 1))
+    if blurred:
+        # Three deviations to either side, but torchvision mirrors at the border: no further than the side.
+        radius = min(round(3 * sigma), min(image.shape[-2:]) - 1)
+        image = TF.gaussian_blur(image, [2 * radius + 1] * 2, [sigma] * 2)
+    if noisy:
+        with drawing(key, "noise"):
+            image = TF.gaussian_noise(image, sigma=deviation)
+    return _compressed(image, quality) if compressed else image
+
+
+def _compressed(image: Tensor, quality: int) -> Tensor:
+    """uint8 (3, H, W) through JPEG. Pillow's, because torchvision's is deprecated since 0.29."""
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
+    return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

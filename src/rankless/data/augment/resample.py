@@ -1,0 +1,190 @@
+"""How one training picture is varied: mirror, colour, zoom, shift and warp, in one resampling.
+
+Zoom and shift only move the place where the letterbox would put the picture, so a picture is resized once,
+and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,
+perspective) it is sampled once instead, at the places where the warp would have come from.
+
+Colour is one 3×3 matrix per picture. A round trip through HSV costs about ten times as much, and the two
+agree where it matters: hue turns around the grey axis, saturation moves away from it, value is a factor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankless.data.augment.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
+from rankless.geometry.letterbox import centred, fit, paste, place, resized, to_input, visible_part
+from rankless.recipe.schema import Augment
+from rankless.structures import Letterbox, Picture
+
+KEPT_SHARE = 0.25
+"""A box is dropped if the input's border leaves less than this share of its area …"""
+KEPT_SIDE = 2.0
+"""… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
+_AT_ONCE = 16384  # pixels that are recoloured: what they need fits into a processor's second cache
+
+
+def augment(
+    picture: Picture, size: tuple[int, int], options: Augment, chance: np.random.Generator
+) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
+    """One variation of a picture on the network's input.
+
+    Args:
+        picture: the source.
+        size: the input's (H, W) in pixels.
+        options: how much of what; zero switches a part off and leaves the others' draws as they were.
+        chance: where the variation comes from.
+
+    Returns:
+        The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
+        and where the source lay on the input before the input was warped and mirrored.
+    """
+    mirrored = bool(chance.random() < options.flip)
+    *colour, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    upside_down = bool(chance.random() < options.flip_vertical)
+    image = picture.image
+    height, width = image.shape[-2:]
+    scale = fit(height, width, size) * (1 + options.scale) ** zoom
+    left, top = centred(height, width, size, scale)
+    left += round(shift_x * options.translate * size[1])
+    top += round(shift_y * options.translate * size[0])
+    matrix = drawn_colour(options, *colour)
+    warp = drawn_warp(options, size, chance)
+    boxes = picture.boxes
+    if warp is not None:
+        where = Letterbox(scale, left, top, height, width)
+        placed = warped_picture(image, matrix, origins(warp, size), where)
+        boxes = warped_boxes(to_input(boxes, where), warp)
+    elif matrix is None:
+        placed, where = place(image, size, scale, left, top)
+    else:  # the grey around stays 114
+        patch, corner, where = recoloured_patch(image, matrix, size, scale, left, top)
+        placed = paste(patch, corner, size)
+    placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
+    boxes, stays = clip(boxes, np.array([0, 0, size[1], size[0]], np.float32))
+    return placed, boxes[stays], picture.labels[stays], where
+
+
+def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
+    """An input (3, H, W) and its boxes (N, 4) as a mirror shows them."""
+    height, width = image.shape[-2:]
+    x1, y1, x2, y2 = boxes.unbind(1)
+    if sideways:
+        x1, x2 = width - x2, width - x1
+    if upside_down:
+        y1, y2 = height - y2, height - y1
+    axes = [axis for axis, flipped in ((-1, sideways), (-2, upside_down)) if flipped]
+    return image.flip(axes) if axes else image, torch.stack((x1, y1, x2, y2), 1)
+
+
+def drawn_colour(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
+    """The colour matrix of three draws from -1..1; None where the options leave colours as they are."""
+    if not (options.hue or options.saturation or options.value):
+        return None
+    factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
+    return colour_matrix(hue * options.hue, *factors)
+
+
+def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
+    """What turns RGB columns into recoloured RGB columns, (3, 3).
+
+    ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the grey axis by ``hue``
+    is Rodrigues' formula, the mean is of the three channels (Haeberli, "Matrix Operations for Image
+    Processing", 1993, with equal weights, so that the two commute).
+
+    Args:
+        hue: share of the full circle; 1/3 sends red to green.
+        saturation: factor on the distance from grey; 0 is grey.
+        value: factor on everything.
+    """
+    angle = 2 * math.pi * hue
+    along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
+    grey = (1 - saturation) / 3
+    own = value * (grey + saturation * (math.cos(angle) + along))
+    before, after = (value * (grey + saturation * (along + side)) for side in (across, -across))
+    return np.array([[own, after, before], [before, own, after], [after, before, own]], np.float32)
+
+
+def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
+    """uint8 (3, H, W) times a colour matrix, rounded and clipped to 0..255.
+
+    The matrix is rounded to steps so wide that every product and every sum is a float32 without rounding.
+    Then the order in which a matrix multiplication adds, which may depend on threads and processors, is of
+    no matter.
+    """
+    largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # than any sum
+    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # in 1; float32 has 24 binary digits
+    rounded = np.rint(matrix * steps) / steps
+    # Rounded to the nearest by a fourth row: a half, times one.
+    with_half = np.concatenate((rounded, np.full((3, 1), 0.5, np.float32)), 1)
+    source = image.reshape(3, -1).numpy()  # (3, H · W)
+    count = source.shape[1]
+    result = np.empty((3, count), np.uint8)
+    columns = np.ones((4, min(count, _AT_ONCE)), np.float32)
+    for first in range(0, count, _AT_ONCE):
+        part = source[:, first : first + _AT_ONCE]
+        columns[:3, : part.shape[1]] = part
+        product = torch.from_numpy(with_half @ columns[:, : part.shape[1]])
+        product.clamp_(0, 255)  # in half of NumPy's time
+        np.copyto(result[:, first : first + _AT_ONCE], product.numpy(), casting="unsafe")
+    return torch.from_numpy(result).view(image.shape)
+
+
+def recoloured_patch(
+    image: Tensor,
+    matrix: NDArray[np.float32] | None,
+    size: tuple[int, int],
+    scale: float,
+    left: int,
+    top: int,
+) -> tuple[Tensor, tuple[int, int], Letterbox]:
+    """What :func:`visible_part` gives, scaled, and recoloured on the smaller side of the resize."""
+    part, corner, where = visible_part(image, size, scale, left, top)
+    if matrix is None:
+        patch = resized(part, scale)
+    elif scale > 1:
+        patch = resized(recolour(part, matrix), scale)
+    else:
+        patch = recolour(resized(part, scale), matrix)
+    return patch, corner, where
+
+
+def warped_picture(
+    image: Tensor, matrix: NDArray[np.float32] | None, points: Points, where: Letterbox
+) -> Tensor:
+    """A picture, recoloured, as it is seen at points of the input on which it lies; grey where it is not.
+
+    Args:
+        image: uint8, (3, h, w).
+        matrix: the colour matrix, (3, 3), or None.
+        points: x and y on the input, (H, W) each.
+        where: how it lies there.
+
+    Returns:
+        uint8 (3, H, W).
+    """
+    smaller, scales = shrunk(image, (where.scale, where.scale))
+    smaller = smaller if matrix is None else recolour(smaller, matrix)
+    return sampled(smaller, points, scales, (where.left, where.top))
+
+
+def clip(boxes: Tensor, region: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    """Boxes (N, 4) clipped to a region xyxy of the input, (4,), or each to its own, (N, 4).
+
+    Returns:
+        The clipped boxes, and which of them stay, bool (N,).
+    """
+    given = boxes.numpy()  # NumPy, because for ten boxes torch's calls take three times as long
+    clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
+    width, height = (given[:, 2:] - given[:, :2]).T
+    across, down = (clipped[:, 2:] - clipped[:, :2]).T
+    enough = (across * down >= KEPT_SHARE * (width * height)) & (np.minimum(across, down) >= KEPT_SIDE)
+    # The letterbox's own rounding may put a border box a hair outside: that is no cut.
+    whole = (np.abs(given - clipped) < 1e-2).all(1)
+    stays = (enough | whole) & (across > 0) & (down > 0)
+    return torch.from_numpy(clipped), torch.from_numpy(stays)

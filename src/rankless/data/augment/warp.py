@@ -1,0 +1,168 @@
+"""Turning, slanting and tilting the input: one general warp, together with zoom and shift in one resampling.
+
+A warp is a homography of the input's plane, in pixels, (3, 3), float64: it says where a point goes that would
+lie at (x, y) without it. The picture is sampled backwards: for each pixel of the input, where it comes from.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankless.geometry.letterbox import GREY
+from rankless.recipe.schema import Augment
+
+Matrix = NDArray[np.float64]
+Points = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""x and y of points, two arrays of one shape."""
+
+_NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
+_NEAR = 1e-3  # of what is nearer to the horizon than this, nothing is on the input
+
+
+def drawn_warp(options: Augment, size: tuple[int, int], chance: np.random.Generator) -> Matrix | None:
+    """The warp that the options and chance say; None if they switch all of it off.
+
+    In this order: the corners of the input move, it is slanted, it is turned; the last two about its middle.
+
+    Args:
+        options: ``rotate``, ``shear`` and ``perspective``.
+        size: the input's (H, W) in pixels.
+        chance: 11 numbers are drawn, or none.
+    """
+    if not (options.rotate or options.shear or options.perspective):
+        return None
+    turn, slant_x, slant_y = chance.uniform(-1, 1, 3).tolist()
+    corners = chance.uniform(-1, 1, (4, 2)) * options.perspective
+    angle, x, y = (
+        math.radians(degrees)
+        for degrees in (turn * options.rotate, slant_x * options.shear, slant_y * options.shear)
+    )
+    turned = np.array(
+        [[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0], [0, 0, 1]]
+    )
+    # Two slants one after the other keep every area; both at once would make 45° and 45° a line.
+    slanted = np.array([[1, 0, 0], [math.tan(y), 1, 0], [0, 0, 1]]) @ [
+        [1, math.tan(x), 0],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
+    tilted = from_unit_square(np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) + corners)
+    height, width = size
+    from_middle = np.array([[1, 0, width / 2], [0, 1, height / 2], [0, 0, 1]])
+    to_middle = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
+    to_unit = np.diag([1 / width, 1 / height, 1])
+    whole: Matrix = (
+        from_middle @ turned @ slanted @ to_middle @ np.diag([width, height, 1]) @ tilted @ to_unit
+    )
+    return whole
+
+
+def from_unit_square(corners: Matrix) -> Matrix:
+    """The homography that takes (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
+
+    Written out (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so that no solver decides its
+    bits. The corners must make a convex quadrilateral; a shift of each by less than 1/4 leaves them one.
+    """
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
+    right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
+    off = (x0 - x1 + x2 - x3, y0 - y1 + y2 - y3)
+    area = right[0] * below[1] - below[0] * right[1]
+    g = (off[0] * below[1] - below[0] * off[1]) / area
+    h = (right[0] * off[1] - off[0] * right[1]) / area
+    return np.array(
+        [[x1 - x0 + g * x1, x3 - x0 + h * x3, x0], [y1 - y0 + g * y1, y3 - y0 + h * y3, y0], [g, h, 1]]
+    )
+
+
+def origins(warp: Matrix, size: tuple[int, int]) -> Points:
+    """Where the middle of each pixel of the input comes from, (H, W) each; far away beyond the horizon."""
+    back = np.linalg.inv(warp)
+    x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
+    across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
+    seen = depth > 0
+    depth = np.where(seen, depth, 1)
+    return np.where(seen, across / depth, 1e9), np.where(seen, down / depth, 1e9)
+
+
+def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
+    """The smallest boxes around what a warp makes of boxes xyxy (N, 4). Not clipped.
+
+    Of a box that reaches beyond the horizon the part before it counts; without any, the box lies outside.
+    """
+    x1, y1, x2, y2 = boxes.double().numpy().T
+    corners = np.stack(
+        (np.stack((x1, x2, x2, x1), 1), np.stack((y1, y1, y2, y2), 1), np.ones((len(boxes), 4)))
+    )
+    moved = np.einsum("ij,jnk->nki", warp, corners)  # (N, 4, 3)
+    points = moved[..., :2] / np.maximum(moved[..., 2:], _NEAR)  # (N, 4, 2)
+    around = np.concatenate((points.min(1), points.max(1)), 1)
+    for number in np.flatnonzero((moved[..., 2] < _NEAR).any(1)):
+        before = _before_the_horizon(moved[number])
+        seen = before[:, :2] / before[:, 2:]
+        around[number] = (*seen.min(0), *seen.max(0)) if len(seen) else (-1, -1, -1, -1)
+    return torch.from_numpy(around.astype(np.float32))
+
+
+def _before_the_horizon(polygon: Matrix) -> Matrix:
+    """The part of a polygon, homogeneous points (K, 3), that a homography does not throw to infinity."""
+    kept = []
+    for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
+        if one[2] >= _NEAR:
+            kept.append(one)
+        if (one[2] >= _NEAR) != (other[2] >= _NEAR):
+            kept.append(one + (other - one) * ((_NEAR - one[2]) / (other[2] - one[2])))
+    return np.array(kept).reshape(-1, 3)
+
+
+def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[float, float]]:
+    """The picture made smaller by whole numbers, antialiased, as far as (x, y) scales leave no detail of it.
+
+    Sampling takes the four pixels around a point; a picture that is to be less than half as large is brought
+    to between one and two times its size there first, or details would flicker.
+
+    Returns:
+        uint8 (3, h, w), and the scales that are left.
+    """
+    height, width = image.shape[-2:]
+    across, down = (
+        min(max(1, int(1 / scale)), side) for scale, side in zip(scales, (width, height), strict=True)
+    )
+    if (across, down) == (1, 1):
+        return image, scales
+    factors = [_NUDGE / down, _NUDGE / across]
+    smaller = F.interpolate(image[None], scale_factor=factors, mode="bilinear", antialias=True)[0]
+    return smaller, (scales[0] * across, scales[1] * down)
+
+
+def sampled(
+    image: Tensor, points: Points, scales: tuple[float, float], corner: tuple[float, float]
+) -> Tensor:
+    """A picture at points of the plane on which it is placed; grey where it is not.
+
+    Args:
+        image: uint8, (3, h, w).
+        points: x and y, (H, W) each.
+        scales: pixels of the plane per pixel of the picture, along x and y.
+        corner: (x, y) of its upper left corner.
+
+    Returns:
+        uint8 (3, H, W): bilinear, rounded once.
+    """
+    shares = [
+        # In shares of the side from -1 to 1, as torch asks; further out than 2 there is only grey.
+        np.clip(2 * (axis - start) / (scale * side) - 1, -2 - 4 / side, 2 + 4 / side).astype(np.float32)
+        for axis, start, scale, side in zip(
+            points, corner, scales, (image.shape[-1], image.shape[-2]), strict=True
+        )
+    ]
+    grid = torch.from_numpy(np.stack(shares, -1))[None]  # (1, H, W, 2)
+    # Zeros are what torch has outside, so grey becomes zero.
+    source = (image.float() - GREY)[None]
+    found = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
+    return (found + GREY).round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,266 @@
+"""The built-in data set ``digits``: handwritten digits scattered over textured scenes.
+
+The 1,797 real digits that come with scikit-learn (8 × 8 grey levels; E. Alpaydin and C. Kaynak, Optical
+Recognition of Handwritten Digits, UCI 1998) are enlarged, warped a little and laid on scenes that are made
+when they are asked for, from (seed, split, number) alone. Nothing is downloaded and nothing stored.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import ceil, cos, sin
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+
+from rankless.data.datasets.builtin_scenery import (
+    GLYPH_SIDE,
+    Box,
+    Bytes,
+    Chance,
+    background,
+    ink,
+    scribbles,
+    sensor_noise,
+)
+from rankless.errors import UserError
+from rankless.randomness import generator, key
+from rankless.structures import Picture
+
+SPLITS = ("train", "val")
+VISIBLE = 64
+"""A pixel belongs to a digit where its ink covers at least 64/255 of it; boxes are the extent of these."""
+
+_VAL_SHARE = 0.2
+_MOST_DIGITS = 12
+# Of glyphs with their soft rim, in pixels of a scene whose shorter side is 256; a box is a tenth lower.
+_HEIGHTS = (15.5, 118.0)
+_SMALLEST_HEIGHT = 13.5  # below this a person cannot read a digit, however small the scene
+_MOST_COVERED = 0.1  # share of a digit's box that another may cover
+_LARGEST_IOU = 0.05
+_SHARPEN = 1.6
+_CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 grey levels to the next
+
+
+class DigitScenes:
+    """Scenes with 1 to 12 handwritten digits each; the data set to start with, to test and to compare on.
+
+    A digit image serves in one split alone. Digits are about 14 to 110 pixels high on a scene whose shorter
+    side is 256 (every octave alike) and scale with that side; their boxes overlap at most slightly (IoU up to
+    0.05, a tenth of the smaller) and lie wholly inside. A crowded scene of small size may lack room for some.
+
+    Args:
+        split: ``train`` or ``val``.
+        images: how many scenes; does not change the scenes themselves.
+        seed: keys the scenes. Scenes to be scored on take 0, whatever the recipe's seed.
+        size: height and width of a scene in pixels, 32 or more.
+
+    Raises:
+        UserError: an unknown split, less than one scene, or a side below 32.
+    """
+
+    class_names: tuple[str, ...] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+
+    def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
+        faults = []
+        if split not in SPLITS:
+            known = " and ".join(SPLITS)
+            faults.append(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
+        if images < 1:
+            faults.append(f"digits: {images} scenes asked for, expected 1 or more: raise the number")
+        if min(size) < 32:
+            asked = f"{size[0]} × {size[1]}"
+            faults.append(
+                f"digits: scenes of {asked} pixels asked for, expected sides of 32 or more: enlarge them"
+            )
+        if faults:
+            raise UserError(faults)
+        self.split = split
+        self.seed = seed
+        self.size = size
+        self._images = images
+        self._digits = digits_of(split)
+
+    def __len__(self) -> int:
+        """How many scenes."""
+        return self._images
+
+    def source(self, index: int) -> str:
+        """A name for reports: ``digits/val/12``."""
+        return f"digits/{self.split}/{index}"
+
+    def picture(self, index: int) -> Picture:
+        """Scene ``index``, a function of (seed, split, index, size) alone.
+
+        Boxes are exact: the extent of the pixels of which the digit's ink covers ``VISIBLE``/255 or more, its
+        last column and row included. A digit slightly covered by a later one keeps its whole box.
+
+        Raises:
+            IndexError: ``index`` is not in 0..len-1.
+        """
+        return self._render(index)
+
+    def _render(self, index: int, hidden: int | None = None) -> Picture:
+        """The scene; the ink of digit ``hidden`` is left out, so that a test can see what it drew."""
+        if not 0 <= index < self._images:
+            raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
+        chance = Chance(generator(self.seed, "digits", self.split, index))
+        digits, labels, boxes = self._layout(chance)
+        clutter = self._clutter(chance, boxes)
+        canvas = background(chance, *self.size)
+        for mask, box in [*clutter, *zip(digits, boxes, strict=True)]:
+            contrast = 30 + 30 * _HEIGHTS[0] / (box[3] - box[1])  # small digits need more to be read
+            paint = ink(chance, canvas, box, contrast)
+            if hidden is None or mask is not digits[hidden]:
+                canvas.paste(paint, box, mask)
+        planes = np.stack([np.asarray(plane) for plane in canvas.split()])  # (3, H, W)
+        sensor_noise(chance, planes)
+        return Picture(
+            image=torch.from_numpy(planes),
+            boxes=torch.tensor(boxes, dtype=torch.float32),
+            labels=torch.tensor(labels, dtype=torch.int64),
+        )
+
+    def _layout(self, chance: Chance) -> tuple[list[Image.Image], list[int], list[Box]]:
+        """Ink masks, classes and boxes of the digits, the largest first; as many as there is room for."""
+        scale = min(self.size) / 256
+        low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
+        high = max(_HEIGHTS[1] * scale, low)
+        count = 1 + chance.below(_MOST_DIGITS)
+        masks: list[Image.Image] = []
+        labels: list[int] = []
+        boxes: list[Box] = []
+        for height in sorted((chance.log_uniform(low, high) for _ in range(count)), reverse=True):
+            label = chance.below(len(self._glyphs))
+            glyph = self._glyphs[label][chance.below(len(self._glyphs[label]))]
+            box = None
+            while box is None and height >= low:
+                mask = _warp(chance, glyph, height)
+                box = self._place(chance, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
+                height = max(0.7 * height, low) if height > low else 0.0  # a smaller one may find room
+            if box is not None:
+                masks.append(mask)
+                labels.append(label)
+                boxes.append(box)
+        return masks, labels, boxes
+
+    def _clutter(self, chance: Chance, boxes: list[Box]) -> list[tuple[Image.Image, Box]]:
+        """Scribbles in the gaps between the digits."""
+        low, high = (height * min(self.size) / 256 for height in (18.0, 80.0))
+        drawings = scribbles()
+        placed = []
+        for _ in range(chance.below(6)):
+            mask = _warp(chance, drawings[chance.below(len(drawings))], chance.log_uniform(low, high))
+            box = self._place(chance, mask, boxes, 0.0, 0.0)
+            if box is not None:
+                placed.append((mask, box))
+        return placed
+
+    def _place(
+        self, chance: Chance, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
+    ) -> Box | None:
+        """A box of the mask's size that overlaps no other too much, or None after 40 trials."""
+        width, height = mask.size
+        free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
+        for _ in range(40 if min(free_x, free_y) > 0 else 0):
+            left, top = chance.below(free_x), chance.below(free_y)
+            box = (left, top, left + width, top + height)
+            if not any(_too_close(box, other, largest_iou, most_covered) for other in boxes):
+                return box
+        return None
+
+    @cached_property
+    def _glyphs(self) -> list[list[Image.Image]]:
+        """The digits of each class, enlarged once; see :func:`_enlarged`."""
+        return [[_enlarged(digit) for digit in digits] for digits in self._digits]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the enlarged digits: a loader process makes them anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
+
+
+def digits_of(split: str) -> list[Bytes]:
+    """The digit images of each class that serve in ``split``: uint8 0–16, (N, 8, 8) each.
+
+    Each class is ordered by a hash of the image's own bytes, and its first fifth is for validation: neither
+    a seed nor the order in which scikit-learn stores the images reaches the split. No two of the 1,797
+    images are equal.
+    """
+    from sklearn.datasets import load_digits  # a second's import, once
+
+    stored = load_digits()
+    images, classes = stored.images.astype(np.uint8), stored.target
+    parts = []
+    for label in range(10):
+        members = sorted(images[classes == label], key=lambda image: key(0, "digits", image.tobytes().hex()))
+        cut = round(_VAL_SHARE * len(members))
+        parts.append(np.stack(members[:cut] if split == "val" else members[cut:]))
+    return parts
+
+
+def _enlarged(digit: Bytes) -> Image.Image:
+    """An 8 × 8 digit as a smooth "L" image, four texels to a cell, trimmed to its ink.
+
+    Sharpened over about one cell, so that a threshold leaves thin strokes whole and loops open.
+    """
+    levels = np.pad(digit, 1).astype(np.float32) * np.float32(255 / 16)
+    smooth = Image.fromarray(levels).resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC)
+    ink_map = Image.fromarray(np.asarray(smooth).clip(0, 255).astype(np.uint8))
+    around = np.asarray(ink_map.filter(ImageFilter.BoxBlur(_CELL * 1.25)), np.float32)
+    sharp = np.float32(_SHARPEN + 1) * np.asarray(ink_map, np.float32) - np.float32(_SHARPEN) * around
+    glyph = Image.fromarray(sharp.clip(0, 255).astype(np.uint8)).filter(ImageFilter.BoxBlur(1))
+    return glyph.crop(glyph.getbbox())  # a small source makes a small, quick warp
+
+
+def _warp(chance: Chance, glyph: Image.Image, height: float) -> Image.Image:
+    """A glyph about ``height`` pixels high, turned, sheared and stretched a little: an "L" mask of its ink.
+
+    The mask is cropped to its box: at least one pixel of each outer row and column is ``VISIBLE``.
+    """
+    angle, shear, stretch = chance.uniform(-0.26, 0.26), chance.uniform(-0.2, 0.2), chance.uniform(0.8, 1.15)
+    # 2**-20 is no visible angle, but more than two libms differ by.
+    c, s = (round(f(angle) * 2**20) / 2**20 for f in (cos, sin))
+    scale = height / glyph.height  # pixels a texel
+    # Forward: turn · shear · stretch · scale; Pillow wants the way back, from pixels to texels.
+    a, b = c * stretch * scale, (c * shear - s) * scale
+    d, e = s * stretch * scale, (s * shear + c) * scale
+    width, rows = (ceil(glyph.width * abs(p) + glyph.height * abs(q)) + 2 for p, q in ((a, b), (d, e)))
+    x, y = width / 2 + chance.uniform(-0.5, 0.5), rows / 2 + chance.uniform(-0.5, 0.5)
+    determinant = a * e - b * d
+    ia, ib, id_, ie = e / determinant, -b / determinant, -d / determinant, a / determinant
+    shift_x, shift_y = glyph.width / 2 - ia * x - ib * y, glyph.height / 2 - id_ * x - ie * y
+    back = (ia, ib, shift_x, id_, ie, shift_y)
+    shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
+    levels, curve = shape.tobytes(), _ink_curve(chance, _CELL * scale)
+    # Tables on bytes: Image.point would spend longer on reading its table than on the pixels.
+    coverage = Image.frombytes("L", shape.size, levels.translate(curve))
+    visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
+    return coverage.crop(visible.getbbox())
+
+
+_VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
+_LEVELS = np.arange(256, dtype=np.float64) / 255
+
+
+def _ink_curve(chance: Chance, cell: float) -> bytes:
+    """Grey level to ink coverage: a threshold one to two pixels soft, where a cell is ``cell`` pixels.
+
+    The threshold sets how thick the stroke is. The slope is never so low that paper takes ink.
+    """
+    level, softness = chance.uniform(0.42, 0.55), chance.uniform(1.0, 2.2)
+    slope = max(cell / softness, 0.5 / level)
+    curve = ((_LEVELS - level) * slope + 0.5).clip(0, 1) * 255
+    return bytes(np.rint(curve).astype(np.uint8))
+
+
+def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
+    """Whether two boxes overlap by more than the IoU or cover more of the smaller one than the share."""
+    width = min(box[2], other[2]) - max(box[0], other[0])
+    height = min(box[3], other[3]) - max(box[1], other[1])
+    if width <= 0 or height <= 0:
+        return False
+    shared = width * height
+    first, second = ((b[2] - b[0]) * (b[3] - b[1]) for b in (box, other))
+    return shared > most_covered * min(first, second) or shared > largest_iou * (first + second - shared)

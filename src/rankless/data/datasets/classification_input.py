@@ -1,0 +1,148 @@
+"""How a picture fills a classifier's input: placed whole or cropped, and how training varies it.
+
+Without a random crop the whole picture is stretched onto the input. With one, evaluation and prediction take
+the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.
+
+Chance is keyed, and each part has a key of its own: switching one off leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as TF
+
+from rankless.data.augment.degrade import degrade
+from rankless.data.augment.resample import colour_matrix, recolour
+from rankless.data.augment.seeded import Key, drawing, one_thread
+from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
+from rankless.data.images.image_file import Shown
+from rankless.geometry.letterbox import GREY
+from rankless.randomness import generator
+from rankless.recipe.schema import Augment
+
+MARGIN = 256 / 224
+"""The picture is resized so much larger than the input before its middle is taken."""
+_ASPECTS = (3 / 4, 4 / 3)  # of random crops, width to height (Szegedy et al., 2015)
+_POLICIES = {
+    # Two operations of strength 9 of 30 (Cubuk et al., 2020); one of any strength (Müller and Hutter, 2021).
+    "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GREY),
+    "trivialaugment": v2.TrivialAugmentWide(fill=GREY),
+}
+
+
+def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
+    """The picture on the input as in evaluation and prediction.
+
+    Args:
+        image: uint8, (3, h, w).
+        size: the input's (H, W) in pixels.
+        cropped: resized, aspect kept, to cover 256/224 of the input, whose middle is taken; else stretched.
+
+    Returns:
+        uint8 (3, H, W).
+    """
+    if not cropped:
+        return _resize(image, size)
+    height, width = image.shape[-2:]
+    scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
+    # Never smaller than the input, and the shorter side exactly as asked.
+    larger = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
+    middle: Tensor = TF.center_crop(_resize(image, larger), list(size))
+    return middle
+
+
+def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
+    """How large :func:`place` shows pictures: how far they may be reduced while they are decoded.
+
+    A random crop shows them larger; ``detail`` is counted without it.
+    """
+    if not cropped:
+        return Shown(size, "stretch", detail)
+    return Shown((round(size[0] * MARGIN), round(size[1] * MARGIN)), "cover", detail)
+
+
+@one_thread()
+def vary(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
+    """One variation of a picture on the input; with everything off it is ``place``'s, bit for bit.
+
+    In this order: random crop, mirror images, zoom, shift and warp, colour, policy, blur, noise and JPEG,
+    erasing.
+
+    Args:
+        image: uint8, (3, h, w).
+        size: the input's (H, W) in pixels.
+        options: how much of what.
+        key: decides the variation.
+
+    Returns:
+        uint8 (3, H, W).
+    """
+    chance = generator(*key)
+    mirrored, upside_down = chance.random() < options.flip, chance.random() < options.flip_vertical
+    hue, saturation, value, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    if options.crop < 1:
+        with drawing(key, "crop"):
+            top, left, height, width = _crop(image, options.crop)
+        image = image[:, top : top + height, left : left + width]
+    axes = [axis for axis, flipped in ((-1, mirrored), (-2, upside_down)) if flipped]
+    factor = (1 + options.scale) ** zoom
+    shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
+    warp = drawn_warp(options, size, chance)
+    if warp is not None:
+        varied = _warped(image.flip(axes), size, factor, shift, warp)
+    else:
+        varied = _resize(image, size).flip(axes)
+        if options.scale or options.translate:
+            varied = _zoom_and_shift(varied, factor, shift)
+    if options.hue or options.saturation or options.value:
+        factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
+        varied = recolour(varied, colour_matrix(hue * options.hue, *factors))
+    if options.policy != "none":
+        with drawing(key, "policy"):
+            varied = _POLICIES[options.policy](varied)
+    varied = degrade(varied, options, key)
+    if options.erase:
+        with drawing(key, "erase"):
+            varied = v2.RandomErasing(options.erase, value=GREY)(varied)
+    return varied
+
+
+def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random part: an even share of the area, a log-even aspect.
+
+    Ten trials; then the largest middle part whose aspect is allowed (Szegedy et al., 2015).
+    """
+    transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
+    found = transform.make_params([image])
+    return found["top"], found["left"], found["height"], found["width"]
+
+
+def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
+    """Stretched to the input, zoomed about its middle, shifted and warped, in one resampling."""
+    height, width = image.shape[-2:]
+    corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
+    image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
+    return sampled(image, origins(warp, size), scales, corner)
+
+
+def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
+    """Zoomed about the middle and shifted by pixels (x, y); what comes in from outside is grey."""
+    moved: Tensor = TF.affine(
+        image,
+        angle=0.0,
+        translate=shift,
+        scale=zoom,
+        shear=[0.0, 0.0],
+        interpolation=InterpolationMode.BILINEAR,
+        fill=[float(GREY)] * 3,
+    )
+    return moved
+
+
+def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear and antialiased, on uint8."""
+    if tuple(image.shape[-2:]) == tuple(size):
+        return image
+    resized: Tensor = TF.resize(image, list(size), antialias=True)
+    return resized

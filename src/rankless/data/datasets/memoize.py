@@ -1,0 +1,34 @@
+"""Reading every picture of a micro-batch once, however many of its inputs show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rankless.data.images.image_file import UnreadablePicture
+
+Value = TypeVar("Value")
+
+
+def once(read: Callable[[int], Value]) -> Callable[[int], Value]:
+    """``read`` that asks for every number once, and gives the same value, or raises the same, from then on.
+
+    What it gave lives as long as the returned function does.
+
+    Args:
+        read: takes a picture's number; may raise UnreadablePicture.
+    """
+    known: dict[int, Value | UnreadablePicture] = {}
+
+    def reading(number: int) -> Value:
+        if number not in known:
+            try:
+                known[number] = read(number)
+            except UnreadablePicture as error:
+                known[number] = error
+        found = known[number]
+        if isinstance(found, UnreadablePicture):
+            raise found.with_traceback(None)  # else each raising would keep its frames alive
+        return found
+
+    return reading

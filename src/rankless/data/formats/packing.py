@@ -1,0 +1,136 @@
+"""Packing a data set into tar shards: few large files, read from end to end or at random.
+
+The pictures' bytes stay as they are and so does their order: picture i of a split is picture i of its shards,
+and a training on them gives the same weights.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from rankless.data.formats.writing import file_names
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.byte_ranges import content
+from rankless.errors import UserError
+from rankless.files.work_folder import new_folder
+
+SHARD_BYTES = 512 * 1024**2
+"""A shard is no larger than this, unless one picture is."""
+_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # as webdataset's decoders know them
+
+
+def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
+    """Write ``out/SPLIT-000000.tar`` and so on, and the class names beside them.
+
+    The same data gives the same bytes. All is written under another name beside ``out`` first, so a packing
+    that was cut short is never taken for a whole one.
+
+    Args:
+        splits: by name; all of them with boxes, or none.
+        out: a folder that does not exist, or is empty.
+        shard_bytes: a shard's largest size.
+
+    Returns:
+        The names of the shards.
+
+    Raises:
+        UserError: ``out`` is not empty, there is no room, or a picture's file is gone.
+    """
+    if len({annotations.has_boxes for annotations in splits.values()}) > 1:
+        raise UserError("Some splits have boxes and some have one class for each picture: pack them apart.")
+    with new_folder(out) as made:
+        names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
+        _write_names(made, names)
+        shards = []
+        for split, annotations in splits.items():
+            shards += _write_split(made, split, annotations, names, shard_bytes)
+    return shards
+
+
+def _write_names(folder: Path, names: Sequence[str]) -> None:
+    plain = all(name and name == name.strip() and len(name.splitlines()) == 1 for name in names)
+    if plain:
+        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    else:
+        (folder / "info.json").write_text(json.dumps({"classes": list(names)}), encoding="utf-8")
+
+
+def _write_split(
+    folder: Path, split: str, annotations: Annotations, names: Sequence[str], shard_bytes: int
+) -> list[str]:
+    numbers = [names.index(name) for name in annotations.class_names]
+    shards: list[str] = []
+    file: io.BufferedWriter | None = None
+    try:
+        for index, key in enumerate(_keys(annotations)):
+            sample = _sample(annotations, index, numbers)
+            blocks = b"".join(_blocks(f"{key}.{ending}", body) for ending, body in sample)
+            if file is None or (
+                file.tell() and file.tell() + len(blocks) + 2 * tarfile.BLOCKSIZE > shard_bytes
+            ):
+                if file is not None:
+                    _finish(file)
+                shards.append(f"{split.replace('/', '-')}-{len(shards):06}.tar")
+                file = (folder / shards[-1]).open("wb")
+            file.write(blocks)
+        if file is not None:
+            _finish(file)
+    finally:
+        if file is not None:
+            file.close()
+    return shards
+
+
+def _finish(file: io.BufferedWriter) -> None:
+    """The end of an archive; on the disk before its folder gets its name."""
+    file.write(bytes(2 * tarfile.BLOCKSIZE))
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def _blocks(name: str, body: bytes) -> bytes:
+    """A member with its header, of no owner and no time."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(body), 0o644
+    return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
+
+
+def _keys(annotations: Annotations) -> Iterator[str]:
+    """A name without a dot for each picture, different from all others of the split."""
+    taken: set[str] = set()
+    for name in file_names(annotations):
+        stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "picture"
+        key, more = stem, 1
+        while key in taken:
+            more += 1
+            key = f"{stem}_{more}"
+        taken.add(key)
+        yield key
+
+
+def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
+    """(ending, content) of the members of one picture."""
+    ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
+    picture = (_JPEG.get(ending, ending), content(annotations, index))
+    if not annotations.has_boxes:
+        return [picture, ("cls", str(numbers[int(annotations.labels[index])]).encode())]
+    rows = annotations.rows(index)
+    height, width = annotations.sizes[index].tolist()
+    areas = [None if area != area else area for area in annotations.areas[rows].tolist()]
+    label = {
+        "width": width,
+        "height": height,
+        "boxes": annotations.boxes[rows].tolist(),  # a float32 as a float64 is read back as it was
+        "labels": [numbers[label] for label in annotations.labels[rows].tolist()],
+    }
+    if annotations.flags[rows].any():
+        label["flags"] = annotations.flags[rows].tolist()
+    if any(area is not None for area in areas):
+        label["areas"] = areas
+    return [picture, ("json", json.dumps(label).encode())]

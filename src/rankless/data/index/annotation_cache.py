@@ -1,0 +1,213 @@
+"""What was read of a data set, kept on the disk until one of the files it was read from changes.
+
+Of several processes that open a data set at once one reads it and the others wait for it; then all map the
+same files. Every reading is a folder of its own, so one that replaces another takes nothing from its users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.file_states import changed_file, keep_states, state, touched_since
+from rankless.data.index.scan import storing_in
+from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
+from rankless.errors import UserError
+from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
+from rankless.hardware.cores import usable_cores
+
+_CURRENT, _ENTRY, _CHUNKS, _BUILDING = "current.json", "entry.json", "chunks", "building-"
+_NOT_WHOLE = (OSError, ValueError, KeyError, TypeError, EOFError, UserError)
+_TRIES = 3
+
+State = tuple[int, int]
+Read = Callable[[], tuple[Annotations, list[str]]]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What was read: one split.
+
+    Attributes:
+        root: absolute.
+        split: its name.
+        format: the format's name.
+    """
+
+    root: str
+    split: str
+    format: str
+
+    def place(self) -> Path:
+        """The folder of all that is kept of it."""
+        name = hashlib.sha256(json.dumps([self.root, self.split, self.format]).encode()).hexdigest()[:32]
+        return cache_folder() / "annotations" / name
+
+
+def cached(key: Key, read: Read, *, rescan: bool = False) -> Annotations:
+    """What ``read`` gives, or has given before and would give again.
+
+    Args:
+        key: what is read.
+        read: reads it: the split, and every file and folder whose change makes it out of date.
+        rescan: whether it is read anew though nothing seems to have changed.
+
+    Raises:
+        UserError: what ``read`` raises, or the files change while they are read.
+    """
+    place = key.place()
+    if not rescan and (found := _valid(place)):
+        return found
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(
+                locked(place, lambda: _say(f"waiting for another process that reads {key.root}"))
+            )
+            _clear(place, rescan)
+        except OSError as error:
+            made, *_ = _steady(key, read)
+            return _private(made, f"{place.parent} cannot be written to ({error.strerror or error})")
+        if not rescan and (found := _valid(place)):  # the one that was waited for
+            return found
+        started = time.time()
+        with storing_in(place / _CHUNKS):
+            made, depends, states = _steady(key, read)
+        try:
+            found = _published(place, made, depends, states)
+            remove_others(place / _CHUNKS, started - 1)
+        except OSError as error:
+            return _private(made, f"{place.parent} has no room for it ({error.strerror or error})")
+    with suppress(OSError):
+        remove_unused(place.parent, _CURRENT)
+    return found
+
+
+def forget(annotations: Annotations) -> None:
+    """Let the data be read anew when it is opened next, because it is known to be out of date."""
+    if annotations.folder is not None:
+        with suppress(OSError):
+            Path(annotations.folder, _ENTRY).unlink()
+
+
+def _valid(place: Path) -> Annotations | None:
+    """The newest entry, if it is whole and nothing has changed since it was made."""
+    try:
+        current = place / _CURRENT
+        folder = place / json.loads(current.read_text(encoding="utf-8"))["entry"]
+        if json.loads((folder / _ENTRY).read_text(encoding="utf-8"))["reader"] != reader_version():
+            return None
+        found = Annotations.load(folder)
+        if not _is_whole(found) or changed_file(os.fspath(folder), usable_cores()):
+            return None
+    except _NOT_WHOLE:
+        return None
+    with suppress(OSError):
+        os.utime(current)
+    return found
+
+
+def _is_whole(found: Annotations) -> bool:
+    """Whether the arrays are as long as they must be."""
+    count, boxes = len(found), len(found.labels)
+    return (
+        len(found.sizes) == count
+        and len(found.spans) in (0, count)
+        and len(found.offsets) == count + 1
+        and int(found.offsets[-1]) == boxes
+        and (int(found.path_ends[-1]) if count else 0) == len(found.path_bytes)
+        and len(found.flags) == len(found.areas) == boxes
+        and len(found.boxes) in (0, boxes)
+    )
+
+
+def _steady(key: Key, read: Read) -> tuple[Annotations, list[str], list[State]]:
+    """What ``read`` gives when nothing changes meanwhile, and all that it depends on, with states."""
+    changed = ""
+    for _ in range(_TRIES):
+        time.sleep(TICK / 1e9)  # what changed before now has an older time than what changes from now on
+        started = time.time_ns() - TICK // 2
+        made, depends = read()
+        depends = list(dict.fromkeys([key.root, *depends]))
+        states = [state(path) for path in depends]
+        changed = touched_since(depends, started)  # asked for last, so that nothing slips between
+        if not changed:
+            return made, depends, states
+    raise UserError(
+        f"{changed} changed while {key.root} was read, {_TRIES} times: wait until nothing writes there any "
+        "more, and start again."
+    )
+
+
+def _clear(place: Path, rescan: bool) -> None:
+    """Remove what was left half-written, and to read anew everything that was kept."""
+    for left in place.glob(f"{_BUILDING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if rescan:
+        shutil.rmtree(place / _CHUNKS, ignore_errors=True)
+        (place / _CURRENT).unlink(missing_ok=True)
+    (place / _CHUNKS).mkdir(exist_ok=True)
+
+
+def _published(place: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
+    """``made`` as the newest entry of ``place``, which is locked; older ones go when nobody uses them.
+
+    Raises:
+        OSError: no room.
+    """
+    building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=place))
+    try:
+        made.save(building)
+        keep_states(os.fspath(building), depends, states)
+        (building / _ENTRY).write_text(json.dumps({"reader": reader_version()}), encoding="utf-8")
+        for file in building.iterdir():
+            _flush(file)
+        folder = place / building.name.replace(_BUILDING, "entry-", 1)
+        building.rename(folder)
+        beside = place / f"{_CURRENT}.new"
+        beside.write_text(json.dumps({"entry": folder.name}), encoding="utf-8")
+        _flush(beside)
+        beside.replace(place / _CURRENT)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    found = Annotations.load(folder)  # and so it is held
+    for other in place.glob("entry-*"):
+        if other != folder:
+            remove_unheld(other)
+    return found
+
+
+def _flush(file: Path) -> None:
+    """Onto the disk: after a loss of power a file may else be there and hold nothing."""
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _private(made: Annotations, why: str) -> Annotations:
+    """``made`` in a folder of this process alone, or in memory where there is none; ``about`` says so."""
+    made = replace(
+        made, about=(*made.about, f"what was read is not kept: {why}; RANKLESS_CACHE names another")
+    )
+    try:
+        folder = private_folder()
+        made.save(folder)
+        return Annotations.load(folder)
+    except OSError:
+        return made
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,168 @@
+"""What is annotated on the pictures of one split: flat arrays, whatever format they came from.
+
+Arrays are memory-mapped from one file, so every rank and loader process of a machine shares one copy and
+opening costs the same for a thousand pictures and for a million.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.data.index.array_file import load_arrays, save_arrays
+from rankless.data.index.findings import Findings
+from rankless.errors import UserError
+from rankless.files.cache_folder import hold
+
+DIFFICULT, CROWD = 1, 2
+"""Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
+
+_FILE = "annotations"
+_ARRAYS = {
+    "path_bytes": np.uint8,
+    "path_ends": np.int64,
+    "spans": np.int64,
+    "sizes": np.int32,
+    "offsets": np.int64,
+    "boxes": np.float32,
+    "labels": np.int32,
+    "flags": np.uint8,
+    "areas": np.float32,
+}
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """One split. Pickles as the name of its folder once it lies in one.
+
+    Attributes:
+        class_names: a label is a position in this list.
+        format: the name of the format it was read from.
+        path_bytes, path_ends: the picture files' names, one after another as the file system has them, and
+            where each ends; (bytes,), (N,). See :meth:`path`.
+        spans: offset and length in bytes of each picture in its file, where that is a tar shard; (N, 2), or
+            (0, 2) where every picture is a file. See :mod:`rankless.data.index.byte_ranges`.
+        sizes: height and width of each upright picture in pixels; 0, 0 where it cannot be read; (N, 2).
+        offsets: the boxes of picture i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
+        boxes: xyxy in pixels of the upright picture and inside it, (T, 4). Of classification (0, 4).
+        labels: a class for each box, (T,). Of classification one for each picture.
+        flags: :data:`DIFFICULT`, :data:`CROWD`, (T,).
+        areas: of the object in pixels, where the format says more than its box; else NaN; (T,).
+        findings: what was wrong.
+        about: further sentences on how the data was read.
+        folder: where the arrays lie; None in memory.
+    """
+
+    class_names: tuple[str, ...]
+    format: str
+    path_bytes: NDArray[np.uint8]
+    path_ends: NDArray[np.int64]
+    spans: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    boxes: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    flags: NDArray[np.uint8]
+    areas: NDArray[np.float32]
+    findings: Findings = field(default_factory=Findings)
+    about: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def __len__(self) -> int:
+        """How many pictures."""
+        return len(self.path_ends)
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether these are boxes, or else one class for each picture."""
+        return len(self.boxes) == len(self.labels)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the data was read and what was wrong, as sentences with counts."""
+        return (*self.about, *self.findings.notes())
+
+    def path(self, index: int) -> str:
+        """The file of picture ``index``; in a shard ``train-000000.tar//0001.jpg``."""
+        first = int(self.path_ends[index - 1]) if index else 0
+        return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
+
+    def paths(self) -> list[str]:
+        """The files of all pictures; a list of a million strings takes some 150 MB."""
+        whole, ends = self.path_bytes.tobytes(), self.path_ends.tolist()
+        return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def rows(self, index: int) -> slice:
+        """The rows of picture ``index`` in ``boxes``, ``labels``, ``flags`` and ``areas``."""
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def digest(self) -> str:
+        """Of classes, sizes and all that is annotated, in its order; not of where the files lie."""
+        made = hashlib.blake2b("\n".join(self.class_names).encode(errors="surrogateescape"), digest_size=16)
+        for array in (self.sizes, self.offsets, self.boxes, self.labels, self.flags):
+            made.update(array.tobytes())
+        return made.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write everything into ``folder``, which must exist and be empty."""
+        about = {
+            "class_names": self.class_names,
+            "format": self.format,
+            "about": self.about,
+            "findings": self.findings.as_json(),
+        }
+        save_arrays(folder / _FILE, {name: getattr(self, name) for name in _ARRAYS}, about)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Annotations:
+        """Map what :meth:`save` wrote; nothing is read until it is asked for.
+
+        The folder is not removed by another process while this one has it.
+
+        Raises:
+            UserError: it is gone.
+            OSError, ValueError, KeyError, TypeError: it is not whole.
+        """
+        place = Path(folder)
+        try:
+            arrays, about = load_arrays(place / _FILE, _ARRAYS)
+        except FileNotFoundError as error:
+            raise _gone(place) from error
+        made = cls(
+            class_names=tuple(about["class_names"]),
+            format=about["format"],
+            about=tuple(about["about"]),
+            findings=Findings.from_json(about["findings"]),
+            folder=os.fspath(place),
+            **arrays,
+        )
+        hold(place, made)
+        return made
+
+    def __reduce__(self) -> Any:
+        if self.folder is None:
+            return super().__reduce__()
+        if not Path(self.folder, _FILE).exists():  # told here, where it is shown as it is
+            raise _gone(Path(self.folder))
+        return Annotations.load, (self.folder,)
+
+
+def _gone(folder: Path) -> UserError:
+    return UserError(
+        f"What was read of the data is gone: no {folder}, expected it to stay while the program runs (see "
+        "RANKLESS_CACHE). Start again, and the data is read anew."
+    )
+
+
+def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """``path_bytes`` and ``path_ends`` of a list of files."""
+    encoded = [os.fsencode(path) for path in paths]
+    ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), np.uint8), ends

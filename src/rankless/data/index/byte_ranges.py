@@ -1,0 +1,103 @@
+"""A picture's bytes, be it a file of its own or a span of a tar shard.
+
+A picture in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
+it, so the shard is told from the name inside.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+from rankless.data.images.image_file import MOST_BYTES, UnreadablePicture, too_large
+from rankless.data.index.annotations import Annotations
+from rankless.files import reading
+
+_INSIDE = "//"
+
+
+def path_in(shard: str, member: str) -> str:
+    """The path of a picture that lies in a shard."""
+    return f"{shard}{_INSIDE}{member.lstrip('/').replace(_INSIDE, '/')}"
+
+
+def file_of(path: str) -> str:
+    """The file on the disk: the shard of a picture in one, or the path itself."""
+    cut = path.find(_INSIDE, 1)  # POSIX lets a path begin with two
+    return path if cut < 0 else path[:cut]
+
+
+def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
+    """Image ``index`` for :func:`rankless.data.images.image_file.read`: its file, or its bytes in a shard.
+
+    Raises:
+        UnreadablePicture: the shard is missing, or shorter than it was.
+    """
+    path = annotations.path(index)
+    if not len(annotations.spans):
+        return path
+    return io.BytesIO(content(annotations, index))
+
+
+def content(annotations: Annotations, index: int) -> bytes:
+    """The bytes of picture ``index`` as they lie on the disk.
+
+    Raises:
+        UnreadablePicture: the file is missing, or a shard is shorter than it was.
+    """
+    path = annotations.path(index)
+    try:
+        if not len(annotations.spans):
+            return reading.read_bytes(path, MOST_BYTES)
+        offset, length = annotations.spans[index].tolist()
+        if length > MOST_BYTES:
+            raise UnreadablePicture(path, too_large(length))
+        with reading.opened(file_of(path)) as shard:
+            shard.seek(offset)
+            found = shard.read(length)
+            while len(found) < length and (more := shard.read(length - len(found))):
+                found += more
+    except OSError as error:
+        raise UnreadablePicture(path, error.strerror or str(error)) from error
+    if len(found) < length:
+        raise UnreadablePicture(path, f"its shard ends after {len(found)} of its {length} bytes")
+    return found
+
+
+class Window(io.RawIOBase):
+    """A span of an opened file as a file of its own: a decoder reads no more of it than it needs.
+
+    Args:
+        file: its descriptor; stays open.
+        offset, length: of the span in bytes.
+    """
+
+    def __init__(self, file: int, offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of any file."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = max(start + offset, 0)
+        return self._at
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As of any file."""
+        wanted = max(min(len(buffer), self._length - self._at), 0)
+        found = os.pread(self._file, wanted, self._offset + self._at)
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)

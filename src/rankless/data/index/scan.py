@@ -1,0 +1,197 @@
+"""Work on every file of a data set, in chunks: in several processes, and going on where it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.data.images import image_file
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw, joined
+from rankless.data.index.scan_chunks import Item, NotStored, Work, chunks, load, read_chunk
+from rankless.data.index.scan_progress import ScanProgress
+from rankless.errors import UserError
+from rankless.hardware.cores import usable_cores
+
+CHUNK = 2000
+FEW = 4
+"""Fewer chunks than this are read at once in this process; starting others would take longer."""
+_MOST = 16  # processes: a disk gives no more, and each takes some memory
+
+_store: ContextVar[Path | None] = ContextVar("store", default=None)
+
+
+@contextlib.contextmanager
+def storing_in(folder: Path) -> Iterator[None]:
+    """Chunks of scans inside are kept in ``folder``, and taken from there where nothing changed."""
+    before = _store.set(folder)
+    try:
+        yield
+    finally:
+        _store.reset(before)
+
+
+def scan(
+    work: Callable[[list[tuple[str, ...]]], Raw],
+    items: Sequence[tuple[str, ...]],
+    what: str,
+    *,
+    chunk: int = CHUNK,
+    processes: int | None = None,
+) -> Raw:
+    """``work`` on all items, joined in their order, which no number of processes changes.
+
+    Args:
+        work: a function of a module's top level: from some items to their part of the split.
+        items: files that belong together, such as (picture, label file), and whatever else the work needs to
+            know; what is read of an item is kept until one of its files changes.
+        what: several of them, for the bar: ``pictures``.
+        chunk: about so many items are worked on at a time; fewer where an item is much work.
+        processes: None is one per core.
+
+    Raises:
+        UserError: what ``work`` raises, or its processes died.
+    """
+    parts = list(chunks(items, chunk))
+    if len(parts) < FEW:
+        return joined([work(part) for part in parts or [[]]])
+    cores = min(usable_cores(), _MOST) if processes is None else processes
+    kept = _store.get()
+    if kept is not None:
+        try:
+            return _scanned(work, parts, kept, cores, what)
+        except NotStored as error:
+            print(f"what is read of the {what} cannot be kept ({error}): read anew", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="rankless-scan-") as folder:
+        try:
+            return _scanned(work, parts, Path(folder), cores, what)
+        except NotStored as error:
+            raise UserError(
+                f"There is no room for what is read of the {what} ({error}): make room, or set "
+                "RANKLESS_CACHE or TMPDIR to a folder on a larger disk."
+            ) from error
+
+
+def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
+    with ScanProgress(sum(map(len, parts)), what) as progress:
+        if processes > 1:
+            files = _in_processes(work, parts, store, min(processes, len(parts)), progress)
+        else:
+            files = []
+            for part in parts:
+                files.append(read_chunk(work, part, store))
+                progress.advance(len(part))
+        return joined([load(store / file) for file in files])
+
+
+def _in_processes(
+    work: Work,
+    parts: list[list[Item]],
+    store: Path,
+    processes: int,
+    progress: ScanProgress,
+) -> list[str]:
+    """The files of all parts, made by :mod:`rankless.data.index.scan_worker`."""
+    files = [""] * len(parts)
+    job = {
+        "work": f"{work.__module__}:{work.__qualname__}",
+        "chunks": parts,
+        "store": os.fspath(store),
+        "processes": processes,
+    }
+    with tempfile.NamedTemporaryFile("w", prefix="rankless-job-", suffix=".json", encoding="utf-8") as file:
+        json.dump(job, file)
+        file.flush()
+        with _started(file.name) as process:
+            assert process.stdout is not None  # it is a pipe
+            for line in process.stdout:
+                told: dict[str, Any] = json.loads(line)
+                if "chunk" not in told:
+                    raise _fault(told)
+                files[told["chunk"]] = told["file"]
+                progress.advance(len(parts[told["chunk"]]))
+            if process.wait():
+                raise _fault({"died": True})
+    return files
+
+
+@contextlib.contextmanager
+def _started(job: str) -> Iterator[subprocess.Popen[str]]:
+    """The worker process in a group of its own, which is gone afterwards whatever happened."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rankless.data.index.scan_worker", job, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        start_new_session=True,  # Ctrl-C comes to this process alone, which ends the others
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def _fault(told: dict[str, Any]) -> Exception:
+    if "full" in told:
+        return NotStored(told["full"])
+    if "faults" in told:
+        return UserError(told["faults"])
+    if "trace" in told:
+        return RuntimeError(f"reading the data failed:\n{told['trace']}")
+    return UserError(
+        "A process that reads the data was killed (out of memory?). Start again: what was read already is "
+        "kept."
+    )
+
+
+def headers(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
+    """Height and width of upright pictures from their headers, (N, 2); unreadable ones are 0, 0 and found."""
+    sizes, findings = np.zeros((len(files), 2), np.int32), Findings()
+    for number, file in enumerate(files):
+        try:
+            sizes[number] = image_file.size(file)
+        except image_file.UnreadablePicture as error:
+            findings.add("unreadable picture", file, error.reason)
+    return sizes, findings
+
+
+def file_sizes(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
+    """:func:`headers` of any number of files, for formats that keep everything in one file."""
+    raw = scan(_headers_only, [(file,) for file in files], "pictures")
+    return raw.sizes, raw.findings
+
+
+def _headers_only(items: list[tuple[str, ...]]) -> Raw:
+    sizes, findings = headers([file for (file,) in items])
+    none: Any = np.zeros(0, np.int64)
+    return Raw(
+        paths=[file for (file,) in items],
+        sizes=sizes,
+        stated=np.zeros_like(sizes),
+        places=[""] * len(items),
+        picture=none,
+        boxes=np.zeros((0, 4)),
+        labels=none,
+        flags=none.astype(np.uint8),
+        areas=none.astype(np.float32),
+        lines=none,
+        findings=findings,
+    )

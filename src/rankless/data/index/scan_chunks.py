@@ -1,0 +1,144 @@
+"""What a chunk of a data set's files was read as, kept in a file: arrays and JSON, never a pickle.
+
+A file's name is drawn from everything that the reading depends on, so that a scan goes on where it was
+killed, and a changed file costs its own chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import json
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+
+from rankless.data.index.file_states import state, touched_since
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+
+Item = tuple[str, ...]
+Work = Callable[[list[Item]], Raw]
+
+_WORDS = "words"  # what is no array, as JSON
+TICK = 20_000_000
+"""Nanoseconds in which a file can change twice and keep its time: the clock that stamps files is slow."""
+
+
+class NotStored(Exception):  # noqa: N818 - the data is fine
+    """There is no room to keep a chunk."""
+
+
+@cache
+def reader_version() -> str:
+    """Changes whenever the code that reads data does, so that nothing has to be counted up by hand."""
+    data = Path(__file__).parents[1]
+    digest = hashlib.sha256(PIL.__version__.encode())
+    for page in sorted(
+        [*data.glob("formats/*.py"), *data.glob("index/*.py"), data / "images" / "image_file.py"]
+    ):
+        digest.update(page.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
+    """``items`` in their order, ``about`` so many at a time.
+
+    Where a chunk ends is decided by the item it begins with, not by counting: a file that is added or removed
+    moves no other chunk's ends.
+    """
+    start = 0
+    for number, item in enumerate(items):
+        begins = number > start and zlib.crc32(os.fsencode(item[0])) % about == 0
+        if begins or number - start >= 4 * about:
+            yield list(items[start:number])
+            start = number
+    if start < len(items):
+        yield list(items[start:])
+
+
+def read_chunk(work: Work, items: list[Item], store: Path) -> str:
+    """The name of the file in ``store`` that holds ``work(items)``; it is made if it is not there.
+
+    Raises:
+        NotStored: it cannot be written.
+    """
+    before = [state(name) for item in items for name in item]
+    asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
+    path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"
+    if path.exists():
+        try:
+            load(path)
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            path.unlink(missing_ok=True)  # cut short
+        else:
+            os.utime(path)
+            return path.name
+    started = time.time_ns() - TICK
+    made = work(items)
+    names = [name for item in items for name in item]
+    if [state(name) for name in names] != before or touched_since(names, started):
+        path = path.with_name(f"once-{path.name}")  # right now, but found by nobody else
+    try:
+        save(made, path)
+    except OSError as error:
+        raise NotStored(f"{store}: {error.strerror or error}") from error
+    return path.name
+
+
+def remove_others(store: Path, moment: float) -> None:
+    """Remove the files that no scan has made or used since ``moment``, and those that are used only once."""
+    for path in store.iterdir():
+        if path.name.startswith((".", "once-")) or path.stat().st_mtime < moment:
+            path.unlink(missing_ok=True)
+
+
+def save(raw: Raw, path: Path) -> None:
+    """Write ``raw``; nobody sees half of it."""
+    arrays: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for each in fields(Raw):
+        value = getattr(raw, each.name)
+        if isinstance(value, np.ndarray):
+            arrays[each.name] = value
+        else:
+            rest[each.name] = value.as_json() if isinstance(value, Findings) else value
+    arrays[_WORDS] = np.frombuffer(json.dumps(rest, default=list).encode(), np.uint8)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content.getbuffer())
+    beside.replace(path)
+
+
+def load(path: Path) -> Raw:
+    """What :func:`save` wrote.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+            arrays: dict[str, Any] = {name: found[name] for name in found.files}
+    except zipfile.BadZipFile as error:  # it has a check sum
+        raise ValueError(f"{path} is damaged: {error}") from error
+    rest = json.loads(arrays.pop(_WORDS).tobytes())
+    rest["findings"] = Findings.from_json(rest["findings"])
+    return Raw(**arrays, **rest)
+
+
+def named(work: str) -> Work:
+    """The function that ``module:name`` names."""
+    module, name = work.split(":")
+    made: Work = getattr(importlib.import_module(module), name)
+    return made

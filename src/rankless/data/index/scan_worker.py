@@ -1,0 +1,74 @@
+"""Scans chunks of files in several processes: ``python -m rankless.data.index.scan_worker JOB PARENT``.
+
+It is a program of its own, so neither the caller's threads nor its main script matter: it imports what is
+needed once and forks while it still has a single thread. On the standard output it tells each chunk that is
+done, one JSON value a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from rankless.data.index.scan_chunks import NotStored, named, read_chunk
+from rankless.errors import UserError
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_job: dict[str, Any] = {}
+
+
+def main() -> int:
+    """Do the job in the file that the first argument names."""
+    _follow(int(sys.argv[2]))
+    _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    named(_job["work"])  # imported before the fork: once for all
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(
+        _job["processes"], context, initializer=_follow, initargs=(os.getpid(),)
+    ) as pool:
+        waiting = {pool.submit(_chunk, number): number for number in range(len(_job["chunks"]))}
+        try:
+            for done in as_completed(waiting):
+                _tell({"chunk": waiting[done], "file": done.result()})
+        except UserError as error:
+            _tell({"faults": error.faults})
+        except NotStored as error:
+            _tell({"full": str(error)})
+        except BrokenProcessPool:
+            _tell({"died": True})
+        except Exception:
+            _tell({"trace": traceback.format_exc()})
+        else:
+            return 0
+        pool.shutdown(wait=False, cancel_futures=True)
+        os._exit(1)  # those at work die with this one
+
+
+def _chunk(number: int) -> str:
+    items = [tuple(item) for item in _job["chunks"][number]]
+    return read_chunk(named(_job["work"]), items, Path(_job["store"]))
+
+
+def _tell(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def _follow(parent: int) -> None:
+    """Die with the parent, at the latest when it is seen to be gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Forward, backward and reduce of one step: summed gradients and summed counts, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.totals import Totals, Wishes
+from rankless.errors import UserError
+from rankless.randomness import torch_seed
+from rankless.recipe.precision import autocast
+from rankless.recipe.schema import Recipe
+from rankless.structures import LossSum, Unreadable
+from rankless.tasks.checks import check_batch, check_loss
+from rankless.tasks.protocol import Task
+from rankless.world.exchange import Exchange, add_in_place
+from rankless.world.process_group import World
+from rankless.world.reduce import GradientSum, add_gradients, missing_value
+from rankless.world.sync_norm import SideBySide
+from rankless.world.tree import Fold, Node
+
+Gradients = Sequence[Tensor]
+
+
+class LossModule(nn.Module):
+    """The task's loss as a module, so that data-parallel wrappers can call it."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model = model
+        self.task = task
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        loss = self.task.loss(self.model, batch)
+        check_loss(self.task, loss)
+        return loss.sum, loss.count.detach(), {name: part.detach() for name, part in loss.parts.items()}
+
+
+class Passes:
+    """The passes of a step with the statistics of each micro-batch (``micro``) or none at all (``frozen``).
+
+    Args:
+        task, model: the bare model on its device, its frozen parts frozen.
+        statistics: of the model's norms.
+        recipe: precision (resolved), seed, batch and reduce.
+        world: the ranks.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+    ) -> None:
+        self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
+        self.device = world.device
+        self.own = world.own_micro_batches(recipe.batch.micro_batches)
+        self.plan = Exchange(recipe.batch.micro_batches, world.rank, world.size)
+        self.names: list[str] | None = None
+        self._wrap(LossModule(model, task))
+
+    def _wrap(self, module: LossModule) -> None:
+        exact, zero = self.recipe.reduce == "exact", self.recipe.find_unused_parameters
+        self.gradients = GradientSum(module, self.plan, exact=exact, zero_unused=zero)
+
+    def run(
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
+    ) -> Totals:
+        """Work this rank's micro-batches of ``step`` through, one after another.
+
+        Args:
+            step: from 0; keys the dropout.
+            batches: the next own micro-batches.
+            scale: of the loss, before the backward pass (fp16).
+            wishes: this rank's, shared with all.
+        """
+        side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
+        pending = None
+        unreadable: list[Unreadable] = []
+        for leaf in self.own:
+            batch, met = self._drawn(batches)
+            unreadable += met
+            self._seed(step, leaf)
+            self.statistics.begin_micro_batch()
+            with self.gradients.micro_batch(leaf):
+                with autocast(self.recipe.precision, self.device):
+                    loss = LossSum(*self.gradients.module(batch))
+                first = wishes if leaf == self.own.start else Wishes()
+                side.push(Node(0, leaf), self._leaf(loss, first, len(met)))
+                if leaf == self.own[-1]:
+                    sums = [value for _, value in side.stack]
+                    pending = self.plan.start(sums, torch.empty_like(sums[0]))
+                self.gradients.backward(scale(loss.sum))
+        if pending is None:
+            raise RuntimeError("a rank without micro-batches")
+        pending.combine()
+        pending.finish()
+        return self._totals(pending.result, unreadable, self.gradients.unused)
+
+    def _drawn(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
+        """The next batch on the device, and what could not be read for it."""
+        batch = next(batches)
+        check_batch(self.task, batch)
+        return batch.to(self.device), getattr(batch, "unreadable", ())
+
+    def _seed(self, step: int, leaf: int) -> None:
+        """Key what a forward pass may draw from: the generators of the CPU and of this device.
+
+        ``torch.manual_seed`` looks for every other kind of device too, which takes seventy times as long.
+        """
+        seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _leaf(self, loss: LossSum, wishes: Wishes, replaced: int) -> Tensor:
+        """What one micro-batch adds to the totals, float64 and flat.
+
+        In this order: loss, count, stop, save, replaced, parts, statistics.
+        """
+        names = sorted(loss.parts)
+        if self.names not in (None, names):
+            raise UserError(
+                f"loss() of the task {type(self.task).__name__} gave the parts {names}, and {self.names} "
+                "before; expected the same names for every micro-batch"
+            )
+        self.names = names
+        scalars = [
+            loss.sum.detach(),
+            loss.count,
+            *torch.tensor([float(wishes.stop), float(wishes.save), float(replaced)]),
+            *(loss.parts[n] for n in names),
+        ]
+        vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
+        return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
+
+    def _totals(
+        self, vector: Tensor, unreadable: list[Unreadable], unused: Mapping[int, AbstractSet[int]]
+    ) -> Totals:
+        names = self.names or []
+        scalars, statistics = vector.tensor_split([5 + len(names)])
+        return Totals(scalars, names, statistics, unreadable, unused)
+
+
+class SyncPasses(Passes):
+    """The passes of a step whose batch norms see the global batch: all own micro-batches side by side."""
+
+    def _wrap(self, module: LossModule) -> None:
+        self.side = SideBySide(module, self.plan, self.own)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def run(
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
+    ) -> Totals:
+        """See :meth:`Passes.run`; the memory is that of all own micro-batches at once."""
+        drawn = [self._drawn(batches) for _ in self.own]
+
+        def forward(number: int) -> LossSum:
+            with autocast(self.recipe.precision, self.device):
+                return LossSum(*self.side.replicas[number](drawn[number][0]))
+
+        def seed(number: int) -> None:
+            self._seed(step, self.own[number])
+
+        self.statistics.begin_micro_batch()
+        losses, token = self.side.run(forward, seed)
+        self.statistics.mark_called(self.side.called)
+        torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
+        leaves = [
+            self._leaf(loss, Wishes() if number else wishes, len(drawn[number][1]))
+            for number, loss in enumerate(losses)
+        ]
+        totals = self.side.total(leaves)
+        unused = self._sum_gradients()
+        return self._totals(totals, [one for _, met in drawn for one in met], unused)
+
+    def _sum_gradients(self) -> dict[int, set[int]]:
+        """Leave the gradients' sum in the parameters; per own micro-batch, those that it did not use."""
+        fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
+        missing = missing_value(self.recipe.find_unused_parameters)
+        unused: dict[int, set[int]] = {}
+        for leaf, replica in zip(self.own, self.side.replicas, strict=True):
+            trained = [p for p in replica.parameters() if p.requires_grad]
+            if lacking := {number for number, p in enumerate(trained) if p.grad is None}:
+                unused[leaf] = lacking
+            gradients = [torch.full_like(p, missing) if p.grad is None else p.grad for p in trained]
+            fold.push(Node(0, leaf), gradients)
+            for parameter in trained:
+                parameter.grad = None
+        total = self.plan.total([torch.cat([g.flatten() for g in node]) for _, node in fold.stack])
+        start = 0
+        for parameter in self.parameters:
+            piece = total[start : start + parameter.numel()].view(parameter.shape)
+            parameter.grad = torch.empty_like(parameter).copy_(piece)
+            start += parameter.numel()
+        return unused
+
+
+def make_passes(
+    task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
+) -> Passes:
+    """The passes that ``recipe.batch_norm`` asks for; they are for the parameters and norms trained now."""
+    meeting = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
+    kind = SyncPasses if meeting else Passes
+    return kind(task, model, statistics, recipe, world)

@@ -1,0 +1,221 @@
+"""Checkpoints: written beside, flushed, checked and renamed; a half-written one is never seen.
+
+A checkpoint holds what decides the next number and nothing of who computed it, so any number of ranks can go
+on from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.files import checksums, reading
+from rankless.models.checkpoints import tensor_file, weights
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory, beside, damage, recover, remains, remove
+
+_LONGEST_STATE = 256 * reading.MIB  # a million unreadable pictures have less
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: steps done.
+        model: the bare model's state.
+        average: the averaged model's state, if there is one.
+        training: the optimiser's tensors.
+        state: the rest, JSON-ready: best score, loss scale, number of training pictures.
+    """
+
+    step: int
+    model: Mapping[str, Tensor]
+    average: Mapping[str, Tensor] | None
+    training: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
+    """Write one checkpoint and make ``last`` name it.
+
+    Raises:
+        OSError: the disk is full or gone; nothing half-written stays.
+    """
+    target = run.step_directory(snapshot.step)
+    new, old = beside(target, "tmp"), beside(target, "aside")
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        _write(new, snapshot, recipe, class_names)
+        if target.exists():  # a damaged one of this step, or one from before a fall back
+            target.rename(old)
+        new.rename(target)
+        _flush_directory(run.checkpoints)
+    except BaseException:
+        if old.exists() and not target.exists():
+            with suppress(OSError):
+                old.rename(target)
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    run.point("last", snapshot.step)
+
+
+def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
+    """Write every file once and wait until all of it is on the disk."""
+    sums: dict[str, str] = {}
+    states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.average}
+    for name, state in states.items():
+        if state is not None:
+            sums[name] = weights.save(
+                folder / name,
+                state,
+                recipe=recipe,
+                class_names=class_names,
+                extra={"step": str(snapshot.step)},
+            )
+    sums["training.safetensors"] = tensor_file.write(folder / "training.safetensors", snapshot.training)
+    text = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1).encode()
+    sums["state.json"] = hashlib.sha256(text).hexdigest()
+    _write_bytes(folder / "state.json", text)
+    _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
+    _flush_directory(folder)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
+    """The newest step whose checkpoint is whole; None without any.
+
+    Args:
+        run: where to look.
+        warn: told about every damaged checkpoint that is passed over.
+
+    Raises:
+        UserError: there are checkpoints, but every one is damaged.
+    """
+    recover(run)
+    steps = run.steps()
+    for step in reversed(steps):
+        folder = run.step_directory(step)
+        if (fault := _fault(folder, step)) is None:
+            return step
+        warn(f"checkpoint {folder} is damaged ({fault}); falling back to the one before")
+    if steps:
+        raise UserError(
+            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
+            "start anew in another run directory"
+        )
+    return None
+
+
+def _fault(folder: Path, step: int) -> str | None:
+    if (found := damage(folder)) is not None:
+        return found
+    try:
+        _state(folder, step)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def load(run: RunDirectory, step: int) -> Snapshot:
+    """Read the checkpoint of ``step``, which :func:`newest` found whole."""
+    folder = run.step_directory(step)
+    averaged = folder / "ema.safetensors"
+    state = _state(folder, step)
+    optimizer = folder / "training.safetensors"
+    try:
+        training = safetensors.torch.load_file(optimizer)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{optimizer}: cannot be read ({error}); take another copy") from None
+    return Snapshot(
+        state.pop("step"),
+        weights.load(folder / "model.safetensors", checked=True).state,
+        weights.load(averaged, checked=True).state if averaged.exists() else None,
+        training,
+        state,
+    )
+
+
+class _Best(msgspec.Struct):
+    step: int
+    score: float
+
+
+class _State(msgspec.Struct):
+    """What ``state.json`` must hold; more may stand there."""
+
+    step: int
+    pictures: int
+    best: _Best | None
+    scaler: dict[str, float] = {}
+    data: str | None = None
+    unscored: bool = False
+    unreadable: dict[str, list[tuple[int, str, str]]] = {}
+
+
+def _state(folder: Path, step: int) -> dict[str, Any]:
+    """What ``state.json`` holds.
+
+    Raises:
+        UserError: it is not the state of a checkpoint of ``step``.
+    """
+    path = folder / "state.json"
+    try:
+        state: dict[str, Any] = json.loads(reading.read_text(path, _LONGEST_STATE))
+        found = msgspec.convert(state, _State).step
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
+    if found != step:
+        raise UserError(f"{path}: is the state after step {found}, not {step}; take another copy")
+    return state
+
+
+def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
+    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written.
+
+    Args:
+        run: where.
+        keep: how many stay.
+        best: the step that stays too.
+    """
+    last = run.pointed("last")
+    if last is None:  # nothing shows which ones are the newest
+        return
+    # Those after the last that was written are damaged: the run fell back behind them.
+    kept = [step for step in run.steps() if step <= last][-keep:]
+    for step in run.steps():
+        if step not in kept and step != best:
+            remove(run.step_directory(step))
+    for left in remains(run):  # what was just saved is newer
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _flush_directory(folder: Path) -> None:
+    """Make a rename in ``folder`` outlive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,85 @@
+"""Steps that cannot be applied, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rankless.engine.totals import Numbers
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+
+SMALLEST_SCALE = 2.0**-14
+"""fp16's loss scale begins at 65,536 and every overflow halves it: after thirty in a row there is no hope."""
+_SHOWN = 5
+
+
+class DivergedError(UserError):
+    """A step that cannot be applied, or weights that cannot be saved; raised on every rank alike.
+
+    Args:
+        errors: one sentence, or several.
+        is_whole: whether the state is that before the step, fit to be saved.
+        repeats: whether ``--resume`` would come to the same end.
+    """
+
+    def __init__(self, errors: str | Iterable[str], *, is_whole: bool, repeats: bool) -> None:
+        super().__init__(errors)
+        self.is_whole, self.repeats = is_whole, repeats
+
+
+def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
+    """Micro-batches whose loss does not depend on every parameter.
+
+    Args:
+        step: from 1.
+        unused: micro-batches, from 0, with the names.
+    """
+    leaf, names = unused[0]
+    more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
+    return (
+        f"step {step}: the loss of micro-batch {leaf}{more} does not depend on {_several(names)}; use "
+        "every trainable parameter in every forward pass, set its requires_grad to False, or count missing "
+        "gradients as zero with find_unused_parameters: true"
+    )
+
+
+def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
+    """A loss or a gradient that is not finite.
+
+    Args:
+        step: from 1.
+        numbers: of the step.
+        bad: names of the parameters whose gradient is not finite.
+        recipe: what could be changed.
+        scale: fp16's loss scale.
+    """
+    if not math.isfinite(numbers.loss):
+        what = f"the loss became {numbers.mean_loss}"
+    elif bad:
+        what = f"the loss is {numbers.mean_loss:g}, but the gradient is not finite in {_several(bad)}"
+    else:
+        what = f"the loss is {numbers.mean_loss:g}, but the gradient is too long to be measured"
+    if recipe.precision == "fp16":
+        what += f" (loss scale {scale:g})"
+    return f"{what} in step {step}, which was not applied: {_advice(recipe)}"
+
+
+def weights_not_finite(step: int, bad: Sequence[str], recipe: Recipe) -> str:
+    """Weights or running statistics that are not finite after ``step`` steps."""
+    when = f"after step {step}" if step else "at the start"
+    return f"the weights are not finite {when}, in {_several(bad)}, and were not saved: {_advice(recipe)}"
+
+
+def _advice(recipe: Recipe) -> str:
+    tries = [f"lower optim.lr (now {recipe.optim.lr:g})", "lengthen schedule.warmup"]
+    tries.append(f"lower optim.clip (now {recipe.optim.clip:g})" if recipe.optim.clip else "set optim.clip")
+    if recipe.precision in ("fp16", "bf16"):
+        tries.append("use precision: fp32")
+    look = "look at the labels, and for roots, logarithms and divisions of zero in the loss"
+    return f"{', '.join(tries)}, or {look}"
+
+
+def _several(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

@@ -1,0 +1,230 @@
+"""Scoring a model on a whole data set: each picture exactly once, the same numbers at any number of ranks.
+
+The pictures are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
+predictions are gathered in the order of the pictures, and rank 0 scores them. Pictures that cannot be read
+are counted beside the scores, and too many of them are a fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankless.data.loader import micro_batches
+from rankless.data.order import Line
+from rankless.engine import layer_errors
+from rankless.errors import ShortageError, TaskError, UserError
+from rankless.recipe.precision import autocast
+from rankless.recipe.schema import Recipe
+from rankless.structures import Scores, Unreadable
+from rankless.tasks.checks import (
+    check_batch,
+    check_order,
+    check_predictions,
+    check_scores,
+    check_sendable,
+)
+from rankless.tasks.protocol import Examples, Task
+from rankless.user_code import explained
+from rankless.world.process_group import World
+
+SHOWN = 20
+"""So many unreadable pictures are named when there are too many."""
+
+
+def evaluate(
+    task: Task,
+    model: nn.Module,
+    recipe: Recipe,
+    world: World,
+    *,
+    limit: int | None = None,
+    unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Scores:
+    """The scores of ``model``, the same dict on every rank.
+
+    Args:
+        task: its ``evaluation_data`` is scored.
+        model: the bare model on the world's device; it is put into evaluation mode and left so.
+        recipe: precision (resolved), the size of a batch and the loader processes.
+        world: the ranks that share the work.
+        limit: predict only so many of the first pictures and give a digest of the predictions instead of
+            scores: a check that takes the same path.
+        unreadable: called on every rank with the pictures that could not be read, if there are any. They are
+            the scores' ``unreadable`` and enter no other.
+        stop: looked at before every batch; the ranks need not get the same answer at the same moment.
+
+    Raises:
+        Stopped: on every rank, because ``stop`` said so on one of them before all was predicted.
+        UserError: the task's predictions or scores are not what a task's must be, or more of the pictures
+            than ``data.max_bad`` allows cannot be read.
+    """
+    data = task.evaluation_data()
+    plan = _plan(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
+    model.eval()
+    predicted: list[tuple[int, Any]] = []
+    missing: list[Unreadable] = []
+    failures, stopped = Failures(world), False
+    with (
+        failures.noted(),
+        micro_batches(data, task.collate, plan, workers=min(recipe.workers, len(plan))) as batches,
+        torch.no_grad(),
+        autocast(recipe.precision, world.device),
+    ):
+        for line, batch in zip(plan, batches, strict=True):
+            if stopped := bool(stop and stop()):
+                break
+            check_batch(task, batch)
+            missing += getattr(batch, "unreadable", ())
+            with layer_errors.explained(recipe):
+                found = task.predict(model, batch.to(world.device))
+            check_predictions(task, found, len(line.pictures))
+            check_sendable(task, found)
+            predicted += zip([index for _, index in line.pictures], found, strict=True)
+    failures.tell(stopped)
+    missing = _missing(missing, len(data), recipe.data.max_bad, world)
+    if missing and unreadable:
+        unreadable(missing)
+    gathered = world.gather(predicted)
+    scores: Scores | None = None
+    with failures.noted():
+        if gathered is not None:
+            in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
+            predictions = [prediction for _, prediction in in_order]
+            if limit is None:
+                scores = check_scores(task, task.score(predictions))
+            else:
+                scores = {"predictions": fingerprint(predictions)}
+            if missing:
+                scores["unreadable"] = len(missing)
+    failures.tell()
+    scores = world.broadcast(scores)
+    return scores if scores is not None else {}
+
+
+def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
+    """All batches of ``size`` pictures, of the first ``limit`` alone if there is one."""
+    count = len(data) if limit is None else min(limit, len(data))
+    own = getattr(data, "evaluation_order", None)
+    ordered = own() if callable(own) else None
+    if ordered is None:
+        order: Sequence[int] = range(count)
+    else:
+        check_order(task, ordered, len(data))
+        order = [index for index in ordered.tolist() if index < count]
+    return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
+
+
+def _missing(own: Iterable[Unreadable], pictures: int, share: float, world: World) -> list[Unreadable]:
+    """All ranks' unreadable pictures, by number, the same list on every rank.
+
+    Raises:
+        UserError: there are too many, or no picture is left.
+    """
+    gathered = world.gather(list(own))
+    found: list[Unreadable] = world.broadcast(
+        sorted({one for rank in gathered for one in rank}) if gathered is not None else None
+    )
+    if len(found) == pictures:
+        last = f"none of the {pictures} pictures to be scored can be read: replace them"
+    elif len(found) > share * pictures:
+        last = (
+            f"{len(found)} of the {pictures} pictures to be scored cannot be read, which is more than "
+            f"data.max_bad ({share:g}) allows: replace them, or take them out of the data"
+        )
+    else:
+        return found
+    raise UserError([*listed(found), last])
+
+
+def listed(pictures: Iterable[Unreadable]) -> list[str]:
+    """A sentence for each of the first pictures, and how many more there are."""
+    every = sorted(pictures)
+    more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
+    return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
+
+
+class Stopped(Exception):  # noqa: N818  # nothing went wrong
+    """The evaluation was left early because a rank was asked to stop; raised on every rank."""
+
+
+_KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}
+
+
+class Failures:
+    """What went wrong on any rank, raised on all of them at one place, so that none waits for another.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.own: UserError | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A fault inside is kept until :meth:`tell`; what is no fault of the user's goes through."""
+        try:
+            yield
+        except UserError as error:
+            self.own = error
+        except Exception as error:
+            self.own = explained(error)
+            if self.own is None:
+                raise
+
+    def tell(self, stopped: bool = False) -> None:
+        """Raise the first rank's fault on every rank, if there is one.
+
+        Args:
+            stopped: whether this rank left early.
+
+        Raises:
+            UserError: a rank has failed.
+            Stopped: none has failed, but one left early.
+        """
+        mine = [type(self.own).__name__, list(self.own.faults)] if self.own else None
+        gathered = self.world.gather([mine, stopped])
+        answer = None
+        if gathered is not None:
+            answer = [next((one for one, _ in gathered if one), None), any(left for _, left in gathered)]
+        fault, left_early = self.world.broadcast(answer)
+        if fault:
+            raise _KINDS.get(fault[0], UserError)(fault[1])
+        if left_early:
+            raise Stopped
+
+
+def fingerprint(value: Any) -> str:
+    """A digest, down to the last bit, of tensors, numbers and texts in lists, dicts and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().contiguous()
+        parts: list[str | bytes] = [
+            str(plain.dtype),
+            str(tuple(plain.shape)),
+            plain.flatten().view(torch.uint8).numpy().tobytes(),
+        ]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            type(value).__name__,
+            *(fingerprint(getattr(value, f.name)) for f in dataclasses.fields(value)),
+        ]
+    elif isinstance(value, dict):
+        parts = ["dict", *(fingerprint(item) for item in value.items())]
+    elif isinstance(value, list | tuple):
+        parts = ["list", *(fingerprint(item) for item in value)]
+    else:
+        parts = [repr(value)]
+    whole = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        encoded = part if isinstance(part, bytes) else part.encode()
+        whole.update(len(encoded).to_bytes(8, "little") + encoded)
+    return whole.hexdigest()

@@ -1,0 +1,71 @@
+"""The backbone of a model, which stays as it is during the first epochs (``model.freeze``).
+
+Held, its parameters have no gradients and are not in the optimiser, and its batch norms work with the running
+statistics they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankless.engine.statistics import batch_norms
+from rankless.errors import UserError
+
+
+class Backbone:
+    """Holds the backbone of a model from now on.
+
+    Args:
+        model: the bare model; its method ``backbone()`` gives the modules to hold. What must never be trained
+            has ``requires_grad`` false already and keeps it.
+
+    Attributes:
+        norms: the backbone's batch norms while it is held, none once it is released.
+
+    Raises:
+        UserError: the model does not say what its backbone is, or nothing is left to train.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = _backbone_of(model)
+        named = {id(p): p for module in modules for p in module.parameters()}
+        self.parameters = [p for p in named.values() if p.requires_grad]
+        norms = {id(norm): norm for module in modules for norm in batch_norms(module)}
+        self.norms: list[_BatchNorm] = list(norms.values())
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(
+                f"model.freeze: backbone() of {type(model).__name__} holds every parameter of the model, so "
+                "nothing is left to train; leave the head out of it, or set model.freeze to 0"
+            )
+
+    def release(self) -> None:
+        """Let it be trained like the rest."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+        self.norms = []
+
+
+def _backbone_of(model: nn.Module) -> list[nn.Module]:
+    kind = type(model).__name__
+    method = getattr(model, "backbone", None)
+    if not callable(method) or isinstance(method, nn.Module):
+        raise UserError(
+            f"model.freeze is set, but the model ({kind}) does not say what its backbone is: give it a "
+            "method backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set "
+            "model.freeze to 0"
+        )
+    found = method()
+    modules = list(found) if isinstance(found, Iterable) and not isinstance(found, nn.Module) else [found]
+    own = {id(module) for module in model.modules()}
+    strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in own]
+    if strangers or not modules:
+        raise UserError(
+            f"model.freeze: backbone() of {kind} gave {', '.join(strangers) or 'nothing'}: expected modules "
+            "that are parts of the model"
+        )
+    return modules

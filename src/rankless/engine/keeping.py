@@ -1,0 +1,166 @@
+"""The checkpoints that a run keeps: the newest ones and the best, with ``last`` and ``best`` naming them."""
+
+from __future__ import annotations
+
+import errno
+import math
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankless.engine import checkpoint
+from rankless.engine.state import TrainingState
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory, damage, holds_weights, remove
+from rankless.world.process_group import World
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the rest of each file's last block
+_NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoints"}
+
+
+class Kept:
+    """Saves the state, and removes what is no longer kept.
+
+    Args:
+        recipe: what is kept; written into the weights.
+        run: where.
+        state: what is saved. Its best score is taken back when its weights could not be saved.
+        class_names: written into the weights.
+    """
+
+    def __init__(
+        self, recipe: Recipe, run: RunDirectory, state: TrainingState, class_names: Sequence[str]
+    ) -> None:
+        self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
+        self.saved_best: dict[str, Any] | None = state.best
+
+    def begin(self) -> list[str]:
+        """Make ``best`` name what the state says; what to tell a person about it."""
+        warnings = []
+        best = self.state.best
+        if best is not None and not (math.isfinite(best["score"]) and self._is_there(best)):
+            warnings.append(
+                f"the checkpoint of the best score so far ({best['score']:.4g} after step {best['step']}) is "
+                "gone; the next evaluation counts as the best"
+            )
+            self.state.best = None
+        self.saved_best = self.state.best
+        try:
+            self._follow()
+        except OSError as error:  # the next save tries it again
+            warnings.append(f"{self.run.checkpoints / 'best'} cannot be written ({error})")
+        return warnings
+
+    def save(self, step: int) -> list[int]:
+        """Save the state after ``step`` steps; on a full disk the older checkpoints make room for it.
+
+        Returns:
+            The steps whose checkpoints had to go before their time.
+
+        Raises:
+            OSError: it cannot be written; what was there before stays.
+        """
+        removed: list[int] = []
+        try:
+            try:
+                self._write(step)
+            except OSError as error:
+                if error.errno not in _FULL or not (removed := self._make_room()):
+                    raise
+                self._write(step)
+        except OSError:
+            if self.state.best is not None and not self._is_there(self.state.best):
+                self.state.best = self.saved_best
+            raise
+        return removed
+
+    def _write(self, step: int) -> None:
+        checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
+        self.saved_best = self.state.best
+        self._follow()
+        checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
+
+    def _follow(self) -> None:
+        step = self._best_step()
+        if step is None:
+            (self.run.checkpoints / "best").unlink(missing_ok=True)
+        elif self.run.pointed("best") != step:
+            self.run.point("best", step)
+
+    def _make_room(self) -> list[int]:
+        """Remove all checkpoints but the best and the newest, if that is whole; their steps."""
+        best = None if self.saved_best is None else self.saved_best["step"]
+        kept = (best, self.run.pointed("best"))
+        steps = self.run.steps()
+        spare = [step for step in steps[:-1] if step not in kept]
+        if not spare or damage(self.run.step_directory(steps[-1])) is not None:
+            return []
+        for step in spare:
+            remove(self.run.step_directory(step))
+        return spare
+
+    def _best_step(self) -> int | None:
+        return None if self.state.best is None else int(self.state.best["step"])
+
+    def _is_there(self, best: dict[str, Any]) -> bool:
+        return holds_weights(self.run.step_directory(int(best["step"])))
+
+
+def check_room(
+    run: RunDirectory, recipe: Recipe, state: TrainingState, world: World, start: int
+) -> str | None:
+    """See before the first step that the checkpoints fit onto the disk; every rank must call it.
+
+    The newest one has to fit and the one that is to follow it, and the best where there are evaluations on
+    the way. A quota is not seen here; what it refuses is reported when it does.
+
+    Returns:
+        On the first rank a warning, where these fit but not all that the recipe keeps.
+
+    Raises:
+        UserError: on every rank: they do not fit.
+    """
+    error: str | None = None
+    warning: str | None = None
+    if world.is_first:
+        size, free = _size(recipe, state), _free(run.path)
+        there = len(run.steps()) if start else 0
+        least = 3 if recipe.evaluate.every else 2
+        most = recipe.checkpoint.keep + least - 1
+        needed = max(least - there, 1)
+        if free < needed * size:
+            error = (
+                f"{run.path}: {_mb(needed * size)} are needed for {_NUMBERS[needed]} of this model, but only "
+                f"{_mb(free)} are free on this file system; make room, or give a --run on another one"
+            )
+        elif free < (most - there) * size:
+            warning = (
+                f"{_mb(free)} are free for checkpoints of {_mb(size)} each: where they do not suffice, fewer "
+                "than checkpoint.keep are kept"
+            )
+    if error := world.broadcast(error):
+        raise UserError(error)
+    return warning
+
+
+def _size(recipe: Recipe, state: TrainingState) -> int:
+    """Bytes of a checkpoint once the optimizer has state for every parameter."""
+    weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
+    trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
+    slots = 2 if recipe.optim.name == "adamw" else int(recipe.optim.momentum > 0)
+    return int(weights * (2 if state.average else 1) + trained * slots) + _SMALL_FILES
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _free(path: Path) -> int:
+    for place in (path, *path.absolute().parents):
+        with suppress(FileNotFoundError):
+            return shutil.disk_usage(place).free
+    return 0

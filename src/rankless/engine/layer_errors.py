@@ -1,0 +1,62 @@
+"""What PyTorch refuses to compute because of the recipe, in sentences that name the layer and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+
+_NOT_DETERMINISTIC = " does not have a deterministic implementation"
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+_WRAPPERS = ("module.", "model.")
+
+
+@contextmanager
+def explained(recipe: Recipe) -> Iterator[None]:
+    """Inside, these errors of PyTorch's are raised as sentences.
+
+    Raises:
+        UserError: an operation without deterministic kernels, or a batch norm that sees a single value.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        text = str(error)
+        if _NOT_DETERMINISTIC in text:
+            operation = text.split(_NOT_DETERMINISTIC)[0].split()[-1]
+            where = _layer(error.__traceback__) or "the backward pass"
+            raise UserError(
+                f"{where} uses {operation}, which has no deterministic implementation on this device; use "
+                "another layer or operation, or reduce: fast, which does not promise the same bits"
+            ) from error
+        if text.startswith(_ONE_VALUE):
+            where = _layer(error.__traceback__) or "a batch norm"
+            raise UserError(
+                f"{where} sees one value per channel, of which there is no variance (batch.micro is "
+                f"{recipe.batch.micro}); use a larger batch.micro or model.image_size, or batch_norm: sync "
+                "or frozen"
+            ) from error
+        raise
+
+
+def _layer(traceback: TracebackType | None) -> str:
+    """The innermost module whose code an error came out of, by its name in the model; nothing without any."""
+    modules: list[nn.Module] = []
+    while traceback is not None:
+        owner = traceback.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            modules.append(owner)
+        traceback = traceback.tb_next
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    name = names.get(id(modules[-1]), "")
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    kind = type(modules[-1]).__name__
+    return f"the layer '{name}' ({kind})" if name else f"the model ({kind})"

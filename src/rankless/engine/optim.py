@@ -1,0 +1,107 @@
+"""The optimiser, its parameter groups and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.recipe.schema import Optim, Schedule
+from rankless.world.uncompiled import PlainAdamW, PlainSGD
+
+
+def rate(schedule: Schedule, step: int, steps: int) -> float:
+    """The factor on ``optim.lr`` in step ``step`` (from 0) of ``steps``: a function of the step alone.
+
+    The warm-up is ``((step + 1) / warmup) ** warmup_power``; the cosine runs from its end to the last step.
+    """
+    if step < schedule.warmup:
+        return float(((step + 1) / schedule.warmup) ** schedule.warmup_power)
+    if schedule.name == "cosine":
+        done = (step - schedule.warmup) / max(steps - 1 - schedule.warmup, 1)
+        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    if schedule.name == "step":
+        return float(schedule.gamma ** sum(step >= milestone for milestone in schedule.milestones))
+    return 1.0
+
+
+def optimiser(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
+    """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU.
+
+    Args:
+        model: what is trained.
+        recipe: its section ``optim``.
+        portable: the same bits on unlike CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on the
+            processor; the root in the fused AdamW is IEEE's.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if recipe.name == "sgd":
+        return PlainSGD(
+            groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=True
+        )
+    return PlainAdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use ``lr`` in every group from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
+    """Turn summed gradients into the mean, and shorten them to a global norm of at most ``limit``.
+
+    Args:
+        parameters: their ``grad`` is changed in place.
+        count: scalar, what the summed loss is divided by; zero counts as one.
+        limit: 0 leaves the length as it is.
+
+    Returns:
+        The norm before it was clipped, a scalar; it is not finite where any gradient is not.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    factor = 1.0 / torch.where(count == 0, 1, count)
+    norm = nn.utils.get_total_norm(gradients, foreach=True) * factor
+    shortened = factor * (limit / (norm + 1e-6)).clamp(max=1.0) if limit else factor
+    torch._foreach_mul_(gradients, shortened.to(gradients[0]))
+    return norm
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{slot}/{names[parameter]}": value
+        for parameter, slots in optimizer.state.items()
+        for slot, value in slots.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
+) -> None:
+    """Put back what :func:`state_tensors` gave.
+
+    Raises:
+        UserError: ``source`` holds a tensor that belongs to no parameter.
+    """
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        slot, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or value.shape != (() if slot == "step" else parameter.shape):
+            raise UserError(
+                f"{source}: the optimizer's tensor '{key}' with shape {list(value.shape)} belongs to no "
+                "parameter of this model; take another copy of the checkpoint"
+            )
+        # AdamW counts its steps in a tensor on the CPU; everything else lies like its parameter.
+        placed = value.clone() if slot == "step" else torch.empty_like(parameter).copy_(value)
+        optimizer.state[parameter][slot] = placed

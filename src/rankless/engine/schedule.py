@@ -1,0 +1,58 @@
+"""Steps and epochs: the arithmetic that says what step is what, from the recipe and the number of pictures.
+
+Steps cut one endless stream of pictures into global batches, so an epoch's boundary may fall inside a step
+and no picture is dropped or doubled. The step that finishes an epoch's last picture belongs to that epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rankless.data.order import Line, micro_batch
+from rankless.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every step of a run is.
+
+    Attributes:
+        recipe: the recipe.
+        pictures: how many training pictures there are.
+    """
+
+    recipe: Recipe
+    pictures: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.end_of_epoch(self.recipe.epochs)
+
+    def end_of_epoch(self, epochs: int) -> int:
+        """The number of steps after which ``epochs`` epochs have been seen whole."""
+        return -(-epochs * self.pictures // self.recipe.batch.images)
+
+    def epoch(self, step: int) -> float:
+        """Epochs seen after ``step`` steps."""
+        return step * self.recipe.batch.images / self.pictures
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the weights after ``step`` steps are to be scored."""
+        every = self.recipe.evaluate.every
+        if step == self.steps:
+            return True
+        if not every:
+            return False
+        # The epochs that end with this step: more than one when the data is smaller than a batch.
+        ended = step * self.recipe.batch.images // self.pictures
+        before = (step - 1) * self.recipe.batch.images // self.pictures
+        return ended // every > before // every
+
+    def pictures_of(self, start: int, own: range) -> Iterator[Line]:
+        """The pictures of each own micro-batch of every step from ``start`` on."""
+        recipe = self.recipe
+        for step in range(start, self.steps):
+            for micro in own:
+                yield Line(step, micro_batch(self.pictures, recipe.seed, step, micro, recipe.batch))

@@ -1,0 +1,42 @@
+"""Settings of PyTorch that decide bits: threads, deterministic kernels and TF32."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rankless.recipe.schema import Recipe
+from rankless.world.compat import set_tf32
+from rankless.world.uncompiled import set_deterministic
+
+
+@contextmanager
+def computes_like(recipe: Recipe) -> Iterator[None]:
+    """Inside, operations have the recipe's threads; ``reduce: exact`` uses deterministic kernels.
+
+    Float32 is IEEE single precision unless ``precision`` is ``tf32``: PyTorch's own default is TF32 in
+    convolutions on newer GPUs.
+    """
+    # Read by cuBLAS when it starts; without it PyTorch refuses deterministic matrix products.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    switches: Any = torch.utils.deterministic  # its attributes are properties that type checkers do not see
+    fill, benchmark = switches.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    exact = recipe.reduce == "exact"
+    torch.set_num_threads(recipe.threads)
+    set_deterministic(exact)
+    switches.fill_uninitialized_memory = False  # it costs, and such memory is never read here
+    torch.backends.cudnn.benchmark = not exact
+    restore_tf32 = set_tf32(recipe.precision == "tf32")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        set_deterministic(deterministic)
+        switches.fill_uninitialized_memory = fill
+        torch.backends.cudnn.benchmark = benchmark
+        restore_tf32()

@@ -1,0 +1,120 @@
+"""Whether the weights are sound: the same on every rank, and finite.
+
+A checksum is the sum of a tensor's bits as integers: exact in any order, and one pass over the memory on any
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.world.alike import copy_from_first
+from rankless.world.process_group import World
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
+    """One number per tensor, which depends on every bit of it."""
+    return [
+        int(value) for value in _read([_bits(t.detach()).sum(dtype=torch.int64) for t in tensors.values()])
+    ]
+
+
+def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
+    """The names of the tensors that hold an infinity or a NaN."""
+    floating = {n: t.detach() for n, t in tensors.items() if t is not None and t.is_floating_point()}
+    flags = _read([torch.isfinite(value).all() for value in floating.values()])
+    return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
+
+
+def begin_alike(model: nn.Module, world: World) -> list[str]:
+    """Give every rank the initial weights of rank 0, which are those that one rank alone would have.
+
+    Args:
+        model: on the CPU, just made.
+        world: the ranks.
+
+    Returns:
+        A warning where they were not the same.
+
+    Raises:
+        UserError: the ranks made models of other layers or sizes.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
+    gathered = world.gather([layout, checksums(tensors)])
+    found = world.broadcast(_first_difference(gathered) if gathered else None)
+    if found is None:
+        return []
+    rank, name, same_layout = found
+    if not same_layout:
+        raise UserError(
+            f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
+            "expected the same layers everywhere; let it depend on nothing but the recipe"
+        )
+    copy_from_first(tensors.values())
+    return [
+        f"model() of the task made other initial weights on rank {rank} than on rank 0 (first in '{name}'): "
+        "every rank begins with those of rank 0, but two runs may begin differently; draw them from torch's "
+        "generator, which is seeded, or from rankless.generator"
+    ]
+
+
+def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
+    """Compare the weights after ``step`` steps across ranks; what to say on every rank if they differ."""
+    names = list(tensors)
+    gathered = world.gather([names, checksums(tensors)])
+    found = world.broadcast(_differing(gathered) if gathered else None)
+    if found is None:
+        return None
+    ranks, name = found
+    return (
+        f"after step {step} the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
+        f"(first in '{name}'), so they were not saved; if it happens again, the task uses something that is "
+        "not the same on every rank (`rankless verify` finds it), otherwise suspect the memory or the device "
+        "of that rank"
+    )
+
+
+def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # type: ignore[type-arg]
+    names, first = gathered[0]
+    ranks = [rank for rank, (_, sums) in enumerate(gathered) if sums != first]
+    if not ranks:
+        return None
+    other = gathered[ranks[0]][1]
+    return ranks, next(name for name, a, b in zip(names, first, other, strict=True) if a != b)
+
+
+def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
+    """The first rank whose model is not rank 0's, the first tensor, and whether only its values differ."""
+    layout, sums = gathered[0]
+    for rank, (other, others) in enumerate(gathered):
+        if other != layout:
+            both = [*layout, *other]
+            name = next(entry[0] for entry in both if entry not in layout or entry not in other)
+            return rank, name, False
+        if others != sums:
+            name = next(entry[0] for entry, a, b in zip(layout, sums, others, strict=True) if a != b)
+            return rank, name, True
+    return None
+
+
+def _bits(value: Tensor) -> Tensor:
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return value.view(_WHOLE[value.element_size()])
+
+
+def _read(scalars: list[Tensor]) -> list[float | int]:
+    """Scalars of one kind out of their devices, each device waited for once."""
+    read: list[float | int] = [0] * len(scalars)
+    for device in {scalar.device for scalar in scalars}:
+        places = [place for place, scalar in enumerate(scalars) if scalar.device == device]
+        values = torch.stack([scalars[place] for place in places]).tolist()
+        for place, value in zip(places, values, strict=True):
+            read[place] = value
+    return read

@@ -1,0 +1,281 @@
+"""Everything of a run that changes from step to step, and the way of it into a checkpoint and back."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankless.engine.accumulate import Passes, make_passes
+from rankless.engine.checkpoint import Snapshot
+from rankless.engine.divergence import (
+    SMALLEST_SCALE,
+    DivergedError,
+    not_finite,
+    not_used,
+    weights_not_finite,
+)
+from rankless.engine.ema import Average
+from rankless.engine.freezing import Backbone
+from rankless.engine.optim import divide_and_clip, optimiser, restore_state, state_tensors
+from rankless.engine.schedule import Plan
+from rankless.engine.soundness import begin_alike, differing, non_finite
+from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.totals import Numbers, Totals
+from rankless.engine.unreadable import UnreadablePictures
+from rankless.errors import UserError
+from rankless.models.checkpoints.pretrained import start_from
+from rankless.models.checkpoints.weights import digest, load_into
+from rankless.randomness import torch_seed
+from rankless.recipe.schema import Recipe
+from rankless.tasks.checks import check_model
+from rankless.tasks.protocol import Task
+from rankless.world.process_group import World
+
+
+class TrainingState:
+    """Model, average, optimiser and loss scale, made in the one order that works.
+
+    That is: model, device, what is frozen, norms, optimiser, data-parallel wrapper. The last three are made
+    anew when the backbone is released.
+
+    Args:
+        task: builds the model.
+        recipe: with its precision resolved.
+        world: where the ranks meet and this one computes.
+        pictures: how many there are to train on; a checkpoint of another number is refused.
+
+    Attributes:
+        model: the bare model; its names are those in the weights files.
+        warnings: what to tell a person before the first step.
+        average: the averaged model, or None.
+        best: the step and score of the best evaluation so far.
+        unscored: the evaluation that was due after the last step has failed.
+        unreadable: the pictures that could not be read so far.
+        data: a digest of the training data, None where it has none.
+        other_data: whether the run began with other data than it goes on with.
+        released_at: the step (from 0) before which the backbone is released: the first that begins when
+            ``model.freeze`` epochs have been seen whole.
+    """
+
+    passes: Passes
+
+    def __init__(self, task: Task, recipe: Recipe, world: World, pictures: int) -> None:
+        self.recipe, self.pictures = recipe, pictures
+        torch.manual_seed(torch_seed(recipe.seed, "model"))
+        model = task.model()  # on the CPU, so that every kind of device starts from the same weights
+        check_model(task, model)
+        self.warnings = begin_alike(model, world)
+        self.task, self.world = task, world
+        self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
+        self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
+        for norm in self.frozen:
+            norm.requires_grad_(False)
+        self.released_at = Plan(recipe, pictures).end_of_epoch(recipe.model.freeze)
+        self.backbone = Backbone(self.model) if recipe.model.freeze else None
+        self.statistics = RunningStatistics(self._learning_norms(), world.device)
+        self.average = Average(self.model, recipe.ema.decay) if recipe.ema.decay else None
+        self.optimiser = self._new_optimiser()
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
+        self._wrap()
+        self.best: dict[str, Any] | None = None
+        self.unscored = False
+        self.unreadable = UnreadablePictures(pictures, recipe.data.max_bad)
+        self.data: str | None = None
+        self.other_data = False
+
+    def _wrap(self) -> None:
+        """Make what knows for good which parameters and norms are trained."""
+        self.training_mode()
+        self.passes = make_passes(self.task, self.model, self.statistics, self.recipe, self.world)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
+        return optimiser(self.model, self.recipe.optim, portable=portable)
+
+    def _learning_norms(self) -> list[_BatchNorm]:
+        resting = {id(norm) for norm in self._resting_norms()}
+        return [norm for norm in batch_norms(self.model) if id(norm) not in resting]
+
+    def _resting_norms(self) -> list[_BatchNorm]:
+        return [*self.frozen, *(self.backbone.norms if self.backbone else [])]
+
+    @property
+    def scored(self) -> nn.Module:
+        """The model that is evaluated: the average, if there is one."""
+        return self.average.model if self.average else self.model
+
+    def training_mode(self) -> None:
+        """Dropout on; batch norms learn their statistics unless they are frozen."""
+        self.model.train()
+        for norm in self._resting_norms():
+            norm.eval()
+
+    def begin(self, step: int) -> bool:
+        """Call before the first forward pass of ``step`` (from 0).
+
+        Returns:
+            Whether the backbone was released now.
+        """
+        releases = self.backbone is not None and step >= self.released_at
+        if releases:
+            self._release()
+        self.statistics.begin()
+        return releases
+
+    def _release(self) -> None:
+        """From now on the backbone is trained; its parameters join the optimiser with a fresh state."""
+        if self.backbone is None:
+            return
+        self.backbone.release()
+        self.backbone = None
+        self.statistics.give_back()
+        self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
+        before, self.optimiser = self.optimiser, self._new_optimiser()
+        restore_state(self.optimiser, self.model, state_tensors(before, self.model))
+        del self.passes
+        gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
+        self._wrap()
+
+    def update(self, step: int, totals: Totals) -> Numbers:
+        """From summed gradients to new weights: unscale, divide, clip, step, statistics, average.
+
+        The device is waited for once, between the gradient and the weights.
+
+        Raises:
+            DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
+                loss or the gradient is not finite.
+        """
+        self.scaler.unscale_(self.optimiser)
+        numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
+        if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
+            self._not_finite(step, numbers, totals)
+        self.scaler.step(self.optimiser)
+        scale = self.scaler.get_scale()
+        self.scaler.update()
+        skipped = self.scaler.get_scale() < scale
+        self.optimiser.zero_grad(set_to_none=True)
+        self.statistics.end(None if skipped else totals.statistics)
+        if self.average:
+            self.average.update(self.model, step)
+        return replace(numbers, skipped=skipped)
+
+    def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
+        """Return where fp16's loss scale is to blame; otherwise take the step back and raise."""
+        named = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        found = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
+        unused = self.world.broadcast(sorted(one for rank in found for one in rank) if found else None)
+        bad = non_finite({name: p.grad for name, p in zip(named, self.trained, strict=True)})
+        scale = self.scaler.get_scale()
+        if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:
+            return
+        self.optimiser.zero_grad(set_to_none=True)
+        self.statistics.undo()
+        if unused:
+            error = not_used(step + 1, [(leaf, [named[n] for n in which]) for leaf, which in unused])
+        else:
+            error = not_finite(step + 1, numbers, bad, self.recipe, scale)
+        raise DivergedError(error, is_whole=not non_finite(self.weights()), repeats=not unused)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights and running statistics by name, the averaged ones too."""
+        averaged = self.average.model.state_dict() if self.average else {}
+        return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
+
+    def check(self, step: int) -> None:
+        """See that the weights after ``step`` steps are the same on every rank, and finite.
+
+        Raises:
+            DivergedError: on every rank, when they are not.
+        """
+        weights = self.weights()
+        if error := differing(step, weights, self.world):
+            raise DivergedError(error, is_whole=False, repeats=False)
+        if bad := non_finite(weights):
+            raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
+
+    def start_from_pretrained(self) -> list[str]:
+        """Begin with the weights that ``model.pretrained`` names; what to tell a person about it.
+
+        Raises:
+            UserError: they do not fit, or are not the same on every rank.
+        """
+        pretrained = self.recipe.model.pretrained
+        told = start_from(self.model, pretrained, self.task.class_names)
+        if not told:
+            return []
+        if self.average:
+            load_into(self.average.model, self.model.state_dict(), pretrained)
+        digests = self.world.gather(digest(self.model.state_dict()))
+        strangers = [rank for rank, found in enumerate(digests or ()) if digests and found != digests[0]]
+        if strangers := self.world.broadcast(strangers):
+            raise UserError(
+                f"model.pretrained is '{pretrained}', which is another file on rank "
+                f"{', '.join(map(str, strangers))} than on rank 0: copy the same one to every machine"
+            )
+        return told
+
+    def snapshot(self, step: int) -> Snapshot:
+        """All of it after ``step`` steps."""
+        return Snapshot(
+            step,
+            self.model.state_dict(),
+            self.average.model.state_dict() if self.average else None,
+            state_tensors(self.optimiser, self.model),
+            {
+                "best": self.best,
+                "scaler": self.scaler.state_dict(),
+                "pictures": self.pictures,
+                "data": self.data,
+                "unscored": self.unscored,
+                "unreadable": self.unreadable.as_json(),
+            },
+        )
+
+    def restore(self, snapshot: Snapshot, source: str) -> None:
+        """Go on from a checkpoint, whatever the number of ranks that wrote it.
+
+        Raises:
+            UserError: it is of another model, or of other data.
+        """
+        found = snapshot.state.get("pictures")
+        if found != self.pictures:
+            raise UserError(
+                f"{source} was trained on {found} pictures, but the data now has {self.pictures}: the steps "
+                "would mean other pictures. Restore the data, or start anew in another run directory"
+            )
+        if snapshot.step >= self.released_at:
+            self._release()
+        load_into(self.model, snapshot.model, source)
+        if self.average:
+            if snapshot.average is None:
+                raise UserError(
+                    f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
+                    f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to go on from "
+                    "the one before"
+                )
+            load_into(self.average.model, snapshot.average, f"{source} (ema)")
+        restore_state(self.optimiser, self.model, dict(snapshot.training), source)
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
+        self.best = snapshot.state["best"]
+        self.unscored = bool(snapshot.state.get("unscored"))
+        self.unreadable.restore(snapshot.state.get("unreadable", {}))
+        before = snapshot.state.get("data")
+        self.other_data = None not in (before, self.data) and before != self.data
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor that decides the next step, by name."""
+        averaged = self.average.model.state_dict() if self.average else {}
+        return {
+            **{f"model/{name}": value for name, value in self.model.state_dict().items()},
+            **{f"ema/{name}": value for name, value in averaged.items()},
+            **state_tensors(self.optimiser, self.model),
+        }

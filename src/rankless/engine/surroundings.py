@@ -1,0 +1,178 @@
+"""What a training computes with: alike on all ranks, recorded at every start, compared with the one before.
+
+Nothing of it is in the recipe, and all of it can change bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankless.engine.machine import Facts, facts
+from rankless.errors import UserError, printable
+from rankless.files.reading import MIB, read_text, reason
+from rankless.files.writing import write_atomically
+from rankless.recipe.schema import Recipe
+from rankless.world.process_group import World
+
+# Differing, they change no number: threads are the recipe's, and Python only calls what computes.
+_WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
+_LONGEST = 64 * MIB  # some 20,000 starts
+_MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
+
+
+def agree(world: World, recipe: Recipe, data: str | None) -> tuple[Facts, list[str]]:
+    """Compare what the ranks compute with.
+
+    Args:
+        world: the ranks; each calls this.
+        recipe: its ``cpu_isa`` is held.
+        data: the digest of the training data as this rank sees it, None where it has none.
+
+    Returns:
+        What this rank computes with; and on rank 0 a warning where ranks differ in what changes bits.
+
+    Raises:
+        UserError: on every rank, where versions, data or backend differ, or ``cpu_isa`` could not be had.
+    """
+    own = facts(world.device)
+    must = {name: value for name, value in own["versions"].items() if name not in _MAY_DIFFER}
+    must |= {"the backend": world.backend, "the training data": f"digest {data}"}
+    gathered = world.gather([must, own])
+    errors: list[str] = []
+    warnings: list[str] = []
+    if gathered is not None:
+        errors = _apart([must for must, _ in gathered])
+        warnings = _unlike([found for _, found in gathered])
+        held = [found["instruction_set"]["ATen"] for _, found in gathered]
+        if recipe.cpu_isa != "native" and set(held) != {recipe.cpu_isa.upper()}:
+            errors.append(
+                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(held)}: "
+                "use cpu_isa=native, or other machines"
+            )
+    if errors := world.broadcast(errors):
+        raise UserError(errors)
+    return own, warnings
+
+
+def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
+    """Append what this start computes with to the run's record.
+
+    Args:
+        path: the run's ``environment.json``: a list with an entry for every start; made with its folder
+            when missing.
+        now: what rank 0 computes with.
+        world: the ranks.
+        step: the last step that is done.
+        launched: what the launcher says of the start: when, and with which command.
+
+    Returns:
+        Warnings for a person: what differs from the start before and so changes the weights to come.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    starts, warnings = _read(path)
+    system = os.uname()  # the module platform would start a process
+    entry = {
+        **launched,
+        "after_step": step,
+        "world_size": world.size,
+        "backend": world.backend,
+        "host": system.nodename,
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        **now,
+    }
+    if starts and step:
+        warnings += _compared(starts[-1], now)
+    again = starts and {**starts[-1], "after_step": step} == entry  # ranks that the launcher restarted
+    if not again:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps([*starts, entry], indent=1, ensure_ascii=False) + "\n")
+    return warnings
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The entries so far, and what is wrong with the file."""
+    why = ""
+    try:
+        found = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
+        entries = [found] if isinstance(found, dict) else found  # before there was an entry for every start
+        if isinstance(entries, list) and all(isinstance(one, dict) for one in entries):
+            return entries, []
+    except FileNotFoundError:
+        return [], []
+    except (OSError, UnicodeDecodeError) as error:
+        why = f" ({reason(error)})"
+    except (ValueError, RecursionError):
+        pass
+    return [], [f"{path} cannot be read{why}, so nobody knows what the run has computed with so far"]
+
+
+def _compared(before: Mapping[str, Any], now: Facts) -> list[str]:
+    """A warning for what two starts differ in, if that changes numbers."""
+    found = []
+    certain = False
+    for section, values in now.items():
+        old = before.get(section)
+        if not isinstance(old, dict):
+            continue  # an older version did not record it
+        # A variable that is not set is a value, too; what is not installed or not there computes nothing.
+        names = {**old, **values} if section == "variables" else [name for name in values if name in old]
+        for name in names:
+            was, has = old.get(name, "not set"), values.get(name, "not set")
+            if was != has and not _WITHOUT_EFFECT.fullmatch(name):
+                found.append(f"{_label(section, name)} is {has}, in the run so far {printable(str(was))}")
+                on_cpu = now["hardware"]["device"] == "cpu"
+                certain |= name == "device" or (section == "instruction_set" and on_cpu)
+    if not found:
+        return []
+    return [
+        f"{'; '.join(found)}: the final weights {'will' if certain else 'may'} differ from those of an "
+        "uninterrupted run"
+    ]
+
+
+def _label(section: str, name: str) -> str:
+    if section == "instruction_set":
+        return f"the instruction set of {name}"
+    return f"the {name}" if section == "hardware" else name
+
+
+def _apart(ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """A sentence for everything that must be the same on all ranks and is not."""
+    found = []
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        values = [rank.get(name, "not there") for rank in ranks]
+        if len(set(values)) > 1:
+            found.append(f"the ranks differ in {name}: {_by_value(values)}; make it the same everywhere")
+    return found
+
+
+def _unlike(ranks: Sequence[Facts]) -> list[str]:
+    """A warning where ranks compute with what rounds differently."""
+    found = []
+    for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
+        values = [rank[section].get(name, "none") for rank in ranks]
+        if len(set(values)) > 1:
+            found.append(f"{_label(section, name)} is {_by_value(values)}")
+    if not found:
+        return []
+    return [
+        f"the ranks round differently: {'; '.join(found)}; the weights depend on who computes what: "
+        "use machines of one kind, or where CPUs differ cpu_isa=avx2"
+    ]
+
+
+def _by_value(values: Sequence[str]) -> str:
+    """``2.14.1 on rank 0, 2.13.0 on rank 1, 3``."""
+    listed = []
+    for value in dict.fromkeys(values):
+        ranks = [str(rank) for rank, other in enumerate(values) if other == value]
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        listed.append(f"{value} on rank {', '.join(ranks[:4])}{more}")
+    return ", ".join(listed)

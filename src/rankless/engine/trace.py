@@ -1,0 +1,27 @@
+"""Digests of every tensor after every step: what shows where two runs part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rankless.engine.evaluate import fingerprint
+from rankless.engine.state import TrainingState
+from rankless.structures import Scores
+
+
+class Trace:
+    """An observer that writes one line a step: ``{"step": …, "tensors": {name: digest}}``.
+
+    Args:
+        path: the file; overwritten.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w", encoding="utf-8")
+
+    def __call__(self, step: int, state: TrainingState, scores: Scores | None) -> None:
+        tensors = {name: fingerprint(value) for name, value in state.tensors().items()}
+        entry = {"step": step, "tensors": tensors, "scores": scores}
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()

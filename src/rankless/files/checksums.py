@@ -1,0 +1,42 @@
+"""``SHA256SUMS``: the checksums beside the files of a checkpoint, in the format of ``sha256sum``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankless.files import reading
+
+NAME = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
+_LONGEST = 1 << 20  # bytes; ours has a few hundred
+
+
+def text(sums: Mapping[str, str]) -> str:
+    """The content of the file for digests by file name."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+
+
+def read(folder: Path) -> dict[str, str] | None:
+    """Digests by file name; None where ``folder`` has no such file. What is no checksum is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return {match[2]: match[1] for match in map(_LINE.fullmatch, lines) if match}
+
+
+def of_file(path: Path) -> str:
+    """The SHA-256 of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with reading.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,154 @@
+"""Reading a file that anybody may have written: only a regular one, and never more than a stated limit.
+
+A pipe has the reader wait for ever, and a device such as ``/dev/zero`` has no end. Every function raises
+``OSError`` with a sentence as its ``strerror``, so that a caller says in one place that a file is missing, is
+none, or is too large.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+from rankless.hardware.memory import available
+
+MIB = 1 << 20
+YAML = MIB  # a recipe, or what describes a data set; the reader takes seconds for a megabyte
+CFG = MIB
+NAMES = 16 * MIB
+LABELS = 64 * MIB  # what is annotated on one picture
+POINTER = 4096  # `last`, `best`
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
+    """Open a regular file to read its bytes, without a buffer; it never waits for somebody to write.
+
+    Args:
+        path: the file.
+        most: bytes that it may have; any number if not given.
+
+    Raises:
+        OSError: it is missing, forbidden, no regular file, or too large.
+    """
+    name = os.fspath(path)
+    if "\0" in name:
+        raise OSError(errno.EINVAL, "its name holds a NUL, which no file's can", name)
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # so is a socket called that is a file
+            raise _irregular(stat.S_IFSOCK, name) from None
+        raise
+    try:
+        state = os.fstat(file)
+        kind = stat.S_IFMT(state.st_mode)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if kind != stat.S_IFREG:
+            raise _irregular(kind, name)
+        if most is not None and state.st_size > most:
+            raise _too_large(state.st_size, most, "it may have", name)
+        return io.FileIO(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """All that is in a regular file.
+
+    Args:
+        path: the file.
+        most: bytes that it may have; if not given, what the machine's memory has room for.
+
+    Raises:
+        OSError: it is missing, forbidden, no regular file, or too large.
+    """
+    limit = available() if most is None else most
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= limit:
+            content = file.readall() if size else _endless(file, limit)  # of /proc nobody knows the size
+            size = len(content)
+            if size <= limit:
+                return content
+    held = "it may have" if most is not None else "the memory has room for"
+    raise _too_large(size, limit, held, os.fspath(path))
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    most: int | None = None,
+    *,
+    encoding: str = "utf-8-sig",
+    errors: str = "strict",
+) -> str:
+    r"""The text in a regular file, its line ends as ``\n``; see :func:`read_bytes`.
+
+    Raises:
+        OSError: see :func:`read_bytes`.
+        UnicodeDecodeError: it is no text of this encoding.
+    """
+    content = io.BytesIO(read_bytes(path, most))
+    return io.TextIOWrapper(content, encoding=encoding, errors=errors).read()
+
+
+def opened_text(
+    path: str | os.PathLike[str],
+    *,
+    encoding: str = "utf-8-sig",
+    errors: str = "strict",
+    newline: str | None = None,
+) -> io.TextIOWrapper:
+    """Open a regular file to read its text line by line; see :func:`opened`."""
+    return io.TextIOWrapper(io.BufferedReader(opened(path)), encoding, errors, newline)
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, without the file's name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in UTF-8 (byte {error.start})"
+    return error.strerror or str(error)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a regular file; False where nobody can tell."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name too long, a loop of links, a NUL
+        return False
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` or a listed entry is a folder; False where nobody can tell."""
+    try:  # what a folder's listing says of an entry costs nothing
+        return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _endless(file: io.FileIO, limit: int) -> bytes:
+    """All there is, or one byte more than ``limit`` or a few."""
+    content = bytearray()
+    while len(content) <= limit and (block := file.read(1 << 16)):
+        content += block
+    return bytes(content)
+
+
+def _too_large(size: int, limit: int, held: str, name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {held}", name)
+
+
+def _irregular(kind: int, name: str) -> OSError:
+    what = _KINDS.get(kind, "no file")
+    return OSError(errno.EINVAL, f"it is {what}, expected a regular file: copy what it holds to one", name)

@@ -1,0 +1,73 @@
+"""What a trained classifier says of a picture: its best five classes, the first drawn as a caption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankless.data.datasets.builtin_digits import DigitPictures
+from rankless.data.datasets.classification_input import shown_as
+from rankless.data.images.drawing import Mark
+from rankless.data.images.image_file import Decoded, UnreadablePicture
+from rankless.models.checkpoints import weights
+from rankless.tasks.classify import Classify
+from rankless.tasks.memory_check import refuse_giant_image
+
+BEST = 5
+"""So many classes are told."""
+
+
+class ClassFinder:
+    """A trained classifier at work.
+
+    Args:
+        loaded: its weights, with their recipe and class names.
+        confidence: classes that are less likely are left out, 0..1.
+        place: the device to work on.
+        source: the weights' file, for messages.
+
+    Raises:
+        UserError: weights that do not fit their recipe.
+    """
+
+    def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
+        self.confidence = confidence
+        self.task = Classify(loaded.recipe, class_names=loaded.class_names)
+        refuse_giant_image(self.task.size, source)
+        model = self.task.model()
+        weights.load_into(model, loaded.state, source)
+        self.model, self.place = model.to(place).eval(), place
+        data = loaded.recipe.data
+        self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
+
+    def scene(self, split: str, index: int) -> Tensor:
+        """A digit of the built-in data, uint8 (3, H, W).
+
+        Raises:
+            UnreadablePicture: there are not so many.
+        """
+        digits = DigitPictures(split)
+        if index >= len(digits):
+            reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
+            raise UnreadablePicture(f"digits:{split}:{index}", reason)
+        return digits.image(index)
+
+    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
+        """The best classes of a picture, the likeliest first, and its caption."""
+        batch = self.task.collate([self.task.item(view.image)])
+        with torch.inference_mode():
+            (found,) = self.task.predict(self.model, batch.to(self.place))
+        scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
+        names = self.task.class_names
+        rows = [
+            {"score": round(score, 4), "label": label, "name": names[label]}
+            for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)
+            if score >= self.confidence
+        ]
+        height, width = view.source
+        whole = (0.0, 0.0, float(width), float(height))
+        return rows, [
+            Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"])) for best in rows[:1]
+        ]

@@ -1,0 +1,77 @@
+"""Trained weights in the formats of other software."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankless.errors import UserError
+from rankless.files.outputs import Outputs
+from rankless.models.checkpoints import weights
+from rankless.models.checkpoints.darknet_weights import write_weights
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.zoo import network
+from rankless.runs.directory import weights_of
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What :func:`export` wrote.
+
+    Attributes:
+        weights: the file it came from.
+        files: the new files.
+    """
+
+    weights: Path
+    files: tuple[Path, ...]
+
+
+def export(target: Path, *, format: str, out: Path | None = None, force: bool = False) -> Exported:
+    """Write a run's weights for other software.
+
+    Args:
+        target: a run directory (its best weights are taken) or a weights file.
+        format: ``darknet`` writes ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read.
+        out: the new files' path without an ending; ``target``'s name in this folder if not given.
+        force: replace files that are there.
+
+    Raises:
+        UserError: no such format, no weights, a model that the format cannot say, or files that exist.
+    """
+    if format not in _FORMATS:
+        raise UserError(f"--format is '{format}': expected one of {', '.join(_FORMATS)}")
+    path = weights_of(target)
+    loaded = weights.load(path)
+    stem = out or Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
+    if not stem.name:
+        raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
+    return Exported(path, _FORMATS[format](loaded, stem, path, force))
+
+
+def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
+    recipe = loaded.recipe
+    if recipe.task != "detect":
+        raise UserError(f"{source}: is of the task '{recipe.task}'; Darknet's format takes detectors only")
+    # Dropout adds no weights, and rests in what is exported.
+    made = network(replace(recipe.model, dropout=0.0), len(loaded.class_names))
+    size = recipe.model.image_size
+    if size != "auto":
+        made = replace(made, size=(size, size) if isinstance(size, int) else size)
+    text = write_cfg(made, letterbox=recipe.data.fit == "letterbox", nms=recipe.evaluate.nms)
+    files = tuple(stem.with_name(stem.name + ending) for ending in (".cfg", ".weights", ".names"))
+    outputs = Outputs(files, verb=None, force=force)
+    outputs.refuse_inputs([source])
+    faults = [name for name in loaded.class_names if "\n" in name]
+    if faults:
+        raise UserError(f"the class name {faults[0]!r} has a line break, which a .names file cannot hold")
+    with outputs.as_one(files) as (cfg, numbers, names):
+        write_weights(numbers, made, loaded.state)
+        cfg.write_text(text, encoding="utf-8")
+        names.write_text("".join(f"{name}\n" for name in loaded.class_names), encoding="utf-8")
+    return files
+
+
+_FORMATS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {"darknet": _darknet}

@@ -1,0 +1,139 @@
+"""The promise, checked on the user's own recipe and machine: every number of ranks gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.launch import local
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+
+_WARM_UP = 2  # steps that do not count for the speed
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """What one number of ranks gave.
+
+    Attributes:
+        world: how many ranks.
+        digest: SHA-256 of the weights after the last step.
+        images_per_second: the median over the steps after the first two.
+        difference: where it first parted from the first world; None when it did not.
+    """
+
+    world: int
+    digest: str
+    images_per_second: float
+    difference: str | None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What :func:`verify` found.
+
+    Attributes:
+        steps: steps of each world.
+        worlds: one result per number of ranks, in the order asked for.
+    """
+
+    steps: int
+    worlds: list[WorldResult] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all worlds gave the same bits throughout."""
+        return all(result.difference is None for result in self.worlds)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[str], None]) -> VerifyReport:
+    """Train the first steps of a recipe with each number of ranks and compare every tensor after every step.
+
+    Compared are the weights, the running statistics, the average, the optimiser's state and the scores of two
+    evaluations of a few pictures; and the ranks of one world with each other.
+
+    Args:
+        recipe: any; nothing of it is changed.
+        worlds: numbers of ranks, at least two runs.
+        steps: how many steps each.
+        echo: takes the table line by line.
+
+    Raises:
+        UserError: too many ranks for the recipe, or whatever training finds at fault.
+    """
+    most = recipe.batch.micro_batches
+    if over := [world for world in worlds if world > most]:
+        raise UserError(
+            f"--worlds has {', '.join(map(str, over))}, but a step has only {most} micro-batches to share "
+            "(batch.images / batch.micro): leave it out, or use a smaller batch.micro"
+        )
+    if len(worlds) < 2:
+        raise UserError(
+            f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2"
+        )
+    report = VerifyReport(steps)
+    echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
+    first: list[dict[str, Any]] = []
+    for world in worlds:
+        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as folder:
+            result, lines = _world(recipe, world, steps, Path(folder), first)
+        first = first or lines
+        report.worlds.append(result)
+        echo(f"{world:>10}  {result.digest:<64}  {result.images_per_second:>7.1f}")
+    for result in report.worlds:
+        if result.difference:
+            echo(f"DIFFERENT: world size {result.world}: {result.difference}")
+    if report.ok:
+        echo(f"the same bits in every tensor after each of {steps} steps, and the same scores")
+    return report
+
+
+def _world(
+    recipe: Recipe, world: int, steps: int, folder: Path, first: list[dict[str, Any]]
+) -> tuple[WorldResult, list[dict[str, Any]]]:
+    """Train with ``world`` ranks and compare with the first world's trace."""
+    run = RunDirectory(folder / "run")
+    code = local.train(recipe, run.path, devices=world, resume=False, rehearse=steps, traces=folder)
+    last = run.pointed("last")
+    if code or last is None:
+        raise UserError(f"world size {world} did not get to the end (code {code})")
+    traces = [_lines(folder / f"trace-{rank}.jsonl") for rank in range(world)]
+    difference = None
+    for rank, trace in enumerate(traces[1:], 1):
+        difference = difference or _first_difference(traces[0], trace, f"rank {rank} beside rank 0")
+    if first:
+        difference = difference or _first_difference(first, traces[0], "beside the first world")
+    seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
+    speed = recipe.batch.images / statistics.median(seconds[_WARM_UP:] or seconds)
+    digest = digest_file(run.step_directory(last) / "model.safetensors")
+    return WorldResult(world, digest, round(speed, 1), difference), traces[0]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _first_difference(one: list[dict[str, Any]], other: list[dict[str, Any]], who: str) -> str | None:
+    """The first step and tensor in which two traces differ."""
+    for a, b in zip(one, other, strict=False):
+        both = {**a["tensors"], **b["tensors"]}
+        names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return f"step {a['step']}, {names[0]}{more} ({who})"
+        if a["scores"] != b["scores"]:
+            return f"the scores after step {a['step']} ({who})"
+    return None if len(one) == len(other) else f"{len(other)} steps instead of {len(one)} ({who})"

@@ -1,0 +1,211 @@
+"""One rank: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``, started by the launcher PID.
+
+MEETING is the file at which the ranks of our own launcher meet; under any other, such as torchrun, they meet
+at the address that the environment names.
+
+It settles into the process (threads, signals, output, bound to its launcher's life), joins the others, does
+the job, and leaves a note of how it ended beside the job. Only rank 0 speaks, on the standard output; all the
+rest that libraries and interpreters have to say goes into logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware.shortages import shortage
+from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
+from rankless.launch.rank_log import open_log
+from rankless.recipe.instruction_set import fix
+from rankless.runs.directory import RunDirectory
+from rankless.runs.journal import ending
+from rankless.user_code import blamed
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> int:
+    """Do the job that the first argument names; the exit code."""
+    place = Path(sys.argv[1])
+    job = read_job(place)
+    rank = int(os.environ.get("RANK", "0"))
+    _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+    reserve_note(place, rank)
+    try:
+        fix(json.loads(job.recipe).get("cpu_isa", "native"))
+        from rankless.engine.loop import StopRequest  # torch is imported from here on
+
+        stop = StopRequest()
+        stop.listen()
+        answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
+    except UserError as error:
+        return _left(error, job, place, rank)
+    except Exception as error:
+        from rankless.data.loader import LoaderDiedError
+        from rankless.world.process_group import is_lost_peer
+
+        short = shortage(error)
+        if not short and is_lost_peer(error):
+            # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
+            print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
+            return LOST_PEER
+        if told := short or of_a_path(error) or blamed(error):
+            traceback.print_exc()  # the whole of it, into the log
+            return _left(told, job, place, rank)
+        if isinstance(error, LoaderDiedError):
+            leave_cause(place, rank, f"a loader process of rank {rank} {error}")
+        raise
+    if rank == 0:
+        leave_note(place, rank, answer)
+    return 0
+
+
+def _left(error: UserError, job: Job, place: Path, rank: int) -> int:
+    """Leave a note of an error that a restart would only meet again; the exit code."""
+    note = _note(error, job)
+    try:
+        leave_note(place, rank, note)
+    except OSError:  # the disk is full there, too; rank 0's output is the terminal
+        with contextlib.suppress(OSError):
+            print("\n".join(f"error: {fault}" for fault in note["faults"]), flush=True)
+    return error.exit_code
+
+
+def _note(error: UserError, job: Job) -> dict[str, Any]:
+    """What a rank leaves behind about an error, with what only who knows the recipe and the run can add.
+
+    ``once``: other ranks may have met the same in other words, and one of them is enough.
+    """
+    once = isinstance(error, TaskError | ShortageError)
+    if isinstance(error, TaskError):
+        error = _with_a_way_on(error, job)
+    elif isinstance(error, ShortageError):
+        error = _with_less(error, job)
+    return {"exit": error.exit_code, "faults": list(error.faults), "once": once}
+
+
+def _with_less(error: ShortageError, job: Job) -> UserError:
+    """Memory ran out in a rank: what to change."""
+    from rankless.recipe.load import from_json
+
+    recipe = from_json(job.recipe)
+    micro, images = recipe.batch.micro, recipe.batch.images
+    if job.verb == "train" and recipe.batch_norm == "sync":
+        advice = (
+            "with batch_norm: sync a device holds all its micro-batches at once, so use more devices, or a "
+            f"smaller batch.images (now {images})"
+        )
+    elif micro > 1:
+        advice = f"use a smaller batch.micro (now {micro})"
+        if job.verb == "train":
+            advice += f"; the global batch (batch.images: {images}) and the learning rate stay as they are"
+            if recipe.batch_norm == "micro":
+                advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
+    else:
+        advice = "batch.micro is 1 already, so use a smaller model or smaller images"
+    return UserError(f"{'; '.join(error.faults)}; {advice}")
+
+
+def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
+    """The error in the user's code, with the task's name and what to do when it is mended."""
+    from rankless.recipe.load import from_json
+
+    text = f"the task {from_json(job.recipe).task} failed: {fault}"
+    step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
+    if step:
+        text += f"\nthe checkpoint of step {step} is whole; once it is mended, go on with: "
+        text += f"rankless train --resume --run {job.run}"
+    return TaskError(text)
+
+
+def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
+    from rankless.engine.loop import Rehearsal, train
+    from rankless.engine.settings import computes_like
+    from rankless.engine.trace import Trace
+    from rankless.recipe.load import from_json
+    from rankless.world.process_group import join
+
+    recipe = from_json(job.recipe)
+    with computes_like(recipe), join(_meeting()) as world:
+        trace = Trace(place.parent / f"trace-{world.rank}.jsonl") if job.rehearse else None
+        finished = train(
+            recipe,
+            RunDirectory(Path(job.run)),
+            world,
+            resume=True,  # a launcher that begins a run has seen that it holds no checkpoint
+            launched=job.launched,
+            stop=stop,
+            rehearsal=Rehearsal(job.rehearse) if job.rehearse else None,
+            observe=trace,
+        )
+        world.barrier()
+    # The request may have come to another rank than this.
+    return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
+
+
+def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
+    from rankless.engine.evaluate import evaluate, listed
+    from rankless.engine.settings import computes_like
+    from rankless.models.checkpoints.weights import load, load_into
+    from rankless.recipe.load import from_json
+    from rankless.structures import Unreadable
+    from rankless.tasks import open_task
+    from rankless.world.process_group import join
+
+    recipe = from_json(job.recipe)
+    weights = load(Path(job.weights))
+    with computes_like(recipe), join(_meeting()) as world:
+        task = open_task(recipe)
+        if weights.class_names and tuple(task.class_names) != weights.class_names:
+            raise UserError(
+                f"{job.weights} knows {len(weights.class_names)} classes "
+                f"({', '.join(weights.class_names[:8])} …), but the data has {len(task.class_names)} "
+                f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
+                f"data.root=FOLDER (now '{recipe.data.root}')"
+            )
+        model = task.model()
+        load_into(model, weights.state, job.weights)
+        missing: list[Unreadable] = []
+        scores = evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
+        world.barrier()
+    return {"exit": 0, "scores": scores, "warnings": listed(missing)}
+
+
+def _meeting() -> Path | None:
+    """Where the ranks of our own launcher meet."""
+    return Path(sys.argv[3]) if len(sys.argv) > 3 else None
+
+
+def _settle(job: Job, rank: int, launcher: int) -> None:
+    """Die with the launcher, and leave the terminal to what rank 0 says on purpose."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # it died before it could be watched
+            os._exit(1)
+    try:
+        before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
+        log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
+    except OSError:  # a full disk; what needs it will say so
+        log = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2) if rank else (2,):
+        os.dup2(log, stream)
+    os.close(log)
+    faulthandler.enable()
+
+
+if __name__ == "__main__":
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody may be there to hear it
+            stream.flush()
+    # Everything is written; the teardown of dozens of native threads has nothing more to add.
+    os._exit(code)

@@ -1,0 +1,181 @@
+"""Darknet's ``.weights`` files: read into the state of a network, and written from one.
+
+Three int32 (major, minor, revision), the number of pictures seen (uint64 from version 0.2 on, else uint32),
+then float32: per convolution with batch norm β, γ, mean, variance and kernels; without it biases and kernels.
+Nothing in the file says what network it is of.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.files import reading
+from rankless.models.darknet.network import Conv, Network
+from rankless.models.reshape import with_classes
+
+_VERSION = (0, 2, 5)
+MOST_CLASSES = 10_000
+_LEAST = 1e-4  # of a network's numbers; published backbones have a tenth and more
+
+
+@dataclass(frozen=True)
+class DarknetWeights:
+    """What a ``.weights`` file holds, laid out for a network.
+
+    Attributes:
+        state: tensors under the network's names; those of layers that the file does not reach are missing.
+        seen: pictures that it was trained on.
+        filled: so many of the network's convolutions are in the file, from the first on.
+        convolutions: how many the network has.
+        notes: what was mended, as sentences.
+    """
+
+    state: dict[str, Tensor]
+    seen: int
+    filled: int
+    convolutions: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One tensor in the order of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_weights(path: Path, network: Network) -> DarknetWeights:
+    """Read a file for a network, or for its first layers (``.conv.74`` and the like).
+
+    Raises:
+        UserError: no such file; one that ends inside a layer or goes on after the last: it is damaged or of
+            another network.
+    """
+    numbers, seen = _numbers(path)
+    layers = list(_layers(network))
+    state: dict[str, Tensor] = {}
+    start = filled = 0
+    for name, parts in layers:
+        if start == len(numbers):
+            break
+        needed = sum(part.numbers for part in parts)
+        if start + needed > len(numbers):
+            raise UserError(
+                f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
+                f"{needed:,} numbers): it is cut, or of another network; give the cfg or the model it was "
+                "trained with"
+            )
+        for part in parts:
+            piece = numbers[start : start + part.numbers]
+            state[part.name] = torch.from_numpy(piece.reshape(part.shape).copy())
+            start += part.numbers
+        filled += 1
+    if start < len(numbers):
+        raise UserError(
+            f"{path}: goes on for {len(numbers) - start:,} numbers after the network's last convolution "
+            f"({start:,}): it is of another network; give the cfg or the model it was trained with"
+        )
+    total = sum(part.numbers for _, parts in layers for part in parts)
+    if start < _LEAST * total:
+        raise UserError(
+            f"{path}: has {start:,} of the network's {total:,} numbers, which is not even a backbone: give "
+            "the cfg or the model it was trained with"
+        )
+    notes = _mend(state)
+    bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+    if bad:
+        raise UserError(
+            f"{path}: {len(bad)} tensors hold NaN or infinity, such as {bad[0]}; take another copy"
+        )
+    return DarknetWeights(state, seen, filled, len(layers), notes)
+
+
+def classes_of(path: Path, network: Network) -> int | None:
+    """For how many classes the file's heads are made; None if it fits with no number (say, a backbone)."""
+    count = len(_numbers(path)[0])
+    one, two = (
+        sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
+    )
+    classes, left = divmod(count - one, two - one)
+    return classes + 1 if not left and 0 <= classes < MOST_CLASSES else None
+
+
+def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
+    """Write a network's state; the network is one that a cfg can say.
+
+    Args:
+        path: where to; overwritten.
+        network: the layers.
+        state: one tensor per name, as :meth:`torch.nn.Module.state_dict` gives.
+        seen: pictures it was trained on.
+    """
+    with path.open("wb") as file:
+        file.write(struct.pack("<3iQ", *_VERSION, seen))
+        for _, parts in _layers(network):
+            for part in parts:
+                file.write(state[part.name].detach().cpu().contiguous().numpy().astype("<f4").tobytes())
+
+
+def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
+    """The floats of a file, and the pictures seen."""
+    try:
+        content = reading.read_bytes(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(content) < 20:
+        raise UserError(f"{path}: {len(content)} bytes are too few for a Darknet weights file")
+    major, minor, _ = struct.unpack_from("<3i", content)
+    # Darknet writes 0.1 or 0.2 (and transposed fully connected layers as 1000 and more, which nobody has).
+    if not (0 <= major < 1000 and 0 <= minor < 1000):
+        raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
+    wide = major * 10 + minor >= 2
+    (seen,) = struct.unpack_from("<Q" if wide else "<I", content, 12)
+    body = content[20 if wide else 16 :]
+    if len(body) % 4:
+        raise UserError(f"{path}: is cut or damaged: {len(body):,} bytes are no whole number of float32")
+    return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
+
+
+def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
+    """The convolutions with their tensors in the order of the file."""
+    shapes = network.shapes()
+    for number, layer in enumerate(network.layers):
+        if not isinstance(layer, Conv):
+            continue
+        source = network.inputs(number)[0]
+        channels = shapes[source].channels if source >= 0 else 3
+        name = f"layers.{network.names[number]}"
+        kernels = _Part(
+            f"{name}.conv.weight", (layer.filters, channels // layer.groups, layer.size, layer.size)
+        )
+        words = (
+            ("norm.bias", "norm.weight", "norm.running_mean", "norm.running_var")
+            if layer.norm
+            else ("conv.bias",)
+        )
+        yield network.names[number], [*(_Part(f"{name}.{word}", (layer.filters,)) for word in words), kernels]
+
+
+def _mend(state: dict[str, Tensor]) -> tuple[str, ...]:
+    """Variances below zero, which published files hold, become zero."""
+    below = 0
+    for name, tensor in state.items():
+        if name.endswith("running_var"):
+            below += int((tensor < 0).sum())
+            tensor.clamp_(min=0)
+    return (f"{below} rolling variances below zero were set to zero",) if below else ()

@@ -1,0 +1,189 @@
+"""Weights of other projects: whatever file they lie in, as tensors by name, and nothing of theirs is run.
+
+A reader for each kind of file gives what the file holds. Which part of that are the weights is the matter of
+:mod:`~rankless.models.checkpoints.unwrapping`, and how their names fit a model that of
+:mod:`~rankless.models.checkpoints.fit`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from rankless.errors import UserError, printable
+from rankless.files import reading
+from rankless.models.checkpoints import tensor_file
+from rankless.models.checkpoints.pickle_inspection import Inspection
+from rankless.models.checkpoints.pickle_values import RefusedFileError
+from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
+
+# What torch.save wrote before version 1.6 begins with this number as a pickle of its own.
+_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
+_LEGACY_PROTOCOL = 1001
+_ALONE = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
+
+
+def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
+    """The weights in a checkpoint of another project.
+
+    The kind of file is told by its content: what ``torch.save`` writes (today's, or before version 1.6), or
+    safetensors. Nothing in it is run, and it is held against its own size before room is made for it.
+
+    Args:
+        path: the file.
+        key: the entry that holds the weights, such as ``model`` or ``ema.module``; chosen if not given.
+
+    Raises:
+        UserError: no such file, a damaged one, none of these kinds, one that only unpickling could read, or
+            one without weights.
+    """
+    path = Path(path)
+    if reading.is_folder(path):
+        raise UserError(f"{path}: is no file; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)")
+    try:
+        with io.BufferedReader(reading.opened(path)) as file:
+            return unwrap(_content(path, file), key, size=os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RefusedFileError as error:
+        raise UserError(f"{path}: {error}") from None
+    except MemoryError:
+        raise UserError(f"{path}: is larger than this machine's memory") from None
+
+
+def _content(path: Path, file: IO[bytes]) -> Any:
+    start = file.read(512)
+    file.seek(0)
+    if start.startswith(b"PK"):
+        return _from_zip(file)
+    if start.startswith(_LEGACY):
+        return _from_legacy(file)
+    if start[8:9] == b"{":
+        return tensor_file.read(path)[0]
+    raise RefusedFileError(_what_else(start, file))
+
+
+def _from_zip(file: IO[bytes]) -> Any:
+    """Today's format: a zip archive of one pickle and a record for each storage.
+
+    The archive is written anew, in memory, from what Python's zipfile found in it and what was inspected: so
+    PyTorch's own zip reader never sees an archive that two readers could understand in two ways.
+    """
+    try:
+        records, names = _records(file), set[str]()
+    except RefusedFileError:
+        raise
+    except Exception as error:  # BadZipFile, struct.error, EOFError … by how the archive is broken
+        raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); take another copy") from None
+    if "data.pkl" not in records:
+        raise RefusedFileError(f"is a zip archive, but not one of torch.save (it has no data.pkl); {_ALONE}")
+    inspection = Inspection()
+    inspection.walk(io.BytesIO(records["data.pkl"]))
+    for storage in inspection.storages.values():
+        name = f"data/{storage.key}"
+        found = len(records[name]) if name in records else "none"
+        if found != storage.nbytes:
+            raise RefusedFileError(
+                f"is damaged: storage {printable(storage.key)} should have {storage.nbytes} bytes "
+                f"and has {found}"
+            )
+        names.add(name)
+    anew = io.BytesIO()
+    with zipfile.ZipFile(anew, "w") as archive:
+        for name in ("data.pkl", "byteorder", "version", *sorted(names)):
+            archive.writestr(f"archive/{name}", records.get(name, b"3\n" if name == "version" else b"little"))
+            records.pop(name, None)  # one copy at a time
+    anew.seek(0)
+    return _load(anew)
+
+
+def _records(file: IO[bytes]) -> dict[str, bytes]:
+    """The records of an archive by their names below its one folder."""
+    size = os.fstat(file.fileno()).st_size
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if any(entry.filename.endswith("/constants.pkl") for entry in entries):
+            raise RefusedFileError(f"is a TorchScript archive, which holds a program; {_ALONE}")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise RefusedFileError(
+                f"is a compressed archive, which torch.save never writes; unpack it, or {_ALONE}"
+            )
+        if sum(entry.file_size for entry in entries) > size:
+            raise RefusedFileError(
+                "is damaged or made to do harm: its parts claim to be larger than the whole"
+            )
+        found: dict[str, bytes] = {}
+        for entry in entries:
+            name = entry.filename.partition("/")[2]
+            if not name:
+                continue  # a folder, or beside the archive's own
+            if name in found:
+                raise RefusedFileError(f"is damaged: it has two records called {printable(name)}")
+            found[name] = archive.read(entry)
+    return found
+
+
+def _from_legacy(file: IO[bytes]) -> Any:
+    """The format before PyTorch 1.6: five pickles, then the storages' sizes and values one after another."""
+    inspection = Inspection()
+    head = [inspection.walk(file) for _ in range(5)]
+    _, protocol, _, _, keys = head
+    if protocol != _LEGACY_PROTOCOL:
+        raise RefusedFileError(f"is damaged: protocol {printable(repr(protocol))}")
+    storages = inspection.storages
+    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
+        raise RefusedFileError("is damaged: the list of its storages does not match them")
+    for key in keys:
+        count = int.from_bytes(file.read(8), "little")
+        if count != storages[key].numel:
+            raise RefusedFileError(
+                f"is damaged: a storage of {storages[key].numel} values is stored as {count}"
+            )
+        file.seek(storages[key].nbytes, os.SEEK_CUR)
+    if (end := file.tell()) != (size := os.fstat(file.fileno()).st_size):
+        raise RefusedFileError(f"is damaged: it should have {end} bytes and has {size}; take another copy")
+    file.seek(0)
+    return _load(file)
+
+
+def _load(file: IO[bytes]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old protocols and classes: what matters is told here
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # by what it stumbles over: UnpicklingError, RuntimeError, TypeError …
+        first = str(error).strip().partition("\n")[0]
+        raise RefusedFileError(
+            f"is not read by PyTorch's safe reader ({printable(first, 200)}); {_ALONE}"
+        ) from None
+
+
+def _what_else(start: bytes, file: IO[bytes]) -> str:
+    if not start:
+        return "is empty"
+    if start[257:262] == b"ustar":
+        return (
+            "is in the tar format of PyTorch before 0.1.12, which only unpickling can read; load it with "
+            "the PyTorch that wrote it, and save its state_dict() with a newer one"
+        )
+    if start.startswith(b"\x80"):
+        Inspection().walk(file)  # tells what it wants to make, where that is the reason
+        return f"is a plain pickle, not written by torch.save; {_ALONE}"
+    text = start.lstrip().lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "is only the pointer that Git LFS keeps in the file's place; fetch it with: git lfs pull"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is a web page, not a checkpoint: the download went wrong"
+    return (
+        "is no checkpoint: it begins like none of the known kinds; expected what torch.save or safetensors "
+        "writes (.pt, .pth, .ckpt, .bin, .safetensors)"
+    )

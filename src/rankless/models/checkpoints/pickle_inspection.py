@@ -1,0 +1,261 @@
+"""What a checkpoint's pickle would make, worked out without making it.
+
+``torch.load(weights_only=True)`` runs no foreign code, but it believes what a file says of itself: it makes
+room for the sizes that are claimed, and calls a few functions whose results can grow without bound. So a
+pickle is walked through here first, with stand-ins for everything but plain values: no name is imported,
+nothing of torch's is called, and memory and time stay in proportion to the file.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from rankless.errors import printable
+from rankless.models.checkpoints.pickle_values import (
+    FUNCTIONS,
+    UNSUPPORTED,
+    Foreign,
+    Global,
+    RefusedFileError,
+    Storage,
+    dtype_of,
+    key_of,
+    size_of,
+    storage_dtype,
+)
+
+_OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_MARK = object()
+
+
+@dataclass
+class Inspection:
+    """What is found in one file, pickle by pickle.
+
+    Attributes:
+        storages: every storage by its key.
+        wanted: classes and functions that the pickle needs and that are never called, in their order.
+    """
+
+    storages: dict[str, Storage] = field(default_factory=dict)
+    wanted: dict[str, None] = field(default_factory=dict)
+
+    def walk(self, file: IO[bytes]) -> Any:
+        """Read one pickle to its end; ``file`` stands behind it then.
+
+        Returns:
+            What it would make, with stand-ins for tensors and storages.
+
+        Raises:
+            RefusedFileError: it is damaged, needs unpickling of more than tensors and plain values, or claims
+                tensors larger than their storages.
+        """
+        machine = _Machine(self)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd escapes in names
+                for opcode, argument, position in pickletools.genops(file):
+                    machine.read = position or 0
+                    machine.step(opcode.name, argument)
+        except RefusedFileError:
+            raise
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            reason = printable(str(error)) or type(error).__name__
+            raise RefusedFileError(f"is damaged or no checkpoint of PyTorch (its pickle: {reason})") from None
+        if self.wanted:
+            raise RefusedFileError(self._foreign())
+        return machine.result
+
+    def _foreign(self) -> str:
+        names = [printable(name) for name in self.wanted]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return (
+            f"holds more than tensors: it wants to make {', '.join(names[:3])}{more}, which could run any "
+            "code and is never done; in the software that made it, save the weights alone: "
+            "torch.save(model.state_dict(), 'weights.pt')"
+        )
+
+
+class _Machine:
+    """Pickle's stack machine, for the operations that PyTorch's own safe reader knows."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        self.found = inspection
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.result: Any = None
+        self.read = 0  # bytes of the file so far
+        self.copied = 0  # members that calls have copied
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name]())
+        elif name in _LITERALS:
+            self.stack.append(argument)
+        elif name in _OPERATIONS:
+            _OPERATIONS[name](self, argument)
+        else:
+            raise RefusedFileError(
+                f"is a pickle that PyTorch's safe reader does not take (operation {name}): it was saved in "
+                "another protocol or by another program; save it again with torch.save and its defaults"
+            )
+
+    def pop(self) -> Any:
+        value = self.stack.pop()
+        if value is _MARK:
+            raise IndexError("a value is missing")
+        return value
+
+    def pop_mark(self) -> list[Any]:
+        at = len(self.stack) - 1
+        while at >= 0 and self.stack[at] is not _MARK:
+            at -= 1
+        if at < 0:
+            raise IndexError("a mark is missing")
+        items = self.stack[at + 1 :]
+        del self.stack[at:]
+        return items
+
+    def put(self, index: int) -> None:
+        value = self.pop()
+        self.stack.append(value)
+        self.memo[index] = value
+
+    def tuple_of(self, count: int) -> None:
+        self.stack.append(tuple(reversed([self.pop() for _ in range(count)])))
+
+    def append_all(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, list):
+            target.extend(items)
+        elif not isinstance(target, Foreign):
+            raise TypeError(f"items for a {type(target).__name__}")
+
+    def set_all(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if len(items) % 2:
+            raise IndexError("a value is missing")
+        if isinstance(target, dict):
+            target.update(zip(map(key_of, items[::2]), items[1::2], strict=True))
+        elif not isinstance(target, Foreign):
+            raise TypeError(f"entries for a {type(target).__name__}")
+
+    def find(self, text: str) -> None:
+        module, _, attribute = text.partition(" ")
+        name = f"{_OLD_MODULES.get(module, module)}.{attribute}"
+        if name in UNSUPPORTED:
+            raise RefusedFileError(
+                f"holds {UNSUPPORTED[name]}; expected plain, dense tensors: convert it first"
+            )
+        if module in ("torch", "torch.cuda") and attribute.startswith("Q") and attribute.endswith("Storage"):
+            raise RefusedFileError(
+                "holds a quantised tensor; expected plain, dense tensors: convert it first"
+            )
+        if name not in FUNCTIONS and dtype_of(name) is None and storage_dtype(name) is None:
+            self.found.wanted[name] = None
+        self.stack.append(Global(name))
+
+    def call(self, _: Any) -> None:
+        arguments, function = self.pop(), self.pop()
+        # One foreign thing makes more of them; the walk goes on to name them all.
+        if isinstance(function, Foreign) or (
+            isinstance(function, Global)
+            and isinstance(arguments, tuple)
+            and (function.name in self.found.wanted or any(isinstance(one, Foreign) for one in arguments))
+        ):
+            self.stack.append(Foreign())
+            return
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise TypeError("a call of no function")
+        if function.name not in FUNCTIONS:
+            raise TypeError(f"a call of {function.name}")
+        # What is copied was written out once: else a small file asks for ever more copies of one long list.
+        self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
+        if self.copied > self.read:
+            raise RefusedFileError("is damaged or made to do harm: it asks for more than it holds")
+        self.stack.append(FUNCTIONS[function.name](*arguments))
+
+    def make(self, _: Any) -> None:
+        """NEWOBJ: no checkpoint of plain tensors has it."""
+        self.pop()
+        made = self.pop()
+        if isinstance(made, Global):
+            self.found.wanted[made.name] = None
+        elif not isinstance(made, Foreign):
+            raise TypeError("an object of no class")
+        self.stack.append(Foreign())
+
+    def build(self, _: Any) -> None:
+        state = self.pop()
+        target = self.stack[-1]
+        if isinstance(target, Foreign):
+            return
+        # A state_dict keeps the versions of its modules as an attribute. Another one could hide a method.
+        if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
+            raise TypeError(f"attributes for a {type(target).__name__}")
+
+    def storage(self, _: Any) -> None:
+        pid = self.pop()
+        if isinstance(pid, tuple) and pid[:1] == ("module",):  # a class with its source, before PyTorch 1.6
+            self.found.wanted[pid[1].name] = None
+            self.stack.append(Foreign())
+            return
+        if isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage":
+            _, kind, key, _location, numel, *view = pid
+            dtype = storage_dtype(kind.name)
+            if dtype is not None and isinstance(key, str):
+                made = Storage(key, dtype, size_of(numel))
+                known = self.found.storages.setdefault(key, made)
+                if known.nbytes != made.nbytes:
+                    raise RefusedFileError("is damaged: it gives one storage two sizes")
+                self.stack.append(made if view in ([], [None]) else self.view(made, *view[0]))
+                return
+        raise TypeError("a storage that is none")
+
+    @staticmethod
+    def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
+        """A part of another storage, as PyTorch before 0.4 wrote it."""
+        if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
+            raise RefusedFileError("is damaged: it has a part larger than the whole")
+        return Storage(key, root.dtype, numel)
+
+    def stop(self, _: Any) -> None:
+        self.result = self.pop()
+
+
+_CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": set,
+    "MARK": lambda: _MARK,
+}
+_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING"}
+_OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda machine, _: None,
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "BINGET": lambda machine, index: machine.stack.append(machine.memo[index]),
+    "LONG_BINGET": lambda machine, index: machine.stack.append(machine.memo[index]),
+    "APPEND": lambda machine, _: machine.append_all([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.append_all(machine.pop_mark()),
+    "SETITEM": lambda machine, _: machine.set_all([machine.pop(), machine.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.set_all(machine.pop_mark()),
+    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_mark())),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "GLOBAL": _Machine.find,
+    "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.make,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.storage,
+    "STOP": _Machine.stop,
+}

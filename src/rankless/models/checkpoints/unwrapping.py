@@ -1,0 +1,201 @@
+"""Which part of a checkpoint are the weights.
+
+Trainers save the weights beside the optimiser, the epoch and an average of the weights, each under names of
+its own. Nothing here is specific to a kind of file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankless.errors import printable
+from rankless.models.checkpoints.pickle_values import RefusedFileError
+
+# In the order of preference: the average is what its makers scored.
+_AVERAGED = (
+    "ema",
+    "model_ema",
+    "ema_model",
+    "ema_state_dict",
+    "state_dict_ema",
+    "ema_model_state_dict",
+    "model_ema_state_dict",
+    "params_ema",
+    "averaged_model",
+)
+_PLAIN = (
+    "model",
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "net",
+    "network",
+    "module",
+    "weights",
+    "params",
+)
+_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # what begins so is no model
+_DEEPEST = 5
+# Tensors that share memory, or repeat it, are written once and would be saved as often as they are named.
+_REPEATED = 8
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights that a file holds.
+
+    Attributes:
+        state: tensors by the file's own names, on the CPU; floating point in float32.
+        facts: what was found on the way, a sentence each.
+    """
+
+    state: dict[str, Tensor]
+    facts: list[str]
+
+
+def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
+    """Find the weights in what a file holds.
+
+    Args:
+        content: nested dicts with tensors somewhere.
+        key: the entry that holds the weights, dotted where it lies deeper; None to choose: averaged weights
+            before others.
+        size: of the file, in bytes: what its tensors may take, give or take those named several times.
+
+    Raises:
+        RefusedFileError: no weights, several that could be meant, or tensors that are not plain ones.
+    """
+    if isinstance(content, Tensor) or not isinstance(content, Mapping):
+        raise RefusedFileError(
+            f"holds a {type(content).__name__}, expected a state_dict: tensors by their names"
+        )
+    facts = _makers(content)
+    node, trail = content, list[str]()
+    if key is not None:
+        node = _descend(content, key)
+        trail = [key]
+        if not _holds_weights(node):
+            raise RefusedFileError(f"has no tensors under --key {printable(key)}{_others(content)}")
+    while len(trail) <= _DEEPEST and (name := _next(node, facts, ".".join(trail))) is not None:
+        node = node[name]
+        trail.append(name)
+    if trail:
+        average = " (averaged weights)" if key is None and trail[0] in _AVERAGED else ""
+        facts.append(f"the weights are under '{'.'.join(map(printable, trail))}'{average}")
+    return Checkpoint(_tensors(node, facts, size), facts)
+
+
+def _makers(content: Mapping[Any, Any]) -> list[str]:
+    version = content.get("pytorch-lightning_version")
+    if isinstance(version, str):
+        return [f"a checkpoint of PyTorch Lightning {printable(version)}"]
+    if "amp" in content and "optimizer" in content:
+        return ["a checkpoint of a training with Apex or automatic mixed precision"]
+    return []
+
+
+def _descend(content: Mapping[Any, Any], key: str) -> Any:
+    """The entry called ``key``, or None; its dots may be parts of names."""
+    if key in content:
+        return content[key]
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        inner = content.get(".".join(parts[:count]))
+        if isinstance(inner, Mapping):
+            return _descend(inner, ".".join(parts[count:]))
+    return None
+
+
+def _others(content: Mapping[Any, Any]) -> str:
+    names = [printable(str(name)) for name in _with_weights(content)]
+    more = ", …" if len(names) > 10 else ""
+    return f"; entries with tensors: {', '.join(names[:10]) or 'none'}{more}"
+
+
+def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
+    """The entry of ``node`` that holds the weights, or None where the node does itself."""
+    dicts = [name for name in _with_weights(node) if isinstance(name, str)]
+    chosen = next((name for name in _AVERAGED + _PLAIN if name in dicts), None)
+    if chosen is not None:
+        before = f"{trail}." if trail else ""
+        others = [name for name in _AVERAGED + _PLAIN if name in dicts and name != chosen]
+        if others:
+            names = " and ".join(f"'{before}{name}'" for name in others)
+            facts.append(f"the file also holds weights under {names}: --key takes those")
+        return chosen
+    if any(isinstance(value, Tensor) for value in node.values()):
+        return None
+    likely = [name for name in dicts if not name.lower().startswith(_NEVER)]
+    if len(likely) == 1:
+        return likely[0]
+    if likely:
+        raise RefusedFileError(f"holds several sets of tensors: choose one with --key{_others(node)}")
+    return None
+
+
+def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
+    """The entries of ``node`` that hold weights."""
+    known: dict[int, bool] = {}
+    return [name for name, value in node.items() if _holds_weights(value, known)]
+
+
+def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
+    """Whether tensors lie in a dict, or in an entry of it that is known to hold weights.
+
+    Args:
+        value: anything.
+        known: what is known of dicts, by their identity: they can be many names for one, and hold themselves.
+        depth: how far down to look.
+    """
+    known = {} if known is None else known
+    if not isinstance(value, Mapping) or not depth:
+        return False
+    if id(value) not in known:
+        known[id(value)] = False  # if it comes again before it is known
+        known[id(value)] = any(
+            isinstance(one, Tensor) and isinstance(name, str) for name, one in value.items()
+        ) or any(_holds_weights(value.get(name), known, depth - 1) for name in _AVERAGED + _PLAIN)
+    return known[id(value)]
+
+
+def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, Tensor]:
+    found = {name: one for name, one in node.items() if isinstance(one, Tensor) and isinstance(name, str)}
+    if not found:
+        raise RefusedFileError(f"holds no tensors by name; expected a state_dict{_others(node)}")
+    if left := [printable(str(name), 30) for name in node if name not in found]:
+        more = ", …" if len(left) > 5 else ""
+        facts.append(f"{len(left)} entries are no tensors and are left out: {', '.join(left[:5])}{more}")
+    # torch.optim.swa_utils.AveragedModel counts its updates beside the model.
+    if found.pop("n_averaged", None) is not None:
+        facts.append("'n_averaged', the counter of an averaged model, is left out")
+    for name, one in found.items():
+        if one.layout is not torch.strided or one.is_quantized or one.device.type != "cpu":
+            raise RefusedFileError(
+                f"has a tensor {printable(name)} that is sparse, quantised or without values; "
+                "expected plain, dense tensors: convert it first"
+            )
+    claimed = sum(one.numel() * one.element_size() for one in found.values())
+    if claimed > _REPEATED * size:
+        raise RefusedFileError(
+            f"is damaged or made to do harm: {claimed} bytes of tensors in a file of {size}"
+        )
+    return _as_float32(found, facts)
+
+
+def _as_float32(found: dict[str, Tensor], facts: list[str]) -> dict[str, Tensor]:
+    others = [one.dtype for one in found.values() if one.is_floating_point() and one.dtype != torch.float32]
+    for dtype in dict.fromkeys(others):
+        name = str(dtype).removeprefix("torch.")
+        facts.append(f"{others.count(dtype)} tensors in {name} are converted to float32")
+    try:
+        return {
+            name: (one.float() if one.is_floating_point() else one).detach().contiguous()
+            for name, one in found.items()
+        }
+    except RuntimeError as error:  # PyTorch knows dtypes that it cannot convert
+        raise RefusedFileError(f"has tensors that cannot be converted to float32: {error}") from None

@@ -1,0 +1,183 @@
+"""Weights files: safetensors that carry their recipe and their class names.
+
+A weights file is all that prediction needs. Its keys are the bare model's own. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.models.checkpoints.fit import compare, mismatch
+from rankless.models.checkpoints.tensor_file import CHECKSUM, metadata_of, raw, read, write
+from rankless.recipe.load import from_json, to_json
+from rankless.recipe.schema import Recipe
+
+FORMAT = "rankless 1"
+_NEEDED = frozenset({"format", "recipe", "class_names"})
+_OWN_KEYS = _NEEDED | {CHECKSUM}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a weights file holds.
+
+    Attributes:
+        state: parameters and buffers under the bare model's names, on the CPU.
+        recipe: the recipe they were trained with.
+        class_names: a name per class id; empty where the task has none.
+        extra: whatever else was written, text to text.
+    """
+
+    state: dict[str, Tensor]
+    recipe: Recipe
+    class_names: tuple[str, ...]
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+def save(
+    path: Path,
+    state: Mapping[str, Tensor],
+    *,
+    recipe: Recipe,
+    class_names: Sequence[str],
+    extra: Mapping[str, str] | None = None,
+) -> str:
+    """Write a weights file and wait until it is on the disk. Equal arguments give equal bytes.
+
+    Args:
+        path: where to; an existing file is overwritten in place, so write beside and rename what must never
+            be seen half written.
+        state: tensors of any device, layout in memory or sharing; each is written whole.
+        recipe: what made the weights.
+        class_names: a name per class id.
+        extra: more text to keep, under other keys than ``format``, ``recipe``, ``class_names``, ``sha256``.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        OSError: as for :func:`write`.
+    """
+    taken = _OWN_KEYS & set(extra or {})
+    if taken:
+        raise ValueError(f"extra holds the reserved keys {sorted(taken)}")
+    metadata = {
+        "format": FORMAT,
+        "recipe": to_json(recipe),
+        "class_names": json.dumps(list(class_names), ensure_ascii=False),
+        **(extra or {}),
+    }
+    return write(path, state, metadata)
+
+
+def load(path: Path, *, checked: bool = False) -> Weights:
+    """Read a weights file.
+
+    Args:
+        path: the file.
+        checked: its checksum was compared a moment ago and is not compared again.
+
+    Raises:
+        UserError: the file is missing, cut, damaged, a pickle, or was not written by :func:`save`.
+    """
+    state, metadata = read(path, checked=checked)
+    written = metadata.get("format")
+    if written is None or not written.startswith("rankless "):
+        raise UserError(
+            f"{path}: holds tensors but no recipe; expected a weights file that Rankless wrote "
+            "(checkpoints/best/ema.safetensors of a run)"
+        )
+    if written != FORMAT:
+        raise UserError(
+            f"{path}: is of the format '{written}', this version reads '{FORMAT}'; update Rankless"
+        )
+    missing = sorted(_NEEDED - set(metadata))
+    if missing:
+        raise UserError(
+            f"{path}: the header lacks {', '.join(missing)}; the file was altered, take another copy"
+        )
+    try:
+        recipe = from_json(metadata["recipe"])
+    except UserError as error:
+        raise UserError([f"{path}: the recipe inside: {fault}" for fault in error.faults]) from None
+    extra = {name: text for name, text in metadata.items() if name not in _OWN_KEYS}
+    return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The tensors of any safetensors file, and its class names: none where another program wrote it.
+
+    Raises:
+        UserError: the file is missing, cut, damaged or a pickle.
+    """
+    state, metadata = read(path)
+    if not metadata.get("format", "").startswith("rankless "):
+        return state, ()
+    return state, _names(path, metadata.get("class_names", "[]"))
+
+
+def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Put ``state`` into ``model``, every tensor in its place.
+
+    Args:
+        model: the bare model.
+        state: one tensor per parameter and buffer.
+        source: where the state came from, for the message.
+
+    Raises:
+        UserError: names or shapes differ; the model is unchanged then.
+    """
+    if misfits := compare(model.state_dict(), state):
+        raise mismatch(source, misfits)
+    model.load_state_dict(dict(state), strict=True)
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and little-endian values, in the order of the names.
+
+    Independent of device, of layout in memory and of how a file was written; one flipped bit changes it.
+    """
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name]
+        head = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        sha.update(json.dumps(head).encode() + b"\n")
+        sha.update(raw(tensor).data)
+    return sha.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """:func:`digest` of the tensors in a safetensors file, whoever wrote it.
+
+    Raises:
+        UserError: no such file, or none that can be read.
+    """
+    return digest(read(path)[0])
+
+
+def recipe_in(path: Path) -> Recipe:
+    """The recipe in a weights file; nothing but the header is read.
+
+    Raises:
+        UserError: the file is missing, or its header holds no recipe.
+    """
+    return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
+
+
+def _names(path: Path, text: str) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(
+            f"{path}: class_names in the header is no list of names; take another copy of the file"
+        )
+    return tuple(names)

@@ -1,0 +1,350 @@
+"""Every classifier by its name: what is known about it, and how it is built from a recipe.
+
+A classifier is a value of :class:`Classifier`. What is built is a plain network with the state dict of its
+origin, and two attributes more: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
+parameters whose shape depends on the number of classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.hardware import memory
+from rankless.models.classifiers import densenet
+from rankless.models.classifiers.adapters import (
+    CIFAR,
+    build_resnet,
+    build_timm,
+    timm_facts,
+    timm_heads,
+    timm_knows,
+)
+from rankless.models.classifiers.densenet import DenseNet
+from rankless.models.work import parameters_and_gflops
+from rankless.recipe import schema
+from rankless.recipe.keys import shown
+
+TIMM = "timm/"
+
+Colour = tuple[float, float, float]  # red, green, blue
+IMAGENET_MEAN: Colour = (0.485, 0.456, 0.406)
+IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
+HALF: Colour = (0.5, 0.5, 0.5)
+IMAGENET_SIDE, SMALL_SIDE = 224, 32
+
+_MANY_CLASSES = 20_000  # of ImageNet's all; up to here a head is no matter of memory
+_DETECTORS_ONLY = ("cfg", "width", "anchors", "involution", "dfl")
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A published classifier, or one of its variants.
+
+    Attributes:
+        name: what ``model.name`` calls it.
+        family: who builds it.
+        source: the paper.
+        summary: what it is, in a few words.
+        side: of the square input it was published with, in pixels.
+        classes: of the data set it was published with.
+        mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
+        densenet: the DenseNet it is, if it is one.
+    """
+
+    name: str
+    family: Literal["resnet", "densenet", "timm"]
+    source: str
+    summary: str
+    side: int = IMAGENET_SIDE
+    classes: int = 1000
+    mean: Colour = IMAGENET_MEAN
+    std: Colour = IMAGENET_STD
+    densenet: densenet.Variant | None = None
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained, with :attr:`classes`."""
+        return self._work[0]
+
+    @property
+    def gflops(self) -> float:
+        """10⁹ operations for one image of :attr:`side`: two for each multiply-accumulate of a convolution or
+        a matrix product."""
+        return self._work[1]
+
+    @cached_property
+    def _work(self) -> tuple[int, float]:
+        build = partial(_build, self, schema.Model(name=self.name), self.classes)
+        return parameters_and_gflops(build, (self.side, self.side))
+
+
+def _resnet(depth: int) -> Classifier:
+    return Classifier(
+        name=f"resnet{depth}",
+        family="resnet",
+        source="He et al., 2016, Deep Residual Learning for Image Recognition, arXiv:1512.03385",
+        summary=f"residual network of {depth} layers for ImageNet",
+    )
+
+
+def _cifar_resnet(depth: int) -> Classifier:
+    return replace(
+        _resnet(depth),
+        name=f"resnet{depth}{CIFAR}",
+        summary=f"residual network of {depth} layers with a 3×3 stem, CIFAR",
+        side=SMALL_SIDE,
+        classes=10,
+        mean=HALF,
+        std=HALF,
+    )
+
+
+def _densenet(name: str, variant: densenet.Variant, summary: str, classes: int) -> Classifier:
+    found = Classifier(
+        name=name,
+        family="densenet",
+        source="Huang et al., 2017, Densely Connected Convolutional Networks, arXiv:1608.06993",
+        summary=summary,
+        classes=classes,
+    )
+    return _with_densenet(found, variant)
+
+
+def _with_densenet(found: Classifier, variant: densenet.Variant) -> Classifier:
+    """``found`` with another DenseNet inside: the stem decides what pictures it is for."""
+    if variant.stem == "small":
+        return replace(found, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
+    return replace(found, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+_ALL = (
+    *(_resnet(depth) for depth in (18, 34, 50, 101, 152)),
+    *(_cifar_resnet(depth) for depth in (18, 34, 50)),
+    _densenet("densenet121", densenet.DENSENET_121, "densely connected, 121 layers, k=32, ImageNet", 1000),
+    _densenet("densenet161", densenet.DENSENET_161, "densely connected, 161 layers, k=48, ImageNet", 1000),
+    _densenet("densenet169", densenet.DENSENET_169, "densely connected, 169 layers, k=32, ImageNet", 1000),
+    _densenet("densenet201", densenet.DENSENET_201, "densely connected, 201 layers, k=32, ImageNet", 1000),
+    _densenet(
+        "densenet-bc-100-12", densenet.DENSENET_BC_100_12, "densely connected, 100 layers, k=12, CIFAR", 10
+    ),
+    _densenet(
+        "densenet-bc-190-40", densenet.DENSENET_BC_190_40, "densely connected, 190 layers, k=40, CIFAR", 10
+    ),
+)
+CLASSIFIERS: dict[str, Classifier] = {found.name: found for found in _ALL}
+"""Those with a name of their own; besides them there is every ``timm/NAME``."""
+
+
+def variant(model: schema.Model) -> Classifier:
+    """The classifier that a recipe asks for, with its options.
+
+    Raises:
+        UserError: there is none of that name (names the nearest), or keys do not apply to it; all faults.
+    """
+    faults: list[str] = []
+    found = None
+    try:
+        found = _named(model.name)
+    except UserError as error:
+        faults += error.faults
+    faults += _faults(model, found)
+    if faults or found is None:
+        raise UserError(faults)
+    if found.densenet is None:
+        return found
+    return _with_densenet(found, found.densenet.with_options(model.densenet))
+
+
+def build_classifier(model: schema.Model, classes: int) -> nn.Module:
+    """A freshly initialised classifier on the CPU, drawn from torch's global generator.
+
+    Its forward takes normalised images, float (B, 3, H, W), and gives logits, (B, classes).
+
+    Args:
+        model: the recipe's part.
+        classes: how many classes it tells apart.
+
+    Returns:
+        The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
+        ``"fc."``).
+
+    Raises:
+        UserError: no such model, keys that do not apply to it, or fewer than two classes; all faults.
+    """
+    faults: list[str] = []
+    found = None
+    try:
+        found = variant(model)
+    except UserError as error:
+        faults += error.faults
+    if classes < 2:
+        counted = f"{classes} class" + "es" * (classes != 1)
+        faults.append(f"The data has {counted}: a classifier needs at least two. Name them.")
+    if faults or found is None:
+        raise UserError(faults)
+    _refuse_giant(found, model, classes)
+    return _build(found, model, classes)
+
+
+def _refuse_giant(found: Classifier, model: schema.Model, classes: int) -> None:
+    """Raise if the machine has no room for the weights; published ones are known to be small."""
+    if classes <= _MANY_CLASSES and model.densenet.growth == "auto":
+        return
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        count = sum(tensor.numel() for tensor in _build(found, model, classes).parameters())
+    memory.ensure(
+        4 * count,
+        f"{model.name} for {classes:,} classes, with {count:,} parameters,",
+        "give a smaller model.densenet.growth, or fewer classes",
+    )
+
+
+def backbone_modules(model: nn.Module) -> list[nn.Module]:
+    """Everything but the head: the largest modules of a built classifier that hold nothing of its head.
+
+    Parameters of a module on the way to the head (a vision transformer's class token) belong to none of them:
+    :func:`backbone_parameters` has those too.
+    """
+    heads = _head_names(model)
+
+    def outside(module: nn.Module, prefix: str) -> Iterator[nn.Module]:
+        for name, child in module.named_children():
+            path = f"{prefix}{name}."
+            if path in heads:
+                continue
+            if any(head.startswith(path) for head in heads):
+                yield from outside(child, path)
+            else:
+                yield child
+
+    return list(outside(model, ""))
+
+
+def backbone_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Name and value of every parameter of a built classifier that does not belong to its head."""
+    heads = _head_names(model)
+    return [(name, value) for name, value in model.named_parameters() if not name.startswith(heads)]
+
+
+def _head_names(model: nn.Module) -> tuple[str, ...]:
+    names: Any = model.head_names  # set by _build
+    return tuple(names)
+
+
+def _named(name: str) -> Classifier:
+    if name in CLASSIFIERS:
+        return CLASSIFIERS[name]
+    if name.startswith(TIMM):
+        facts = timm_facts(name.removeprefix(TIMM))
+        return Classifier(
+            name=name,
+            family="timm",
+            source=facts.source,
+            summary="from timm",
+            side=facts.size[1],
+            classes=facts.classes,
+            mean=facts.mean,
+            std=facts.std,
+        )
+    if name.startswith("yolo"):
+        raise UserError(
+            f"model.name is '{name}', no classifier: take one, such as resnet18 or timm/convnext_tiny, or "
+            "set task to 'detect'"
+        )
+    near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
+    if timm_knows(name):
+        near = [TIMM + name]
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise UserError(
+        f"model.name is '{name}': no such classifier{hint} Expected one of {', '.join(CLASSIFIERS)}, "
+        "or timm/NAME with a name of timm's."
+    )
+
+
+def _faults(model: schema.Model, found: Classifier | None) -> list[str]:
+    """Keys that are set and do not apply; those that depend on the classifier, where it is known."""
+    default = schema.Model()
+    faults = [
+        f"'model.{key}' is {_shown(getattr(model, key))}: it is of detectors, a classifier has none; "
+        "leave it out"
+        for key in _DETECTORS_ONLY
+        if getattr(model, key) != getattr(default, key)
+    ]
+    if found is None:
+        return faults
+    if found.family != "densenet":
+        faults += [
+            f"'model.densenet.{key}' is {_shown(getattr(model.densenet, key))}: it is of the DenseNets, "
+            f"and model.name is '{model.name}'; leave it out, or take a model such as densenet121"
+            for key in (field.name for field in fields(schema.Densenet))
+            if getattr(model.densenet, key) != getattr(default.densenet, key)
+        ]
+    if found.family == "resnet" and model.activation == "prelu":
+        faults.append(
+            "'model.activation' is 'prelu': the places in a ResNet's block would share one slope; take auto, "
+            "leaky, mish, swish or relu, or a model such as densenet121"
+        )
+    if found.family == "timm" and model.activation != "auto":
+        faults.append(
+            f"'model.activation' is '{model.activation}': a model of timm's keeps its own; leave it out, or "
+            "take a model such as resnet18"
+        )
+    if found.densenet is not None:
+        faults += _too_small(model, found.densenet.with_options(model.densenet))
+    return faults
+
+
+def _too_small(model: schema.Model, variant: densenet.Variant) -> list[str]:
+    size = _size(model)
+    if size is None or min(size) >= variant.least_side:
+        return []
+    small = "" if variant.stem == "small" else ", or model.densenet.stem 'small'"
+    return [
+        f"'model.image_size' is {_shown(model.image_size)}: nothing would be left of it in {model.name}; "
+        f"take at least {variant.least_side}{small}"
+    ]
+
+
+def _size(model: schema.Model) -> tuple[int, int] | None:
+    """(height, width) in pixels, where the recipe says."""
+    if model.image_size == "auto":
+        return None
+    return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
+
+
+def _shown(value: Any) -> str:
+    listed = (
+        [list(item) if isinstance(item, tuple) else item for item in value]
+        if isinstance(value, tuple)
+        else value
+    )
+    return shown(listed)
+
+
+def _build(found: Classifier, model: schema.Model, classes: int) -> nn.Module:
+    activation = "relu" if model.activation == "auto" else model.activation
+    net: Any  # nn.Module takes no attributes that are neither tensors nor modules, as far as mypy knows
+    if found.family == "timm":
+        net = build_timm(found.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
+        inside = {id(layer) for layer in timm_heads(net)}
+        heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
+        if not heads:
+            raise UserError(f"model.name is '{found.name}': it has no layer for classes; take another model")
+    elif found.densenet is not None:
+        net = DenseNet(found.densenet, classes, activation=activation, dropout=model.dropout)
+        heads = ("classifier.",)
+    else:
+        net = build_resnet(found.name, classes, activation=activation, dropout=model.dropout)
+        heads = ("fc.",)
+    net.variant, net.head_names = found, heads
+    net.backbone = partial(backbone_modules, net)  # what a recipe's model.freeze holds
+    built: nn.Module = net
+    return built

@@ -1,0 +1,286 @@
+"""A convolutional detector as data: a chain of layers that may read what earlier layers put out.
+
+Layers are those of Darknet's cfg files, numbered as there, so that a published network, a user's own cfg and
+what is made of them (another width, other anchors, other heads) are all values of one type. Nothing here
+computes with pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from rankless.models.heads.anchor_free.codec import FreeHead
+from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
+from rankless.models.layers import Activation
+
+IMAGE = -1
+"""The number of the network's input, beside those of the layers, which count from 0."""
+PublishedLoss = Literal["yolov3", "yolov4", "anchor-free"]
+DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
+
+
+@dataclass(frozen=True)
+class Conv:
+    """``[convolutional]``: with batch norm it has no bias of its own.
+
+    Attributes:
+        filters: channels of its output.
+        size, stride, dilation, groups: of the kernel.
+        padding: pixels on each side, before dilation; None keeps the size at stride 1.
+    """
+
+    filters: int
+    size: int = 1
+    stride: int = 1
+    activation: Activation = "leaky"
+    norm: bool = True
+    groups: int = 1
+    padding: int | None = None
+    dilation: int = 1
+
+    @property
+    def pixels(self) -> int:
+        """Padding on each side in pixels."""
+        return (self.size // 2 if self.padding is None else self.padding) * self.dilation
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """``[maxpool]``; ``padding`` pixels in all, the smaller half of them left and above."""
+
+    size: int
+    stride: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class AveragePool:
+    """``[avgpool]``: one number per channel."""
+
+
+@dataclass(frozen=True)
+class Upsample:
+    """``[upsample]``: every pixel ``stride`` × ``stride`` times, times ``scale``."""
+
+    stride: int = 2
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """``[route]``: layers one behind the other; of each only group ``group`` of ``groups``."""
+
+    layers: tuple[int, ...]
+    groups: int = 1
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """``[shortcut]``: the layer before plus others; of unequal channel counts the common ones are added."""
+
+    layers: tuple[int, ...]
+    activation: Activation = "linear"
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """``[scale_channels]`` and ``[sam]``: a layer times the one before, which may be 1 × 1 pixels."""
+
+    layer: int
+    activation: Activation = "linear"
+    per_channel: bool = True
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """``[dropout]``; ``whole`` channels or single numbers."""
+
+    probability: float
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Involution:
+    """Kernels made from the pixels themselves, shared by the 16 channels of a group (Li et al., 2021)."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Yolo:
+    """``[yolo]``: the layer before is a head; see :class:`~rankless.models.heads.yolo.codec.YoloHead`."""
+
+    anchors: tuple[tuple[float, float], ...]
+    mask: tuple[int, ...]
+    scale_xy: float = 1.0
+    new_coords: bool = False
+    anchor_iou: float = 1.0
+    loss: HeadLoss = field(default_factory=HeadLoss)
+
+
+@dataclass(frozen=True)
+class Free:
+    """An anchor-free head: :class:`~rankless.models.heads.anchor_free.layers.FreeHeadLayers`."""
+
+    bins: int = 0
+    activation: Activation = "swish"
+    dropout: float = 0.0
+
+
+Layer = (
+    Conv | MaxPool | AveragePool | Upsample | Route | Shortcut | Multiply | Dropout | Involution | Yolo | Free
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a layer puts out: ``channels``, and pixels of the input per pixel of it (None: 1 × 1 pixels)."""
+
+    channels: int
+    stride: Fraction | None
+
+
+@dataclass(frozen=True)
+class Network:
+    """A detector as data.
+
+    Attributes:
+        layers: in the order in which they are computed.
+        names: what each layer is called in weights files; a published layer's number, or a word of a layer
+            that was put in between, so that the others keep theirs.
+        size: the (height, width) it was published with, in pixels.
+        backbone: so many of the first layers are its backbone.
+        classes: how many it tells apart.
+        loss: the loss it was published with.
+    """
+
+    layers: tuple[Layer, ...]
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    backbone: int
+    classes: int
+    loss: PublishedLoss
+
+    def inputs(self, number: int) -> tuple[int, ...]:
+        """The layers that layer ``number`` reads."""
+        layer = self.layers[number]
+        if isinstance(layer, Route):
+            return layer.layers
+        if isinstance(layer, Shortcut):
+            return (number - 1, *layer.layers)
+        if isinstance(layer, Multiply):
+            return (layer.layer, number - 1)
+        return (number - 1,)
+
+    def shapes(self) -> list[Shape]:
+        """What every layer puts out."""
+        found: list[Shape] = []
+        image = Shape(3, Fraction(1))
+        for number, layer in enumerate(self.layers):
+            read = [found[source] if source >= 0 else image for source in self.inputs(number)]
+            found.append(shape(layer, read))
+        return found
+
+    def heads(self) -> tuple[YoloHead | FreeHead, ...]:
+        """The heads' descriptions, in the order of the model's outputs."""
+        heads: list[YoloHead | FreeHead] = []
+        for layer, made in zip(self.layers, self.shapes(), strict=True):
+            stride = int(made.stride or 0)
+            if isinstance(layer, Yolo):
+                heads.append(
+                    YoloHead(
+                        anchors=layer.anchors,
+                        mask=layer.mask,
+                        stride=stride,
+                        scale_xy=layer.scale_xy,
+                        new_coords=layer.new_coords,
+                        anchor_iou=layer.anchor_iou,
+                        loss=layer.loss,
+                    )
+                )
+            elif isinstance(layer, Free):
+                heads.append(FreeHead(stride, layer.bins))
+        return tuple(heads)
+
+    @property
+    def anchors(self) -> tuple[tuple[float, float], ...]:
+        """(width, height) in pixels of all heads' anchors; empty without any."""
+        return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
+
+    def predictors(self) -> tuple[int, ...]:
+        """The numbers of the convolutions whose output the ``[yolo]`` layers read."""
+        return tuple(n - 1 for n, layer in enumerate(self.layers) if isinstance(layer, Yolo))
+
+
+def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
+    """What a layer puts out that reads maps of these shapes."""
+    first = read[0]
+    if isinstance(layer, Conv):
+        return Shape(layer.filters, first.stride and first.stride * layer.stride)
+    if isinstance(layer, MaxPool):
+        return Shape(first.channels, first.stride and first.stride * layer.stride)
+    if isinstance(layer, AveragePool):
+        return Shape(first.channels, None)
+    if isinstance(layer, Upsample):
+        return Shape(first.channels, first.stride and first.stride / layer.stride)
+    if isinstance(layer, Route):
+        return Shape(sum(one.channels // layer.groups for one in read), first.stride)
+    return first
+
+
+class Builder:
+    """Writes a network down, layer by layer; a layer is known by its number."""
+
+    def __init__(self, activation: Activation = "leaky") -> None:
+        self.layers: list[Layer] = []
+        self.activation = activation
+
+    @property
+    def last(self) -> int:
+        """The number of the layer added last."""
+        return len(self.layers) - 1
+
+    def add(self, layer: Layer) -> int:
+        """Any layer."""
+        self.layers.append(layer)
+        return self.last
+
+    def conv(self, filters: int, size: int = 1, stride: int = 1) -> int:
+        """A convolution with batch norm and the current activation."""
+        return self.add(Conv(filters, size, stride, self.activation))
+
+    def convs(self, *filters: int) -> int:
+        """1×1 and 3×3 convolutions in turn."""
+        for place, count in enumerate(filters):
+            self.conv(count, 3 if place % 2 else 1)
+        return self.last
+
+    def residual(self, squeezed: int, channels: int) -> int:
+        """1×1 to ``squeezed``, 3×3 to ``channels``, plus what came in."""
+        before = self.last
+        self.convs(squeezed, channels)
+        return self.add(Shortcut((before,)))
+
+    def route(self, *layers: int, groups: int = 1, group: int = 0) -> int:
+        """Earlier layers one behind the other."""
+        return self.add(Route(layers, groups, group))
+
+    def pool(self, size: int, stride: int) -> int:
+        """Max pooling, padded as Darknet does."""
+        return self.add(MaxPool(size, stride, size - 1))
+
+    def head(self, channels: int, yolo: Yolo, classes: int, linear: Activation = "linear") -> int:
+        """3×3 to ``channels``, the prediction, and what it means."""
+        self.conv(channels, 3)
+        outputs = len(yolo.mask) * (DETECTOR_CHANNELS + classes)
+        self.add(Conv(outputs, activation=linear, norm=False))
+        return self.add(yolo)
+
+    def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
+        """What was written, for a square input of ``side`` pixels."""
+        names = tuple(str(number) for number in range(len(self.layers)))
+        return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

@@ -1,0 +1,223 @@
+"""Detectors from their descriptions: a :class:`~rankless.models.darknet.network.Network` becomes a module."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankless.models.darknet import network as net
+from rankless.models.heads.anchor_free.layers import FreeHeadLayers
+from rankless.models.layers import (
+    BATCH_NORM_MOMENTUM,
+    Activation,
+    ConvBlock,
+    Involution,
+    activate,
+    max_pool,
+    upsample,
+)
+from rankless.models.sizes import refuse_giant
+
+# What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
+# steps are not spent on unlearning thousands of false objects; each class is as likely as any other.
+OBJECTNESS_PRIOR = 0.01
+
+
+class Route(nn.Module):
+    """Maps one behind the other, of each only one group of its channels."""
+
+    def __init__(self, groups: int, group: int) -> None:
+        super().__init__()
+        self.groups, self.group = groups, group
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        """(B, C_i, H, W) each -> (B, sum of C_i / groups, H, W)."""
+        parts = [x.chunk(self.groups, 1)[self.group] for x in maps] if self.groups > 1 else list(maps)
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+class Shortcut(nn.Module):
+    """The sum of maps; where they differ in channels, of those they share."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activate(activation)
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """(B, C, H, W) and others of the same size -> (B, C, H, W)."""
+        for other in others:
+            shared = min(x.shape[1], other.shape[1])
+            if shared < x.shape[1]:
+                x = torch.cat((x[:, :shared] + other, x[:, shared:]), 1)
+            else:
+                x = x + other[:, :shared]
+        out: Tensor = self.activation(x)
+        return out
+
+
+class Multiply(nn.Module):
+    """One map times another, which may have one pixel only."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activate(activation)
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        """(B, C, H, W), (B, C, h, w) -> (B, C, H, W)."""
+        out: Tensor = self.activation(x * factor)
+        return out
+
+
+class Upsample(nn.Module):
+    """Every pixel several times, and the whole times a number."""
+
+    def __init__(self, factor: int, scale: float) -> None:
+        super().__init__()
+        self.factor, self.scale = factor, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, factor · H, factor · W)."""
+        x = upsample(x, self.factor)
+        return x if self.scale == 1 else x * self.scale
+
+
+class AveragePool(nn.Module):
+    """The mean of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, 1, 1)."""
+        return F.adaptive_avg_pool2d(x, 1)
+
+
+class DetectionModel(nn.Module):
+    """A detector for one device.
+
+    Args:
+        network: what to build.
+        momentum: of the batch norms' running statistics, in PyTorch's sense.
+
+    Attributes:
+        network: what was built.
+        heads: what the outputs mean, in their order.
+        head_names: the beginnings of the names of all parameters that depend on the number of classes.
+    """
+
+    def __init__(self, network: net.Network, *, momentum: float = BATCH_NORM_MOMENTUM) -> None:
+        super().__init__()
+        if torch.get_default_device().type != "meta":
+            refuse_giant(network)
+        self.network = network
+        self.heads = network.heads()
+        self.sources = [network.inputs(number) for number in range(len(network.layers))]
+        self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
+        self.layers = nn.ModuleDict()
+        shapes = network.shapes()
+        heads, named = [], set(network.predictors())
+        for number, layer in enumerate(network.layers):
+            read = self.sources[number]
+            channels = shapes[read[0]].channels if read[0] >= 0 else 3
+            if number in named and isinstance(layer, net.Conv):
+                # Darknet's logistic before new_coords belongs to the decoding, which takes logits here.
+                layer = replace(layer, activation="linear")
+            built = _build(layer, channels, network.classes, momentum)
+            if number in named and isinstance(built, ConvBlock):
+                _set_priors(built.conv, network.classes)
+            if number in named:
+                heads.append(f"layers.{network.names[number]}.")
+            elif isinstance(built, FreeHeadLayers):
+                heads.append(f"layers.{network.names[number]}.classes.")
+            self.layers[network.names[number]] = built
+        self.head_names = tuple(heads)
+
+    def backbone(self) -> list[nn.Module]:
+        """The layers of the backbone; a recipe may freeze them."""
+        return list(self.layers.values())[: self.network.backbone]
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Raw heads of normalised images.
+
+        Args:
+            images: float in 0..1, (B, 3, H, W) with H and W multiples of the coarsest stride; channels_last
+                is faster.
+
+        Returns:
+            One (B, A * (5 + C), H / stride, W / stride) per head, or what an anchor-free head puts out.
+        """
+        kept: dict[int, Tensor] = {net.IMAGE: images}
+        outputs = []
+        for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
+            read = [kept[source] for source in self.sources[number]]
+            if isinstance(layer, net.Yolo):
+                outputs.append(read[0])
+                made = read[0]
+            elif isinstance(layer, net.Free):
+                outputs.append(built(read[0]))
+                made = read[0]
+            else:
+                made = built(*read)
+            # A map that nobody reads any more is let go.
+            for source in set(self.sources[number]):  # a route may name a layer twice
+                if self.last_use[source] == number:
+                    del kept[source]
+            if number in self.last_use:
+                kept[number] = made
+        return outputs
+
+
+def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
+    """One layer that reads ``channels`` channels."""
+    if isinstance(layer, net.Conv):
+        return ConvBlock(
+            channels,
+            layer.filters,
+            layer.size,
+            layer.stride,
+            activation=layer.activation,
+            norm=layer.norm,
+            groups=layer.groups,
+            dilation=layer.dilation,
+            padding=layer.pixels,
+            momentum=momentum,
+        )
+    if isinstance(layer, net.MaxPool):
+        return max_pool(layer.size, layer.stride, layer.padding)
+    if isinstance(layer, net.Upsample):
+        return Upsample(layer.stride, layer.scale)
+    if isinstance(layer, net.Route):
+        return Route(layer.groups, layer.group)
+    if isinstance(layer, net.Shortcut):
+        return Shortcut(layer.activation)
+    if isinstance(layer, net.Multiply):
+        return Multiply(layer.activation)
+    if isinstance(layer, net.AveragePool):
+        return AveragePool()
+    if isinstance(layer, net.Dropout):
+        return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
+    if isinstance(layer, net.Involution):
+        return Involution(channels, layer.size, momentum)
+    if isinstance(layer, net.Free):
+        return FreeHeadLayers(
+            channels,
+            classes,
+            layer.bins,
+            activation=layer.activation,
+            dropout=layer.dropout,
+            momentum=momentum,
+        )
+    return nn.Identity()  # [yolo] only says what the layer before means
+
+
+@torch.no_grad()
+def _set_priors(predict: nn.Conv2d, classes: int) -> None:
+    """Small weights, and a bias that says what is likely before anything is known."""
+    nn.init.normal_(predict.weight, std=0.01)
+    class_prior = 1 / max(classes, 2)
+    bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)
+    bias[:, 4] = math.log(OBJECTNESS_PRIOR / (1 - OBJECTNESS_PRIOR))
+    bias[:, 5:] = math.log(class_prior / (1 - class_prior))
+    if predict.bias is not None:
+        predict.bias.copy_(bias.flatten())

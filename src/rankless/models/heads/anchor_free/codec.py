@@ -1,0 +1,153 @@
+"""What the numbers of an anchor-free head mean: points, distances and the way from raw outputs to boxes.
+
+A head says, at the middle of each cell (its point), one box and a score for each class. There is no
+objectness: a class's score is the IoU that its box is expected to have, if the class is there at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankless.geometry.boxes import to_cxcywh, to_xyxy
+
+# exp(8) = 2981 cells wide is far beyond any picture, and its square is far below float32's end; a training
+# that has run away then shows huge boxes, not infinities and NaN.
+LARGEST_LOG_SIZE = 8.0
+# Of a box that has no sides, in cells: its logarithm stays finite.
+_SMALLEST_SIZE = 1e-6
+
+
+@dataclass(frozen=True)
+class FreeHead:
+    """One anchor-free layer.
+
+    Attributes:
+        stride: pixels of the input per cell.
+        bins: 0: a box is the shift of its centre from the point and the logarithms of its width and height,
+            all in cells (YOLOX, Ge et al., 2021). So a box can lie anywhere, beside its point too, as a
+            small one often has to.
+            n: it is the distances from the point to its left, upper, right and lower side in cells, each the
+            expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box holds its
+            point and reaches at most n - 1 cells to each side.
+    """
+
+    stride: int
+    bins: int = 0
+
+    def outputs(self, classes: int) -> int:
+        """Channels of the head's output."""
+        return 4 * max(self.bins, 1) + classes
+
+
+def split(raw: Tensor, head: FreeHead) -> tuple[Tensor, Tensor]:
+    """A head's output seen point by point, in float32 (float64 stays).
+
+    Args:
+        raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype.
+        head: the layer it comes from.
+
+    Returns:
+        The box's numbers, (B, H, W, 4) without bins and the bins' logits (B, H, W, 4, bins) with; the class
+        logits (B, H, W, C).
+    """
+    wide = (raw if raw.dtype == torch.float64 else raw.float()).permute(0, 2, 3, 1)
+    numbers = 4 * max(head.bins, 1)
+    box, classes = wide[..., :numbers], wide[..., numbers:]
+    return box.unflatten(-1, (4, head.bins)) if head.bins else box, classes
+
+
+def points(shape: tuple[int, int], head: FreeHead, like: Tensor) -> Tensor:
+    """(H, W, 2) x and y of the cells' middles in pixels, with the dtype and on the device of ``like``.
+
+    Args:
+        shape: height and width in cells.
+        head: gives the stride.
+        like: any tensor.
+    """
+    rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    return torch.stack((x, y), -1) * head.stride
+
+
+def place(box: Tensor, at: Tensor, head: FreeHead) -> Tensor:
+    """Boxes in pixels from a head's numbers.
+
+    Without bins: centre = point + (t0, t1)·stride, size = exp(t2, t3)·stride; ``exp`` takes at most
+    ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
+
+    Args:
+        box: (..., 4) or (..., 4, bins), as :func:`split` gives it.
+        at: (..., 2) the points in pixels.
+        head: gives stride and bins.
+
+    Returns:
+        (..., 4) xyxy in pixels of the network's input.
+    """
+    if head.bins:
+        reach = expectation(box) * head.stride
+        return torch.cat((at - reach[..., :2], at + reach[..., 2:]), -1)
+    centre = at + box[..., :2] * head.stride
+    size = box[..., 2:].clamp(max=LARGEST_LOG_SIZE).exp() * head.stride
+    return to_xyxy(torch.cat((centre, size), -1))
+
+
+def expectation(logits: Tensor) -> Tensor:
+    """(..., n) logits of a distribution over 0, 1, … n - 1 -> (...) its mean."""
+    # Not a matrix product: autocast would compute that one in half precision.
+    return (logits.softmax(-1) * _bins(logits.shape[-1], logits)).sum(-1)
+
+
+def neighbours(values: Tensor, bins: int) -> Tensor:
+    """The distribution over a value's two neighbouring bins whose mean is the value (GFL, Li et al., 2020).
+
+    Args:
+        values: (...), cut to 0..bins - 1.
+        bins: how many.
+
+    Returns:
+        (..., bins), each row sums to 1.
+    """
+    cut = values.clamp(0, bins - 1).unsqueeze(-1)
+    return (1 - (cut - _bins(bins, cut)).abs()).clamp(min=0)
+
+
+def encode(boxes: Tensor, at: Tensor, head: FreeHead) -> Tensor:
+    """The numbers that :func:`place` makes these boxes of; with bins the four distances.
+
+    Args:
+        boxes: (..., 4) xyxy in pixels.
+        at: (..., 2) the points in pixels.
+        head: gives stride and bins.
+
+    Returns:
+        (..., 4): shift and log size, or left, upper, right and lower distance, all in cells. A distance is
+        negative where the box does not hold its point, and may be more than bins - 1.
+    """
+    if head.bins:
+        return torch.cat((at - boxes[..., :2], boxes[..., 2:] - at), -1) / head.stride
+    cxcywh = to_cxcywh(boxes)
+    shift = (cxcywh[..., :2] - at) / head.stride
+    return torch.cat((shift, (cxcywh[..., 2:] / head.stride).clamp(min=_SMALLEST_SIZE).log()), -1)
+
+
+def decode(raw: Tensor, head: FreeHead) -> tuple[Tensor, None, Tensor]:
+    """A head's output as boxes and logits.
+
+    Args:
+        raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype; computed in float32.
+        head: the layer it comes from.
+
+    Returns:
+        Boxes (B, H, W, 4) xyxy in pixels of the network's input, not clipped; None, for it has no
+        objectness; class logits (B, H, W, C).
+    """
+    box, classes = split(raw, head)
+    height, width = raw.shape[-2:]
+    return place(box, points((height, width), head, classes), head), None, classes
+
+
+def _bins(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, dtype=like.dtype, device=like.device)

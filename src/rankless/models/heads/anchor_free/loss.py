@@ -1,0 +1,209 @@
+"""The loss of the anchor-free head, summed over the points of a micro-batch.
+
+Every point's class scores are compared with the quality of the box that it has to have there (binary
+cross-entropy with a soft target, so that a score says how good its box is); the points that answer for a
+truth also have their box compared with the truth's. All is computed in float32, whatever the precision of the
+network.
+
+Sources: TOOD (Feng et al., 2021) and YOLOX (Ge et al., 2021) for the positives, GFL (Li et al., 2020) for the
+soft target and for the distributions of the distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.geometry import boxes
+from rankless.models.heads.anchor_free.assign import Assignment, Predicted, Targets, assign
+from rankless.models.heads.anchor_free.codec import FreeHead, encode, neighbours, place, points, split
+from rankless.models.heads.yolo.assign import Truths
+from rankless.recipe import schema
+from rankless.structures import DetectionBatch, LossSum
+
+BoxLoss = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
+
+# How alike two boxes are; the loss is 1 less that.
+BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    name: getattr(boxes, name)
+    for name in ("iou", "giou", "diou", "ciou", "eiou", "siou")
+    if hasattr(boxes, name)
+}
+
+
+@dataclass(frozen=True)
+class FreeLoss:
+    """Which loss, and its numbers.
+
+    Attributes:
+        assign: which points answer for a truth: ``simota`` or ``task-aligned``.
+        box_loss: how a box is compared with the truth's, a name in ``BOX_LOSSES``.
+        box, classes, dfl: factors on the parts.
+        smoothing: label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2).
+    """
+
+    assign: Assignment = "task-aligned"
+    box_loss: BoxLoss = "giou"
+    box: float = 2.5
+    classes: float = 1.0
+    dfl: float = 0.5
+    smoothing: float = 0.0
+
+    def __call__(self, raw: Sequence[Tensor], heads: Sequence[FreeHead], batch: DetectionBatch) -> LossSum:
+        """The loss of one micro-batch.
+
+        Args:
+            raw: the model's outputs, one (B, 4 * max(bins, 1) + C, H, W) per head.
+            heads: what they mean, in the same order; all with as many bins.
+            batch: the targets; its images are not read.
+
+        Returns:
+            The sum over the points; as count the sum of the positives' weights, so that the loss is a mean
+            over positives whatever their number (without any it is 0, and the classes' sum is all there is);
+            the parts ``box``, ``classes`` and, of heads with bins, ``dfl``, which add up to the sum.
+        """
+        numbers, logits, at, strides = _in_one_row(raw, heads)
+        found = torch.cat([place(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1)
+        with torch.no_grad():
+            truths = Truths.of(batch.boxes, batch.labels, batch.valid, found.dtype)
+            # A box that has to hold its point never fits a truth beside it well: no such point may answer.
+            radius = 0.5 if heads[0].bins else 1.0
+            predicted = Predicted(found.detach(), logits.detach(), torch.cat(at), strides, radius)
+            targets = assign(self.assign, predicted, truths)
+        parts = {
+            "box": self.box * self._box(found, targets),
+            "classes": self.classes * self._classes(logits, targets),
+        }
+        if heads[0].bins:
+            parts["dfl"] = self.dfl * _distributions(numbers, at, heads, targets)
+        return LossSum(
+            sum=torch.stack(list(parts.values())).sum(),
+            count=targets.weight.sum(),
+            parts={name: part.detach() for name, part in parts.items()},
+        )
+
+    def _box(self, found: Tensor, targets: Targets) -> Tensor:
+        """Σ weight · (1 - likeness) over the positives: (B, P, 4) -> scalar."""
+        positive = targets.positive.unsqueeze(-1)
+        # The others compare a plain box with itself, so that nothing can come of them, not even 0 · infinity.
+        plain = _unit_box(found)
+        likeness = BOX_LOSSES[self.box_loss](
+            torch.where(positive, found, plain), torch.where(positive, targets.boxes, plain)
+        )
+        return torch.where(targets.positive, targets.weight * (1 - likeness), 0).sum()
+
+    def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
+        """Σ cross-entropy over all points and classes: (B, P, C) -> scalar."""
+        with torch.no_grad():
+            numbers = torch.arange(logits.shape[-1], device=logits.device)
+            own = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
+            smooth = own * (1 - self.smoothing) + self.smoothing / 2
+            wanted = targets.quality.unsqueeze(-1) * smooth
+        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+
+
+def _in_one_row(
+    raw: Sequence[Tensor], heads: Sequence[FreeHead]
+) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
+    """The outputs with a head's points in one row.
+
+    Returns:
+        Head by head the box's numbers (B, h, 4) or (B, h, 4, bins); class logits of all points (B, P, C);
+        head by head the points (h, 2) in pixels; each point's stride (P,).
+    """
+    numbers, logits, at, strides = [], [], [], []
+    for one, head in zip(raw, heads, strict=True):
+        box, classes = split(one, head)
+        height, width = one.shape[-2:]
+        numbers.append(box.flatten(1, 2))
+        logits.append(classes.flatten(1, 2))
+        at.append(points((height, width), head, classes).flatten(0, 1))
+        strides.append(classes.new_full((height * width,), head.stride))
+    return numbers, torch.cat(logits, 1), at, torch.cat(strides)
+
+
+def _distributions(
+    numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[FreeHead], targets: Targets
+) -> Tensor:
+    """Distribution focal loss: Σ weight · the four sides' mean cross-entropy with the two nearest bins."""
+    entropy, start = [], 0
+    for logits, here, head in zip(numbers, at, heads, strict=True):
+        own = targets.boxes[:, start : start + here.shape[0]]
+        wanted = neighbours(encode(own, here, head), head.bins)  # (B, h, 4, bins)
+        entropy.append(-(wanted * logits.log_softmax(-1)).sum(-1).mean(-1))
+        start += here.shape[0]
+    return (targets.weight * torch.cat(entropy, 1)).sum()
+
+
+def _unit_box(like: Tensor) -> Tensor:
+    """(4,) the box from (0, 0) to (1, 1), made where it is needed: a copy would make the GPU's queue wait."""
+    return (torch.arange(4, device=like.device) >= 2).to(like.dtype)
+
+
+def from_recipe(loss: schema.Loss, bins: int = 0) -> FreeLoss:
+    """The recipe's loss; what it leaves open (``auto``) is as :class:`FreeLoss` has it.
+
+    Args:
+        loss: the recipe's part.
+        bins: the heads' (``model.dfl``).
+
+    Raises:
+        UserError: choices that this loss does not have; all of them.
+    """
+    faults = [*_not_known(loss), *_impossible(loss, bins)]
+    if faults:
+        raise UserError(faults)
+    return FreeLoss(
+        assign="task-aligned" if loss.assign == "auto" else loss.assign,
+        box_loss="giou" if loss.box_loss == "auto" or loss.box_loss == "mse" else loss.box_loss,
+        box=2.5 if loss.box == "auto" else loss.box,
+        classes=1.0 if loss.classes == "auto" else loss.classes,
+        dfl=0.5 if loss.dfl == "auto" else loss.dfl,
+        smoothing=0.0 if loss.smoothing == "auto" else loss.smoothing,
+    )
+
+
+def _not_known(loss: schema.Loss) -> list[str]:
+    """A sentence for each setting that belongs to other losses and is not as it stands by default."""
+    why = {
+        "objectness": "has no objectness",
+        "objectness_loss": "has no objectness",
+        "gamma": "has no focal part",
+        "alpha": "has no focal part",
+        "ignore": "leaves no negatives out",
+        "anchor_iou": "has no anchors",
+        "class_weights": "weighs all classes alike",
+    }
+    plain = schema.Loss()
+    return [
+        f"loss.{key} is {getattr(loss, key)}, but the anchor-free loss {reason}: expected "
+        f"{getattr(plain, key)}; leave the key out."
+        for key, reason in why.items()
+        if getattr(loss, key) != getattr(plain, key)
+    ]
+
+
+def _impossible(loss: schema.Loss, bins: int) -> list[str]:
+    """A sentence for each setting whose value does not serve here."""
+    faults = []
+    if loss.name not in ("auto", "anchor-free"):
+        faults.append(
+            f"loss.name is '{loss.name}', but the model's head is anchor-free: expected auto or anchor-free."
+        )
+    if loss.box_loss not in ("auto", *BOX_LOSSES):
+        faults.append(
+            f"loss.box_loss is '{loss.box_loss}', which the anchor-free loss does not have: expected auto, "
+            f"{', '.join(BOX_LOSSES)}."
+        )
+    if loss.dfl != "auto" and not bins:
+        faults.append(
+            f"loss.dfl is {loss.dfl}, but model.dfl is 0 and the distances have no distributions: leave "
+            "loss.dfl out, or give model.dfl a number of bins such as 16."
+        )
+    return faults

@@ -1,0 +1,180 @@
+"""Which prediction answers for which truth: the targets of the YOLO losses.
+
+Everything is computed for all truths at once, padded ones included, with shapes that do not depend on the
+data: nothing here waits for the device, and nothing depends on the order in which it computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankless.geometry.boxes import pairwise_iou
+from rankless.models.heads.yolo.codec import YoloHead
+
+# A truth thinner than this many pixels is treated as this thick: the logarithm of its size stays finite.
+SMALLEST_SIDE = 0.1
+# Predictions times truths compared at once; about ten temporaries of 4 bytes each live at a time.
+_PAIRS_AT_ONCE = 2**21
+
+
+@dataclass(frozen=True)
+class Truths:
+    """What is really in the pictures, in pixels of the network's input; padded entries are zeros.
+
+    Attributes:
+        boxes: xyxy, (B, T, 4).
+        centre: x and y, (B, T, 2).
+        size: width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
+        labels: int64, (B, T).
+        valid: bool, (B, T).
+    """
+
+    boxes: Tensor
+    centre: Tensor
+    size: Tensor
+    labels: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
+        """From a batch's padded targets: (B, T, 4) xyxy, (B, T), (B, T)."""
+        boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
+        first, second = boxes[..., :2], boxes[..., 2:]
+        return cls(
+            boxes=boxes,
+            centre=(first + second) / 2,
+            size=(second - first).clamp(min=SMALLEST_SIDE),
+            labels=torch.where(valid, labels, 0),
+            valid=valid,
+        )
+
+    @property
+    def solid(self) -> Tensor:
+        """(B, T, 4) xyxy, where a truth thinner than ``SMALLEST_SIDE`` is that thick."""
+        half = self.size / 2
+        return torch.cat((self.centre - half, self.centre + half), -1)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The cells and anchors of one head that answer for truths.
+
+    A slot is one anchor in one cell of one picture. Several truths can fall into one slot.
+
+    Attributes:
+        hit: truth t is answered by anchor a of this head, (B, T, A) bool.
+        last: a hit whose slot no later truth takes: every taken slot has exactly one, (B, T, A) bool.
+        columns, rows: the cell of the truth's centre, (B, T) int64.
+        positive: taken slots, (B, A, H, W) bool.
+    """
+
+    hit: Tensor
+    last: Tensor
+    columns: Tensor
+    rows: Tensor
+    positive: Tensor
+
+    @property
+    def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Picture, anchor, row and column, broadcasting to (B, T, A), into a (B, A, H, W, ...) tensor."""
+        pictures, _, anchors = self.hit.shape
+        device = self.hit.device
+        return (
+            torch.arange(pictures, device=device).view(-1, 1, 1),
+            torch.arange(anchors, device=device),
+            self.rows.unsqueeze(-1),
+            self.columns.unsqueeze(-1),
+        )
+
+
+def assign(
+    truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
+) -> Matches:
+    """Give every truth to the cell of its centre, and there to anchors of like shape.
+
+    The anchor is the one of *all* anchors whose shape overlaps the truth's best (the first of equals); the
+    head that owns it answers. YOLOv4 adds every anchor of the head whose overlap exceeds ``anchor_iou``.
+
+    Args:
+        truths: (B, T).
+        head: the head to match.
+        shape: its height and width in cells.
+        anchor_iou: 1 leaves only the best; None takes the head's own.
+    """
+    height, width = shape
+    threshold = head.anchor_iou if anchor_iou is None else anchor_iou
+    overlap = _shape_iou(truths.size, head.all_anchors(truths.size))  # (B, T, N)
+    best = overlap.argmax(-1)
+    hit = torch.stack([best == number for number in head.mask], -1)
+    if threshold < 1:
+        hit = hit | torch.stack([overlap[..., number] > threshold for number in head.mask], -1)
+    hit = hit & truths.valid.unsqueeze(-1)  # (B, T, A)
+    # A centre on the right or lower border belongs to the last cell.
+    columns = (truths.centre[..., 0] / head.stride).long().clamp(0, width - 1)
+    rows = (truths.centre[..., 1] / head.stride).long().clamp(0, height - 1)
+    cell = rows * width + columns  # (B, T)
+    last = hit & ~_taken_later(cell, hit)
+    positive = _mark(hit, cell, height * width).view(*hit.shape[::2], height, width)
+    return Matches(hit, last, columns, rows, positive)
+
+
+def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
+    """Which classes each slot answers for: (B, T, A, C) bool, of the slot that truth t has at anchor a.
+
+    Truths that share a slot give it all their classes.
+    """
+    height, width = matches.positive.shape[-2:]
+    entry = (matches.rows * width + matches.columns) * classes + truths.labels
+    marks = _mark(matches.hit, entry, height * width * classes)
+    return marks.view(*matches.positive.shape, classes)[matches.slots]
+
+
+def slot_values(values: Tensor, matches: Matches) -> Tensor:
+    """The highest of its truths' values for each taken slot, 0 for the others: (B, T, A) -> (B, A, H, W)."""
+    if not values.shape[1]:
+        return values.new_zeros(matches.positive.shape)  # of no values there is no highest
+    width = matches.positive.shape[-1]
+    cell = matches.rows * width + matches.columns  # (B, T)
+    same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
+    highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
+    # All truths of a cell write the same value, so their order is nothing; 0 where none of them is a hit.
+    index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
+    found = values.new_zeros(matches.positive.shape).flatten(2)
+    return found.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
+
+
+def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
+    """Each prediction's highest IoU with any truth of its picture: (B, P, 4) xyxy -> (B, P)."""
+    pictures, count, _ = boxes.shape
+    best = boxes.new_zeros(pictures, count)
+    at_once = max(1, _PAIRS_AT_ONCE // max(1, pictures * count))
+    for start in range(0, truths.boxes.shape[1], at_once):
+        some = truths.boxes[:, start : start + at_once]
+        best = torch.maximum(best, pairwise_iou(boxes, some).amax(-1))
+    return best
+
+
+def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
+    """IoU of shapes laid on one centre: (B, T, 2), (N, 2) -> (B, T, N)."""
+    common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
+    return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
+
+
+def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
+    """Whether a later truth takes the same anchor in the same cell: (B, T), (B, T, A) -> (B, T, A) bool."""
+    count = cell.shape[1]
+    later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
+    same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
+    return (same.unsqueeze(-1) & hit.unsqueeze(1)).any(2)
+
+
+def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
+    """True at every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
+    pictures, _, anchors = hit.shape
+    # Misses write into one entry more, which is cut off. All write the same value, so their order is nothing.
+    index = torch.where(hit, entry.unsqueeze(-1), entries).transpose(1, 2)  # (B, A, T)
+    marks = torch.zeros(pictures, anchors, entries + 1, dtype=torch.bool, device=hit.device)
+    return marks.scatter_(2, index, True)[..., :-1]

@@ -1,0 +1,149 @@
+"""What the numbers of a YOLO head mean: anchors, cells and the way from raw outputs to boxes in pixels.
+
+Models make these numbers, losses and tasks read them; so the page lies below all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rankless.geometry.boxes import to_xyxy
+
+# exp(8) = 2981 anchors wide is far beyond any picture, and its square is far below float32's end; a training
+# that has run away then shows huge boxes, not infinities and NaN.
+LARGEST_LOG_SIZE = 8.0
+
+BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """What one head was published with to be trained by; None is the loss's own default.
+
+    Attributes:
+        box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
+            ``cls_normalizer``.
+        ignore: a negative that overlaps any truth by more than this IoU may be left out; ``ignore_thresh``.
+        box_loss: how a box is compared with the truth; ``iou_loss``.
+        smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
+        largest_gradient: where each truth's gradient on the raw box is cut, infinity for nowhere;
+            ``max_delta``. It is of the losses that compare by IoU.
+        smooth_objectness: the objectness is to be the IoU wherever a negative would be left out, and 0
+            elsewhere; ``objectness_smooth``.
+    """
+
+    box: float | None = None
+    objectness: float | None = None
+    classes: float | None = None
+    ignore: float | None = None
+    box_loss: BoxLoss | None = None
+    smoothing: float | None = None
+    largest_gradient: float | None = None
+    smooth_objectness: bool = False
+
+
+@dataclass(frozen=True)
+class YoloHead:
+    """One YOLO layer, as a Darknet cfg describes it.
+
+    Attributes:
+        anchors: (width, height) in pixels of all the model's anchors. They are pixels at whatever size the
+            network's input has, as in Darknet.
+        mask: which of them this layer owns, in the order of its channels.
+        stride: pixels of the input per cell.
+        scale_xy: Darknet's ``scale_x_y``: lets a centre reach the border of its cell.
+        new_coords: width and height are ``(2σ(t))²`` anchors instead of ``exp(t)``.
+        anchor_iou: Darknet's ``iou_thresh``: an anchor of this layer whose shape matches a truth by more is
+            positive too; 1 leaves only the best of all anchors.
+        loss: what this layer was published with to be trained by.
+    """
+
+    anchors: tuple[tuple[float, float], ...]
+    mask: tuple[int, ...]
+    stride: int
+    scale_xy: float = 1.0
+    new_coords: bool = False
+    anchor_iou: float = 1.0
+    loss: HeadLoss = field(default_factory=HeadLoss)
+
+    def own_anchors(self, like: Tensor) -> Tensor:
+        """(A, 2) this layer's anchors in pixels, with the dtype and on the device of ``like``."""
+        return _constant([self.anchors[number] for number in self.mask], like)
+
+    def all_anchors(self, like: Tensor) -> Tensor:
+        """(N, 2) all the model's anchors in pixels, with the dtype and on the device of ``like``."""
+        return _constant(self.anchors, like)
+
+
+def _constant(values: object, like: Tensor) -> Tensor:
+    # Without non_blocking the copy would wait for all that the GPU still has to do.
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+def predictions(raw: Tensor, head: YoloHead) -> Tensor:
+    """A head's output seen cell by cell, in float32 (float64 stays).
+
+    Args:
+        raw: (B, A * (5 + C), H, W), any floating dtype.
+        head: the layer it comes from.
+
+    Returns:
+        (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
+    """
+    wide = raw if raw.dtype == torch.float64 else raw.float()
+    batch, _, height, width = wide.shape
+    return wide.view(batch, len(head.mask), -1, height, width).permute(0, 1, 3, 4, 2)
+
+
+def place(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:
+    """Boxes in pixels from raw offsets: b = (cell + s·σ(t) - (s - 1)/2)·stride, size = exp(t)·anchor.
+
+    ``exp`` takes at most ``LARGEST_LOG_SIZE``. With ``new_coords`` the size is ``(2σ(t))²·anchor``.
+    YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 and Scaled-YOLOv4 (Bochkovskiy, Wang and Liao, 2020).
+
+    Args:
+        offsets: (..., 4) tx, ty, tw, th.
+        columns, rows: (...) the cells' numbers.
+        anchors: (..., 2) width and height in pixels.
+        head: gives stride, scale_xy and new_coords.
+
+    Returns:
+        (..., 4) xyxy in pixels of the network's input.
+    """
+    within = head.scale_xy * offsets[..., :2].sigmoid() - (head.scale_xy - 1) / 2
+    if head.new_coords:
+        factor = (2 * offsets[..., 2:4].sigmoid()).square()
+    else:
+        factor = offsets[..., 2:4].clamp(max=LARGEST_LOG_SIZE).exp()
+    x = (columns + within[..., 0]) * head.stride
+    y = (rows + within[..., 1]) * head.stride
+    size = factor * anchors
+    return to_xyxy(torch.stack((x, y, size[..., 0], size[..., 1]), -1))
+
+
+def place_all(cells: Tensor, head: YoloHead) -> Tensor:
+    """All boxes of a head: :func:`predictions` (B, A, H, W, 5 + C) -> xyxy in pixels (B, A, H, W, 4)."""
+    _, count, height, width, _ = cells.shape
+    columns = torch.arange(width, dtype=cells.dtype, device=cells.device)
+    rows = torch.arange(height, dtype=cells.dtype, device=cells.device).unsqueeze(-1)
+    anchors = head.own_anchors(cells).view(count, 1, 1, 2)
+    return place(cells[..., :4], columns, rows, anchors, head)
+
+
+def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
+    """A head's output as boxes and logits.
+
+    Args:
+        raw: (B, A * (5 + C), H, W), any floating dtype; computed in float32.
+        head: the layer it comes from.
+
+    Returns:
+        Boxes (B, A, H, W, 4) xyxy in pixels of the network's input, not clipped; objectness logits
+        (B, A, H, W); class logits (B, A, H, W, C).
+    """
+    cells = predictions(raw, head)
+    return place_all(cells, head), cells[..., 4], cells[..., 5:]

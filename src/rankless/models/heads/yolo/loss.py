@@ -1,0 +1,279 @@
+"""The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the pictures of a micro-batch.
+
+Both count every cell's objectness, leave out negatives that overlap a truth well, and sum binary
+cross-entropies over the classes of the slots that answer for truths. They differ in the box term and in which
+negatives are left out. All is computed in float32, whatever the precision of the network.
+
+Of heads with ``new_coords`` the objectness and classes are cross-entropies too, as in Scaled-YOLOv4's own
+implementation (Wang, Bochkovskiy and Liao, 2021). Darknet takes the same differences and passes them on
+through σ, so that there they are half squared errors of the probabilities.
+
+Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.geometry.boxes import SIMILARITIES, iou
+from rankless.losses.logits import cross_entropy, focal, quality_focal
+from rankless.models.heads.yolo.assign import (
+    Matches,
+    Truths,
+    assign,
+    best_overlap,
+    class_targets,
+    slot_values,
+)
+from rankless.models.heads.yolo.box_terms import placed, squared_error, unlikeness
+from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss, YoloHead, place_all, predictions
+from rankless.recipe import schema
+from rankless.structures import DetectionBatch, LossSum
+
+Name = Literal["yolov3", "yolov4"]
+ObjectnessLoss = Literal["bce", "focal", "quality-focal"]
+
+# YOLOv4 leaves out a negative that overlaps a truth only if it also believes in some class by more than this.
+SURE_CLASS = 0.25
+# YOLOv4 cuts each truth's gradient on the raw box at this.
+LARGEST_BOX_GRADIENT = 5.0
+_BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
+
+
+class Settings(NamedTuple):
+    """The numbers that one head is trained with; see :class:`YoloLoss` and :class:`HeadLoss`."""
+
+    box: float
+    objectness: float
+    classes: float
+    ignore: float
+    smoothing: float
+    box_loss: BoxLoss
+    objectness_loss: Literal["bce", "smooth", "focal", "quality-focal"]
+    largest_gradient: float
+
+
+@dataclass(frozen=True)
+class YoloLoss:
+    """Which loss, and its numbers. None takes each head's own, or else the one published with ``name``.
+
+    Attributes:
+        name: ``yolov3`` or ``yolov4``.
+        box, objectness, classes: factors on the parts.
+        ignore: a negative that overlaps any truth by more than this IoU may be left out.
+        anchor_iou: anchors of like shape that are positive beside the best; None takes the heads' own.
+        smoothing: label smoothing ε of the classes: y (1 - ε) + ε / 2.
+        box_loss: ``mse``, or by which likeness a box is compared with the truth.
+        objectness_loss: of each cell; see :mod:`rankless.losses.logits`. What ``quality-focal`` wants of a
+            positive is its IoU with its truth, the best of several.
+        gamma, alpha: of the focal losses.
+        heeds_heads: the heads' own numbers count. They belong to the loss a model was published with.
+    """
+
+    name: Name
+    box: float | None = None
+    objectness: float | None = None
+    classes: float | None = None
+    ignore: float | None = None
+    anchor_iou: float | None = None
+    smoothing: float | None = None
+    box_loss: BoxLoss | None = None
+    objectness_loss: ObjectnessLoss | None = None
+    gamma: float = 2.0
+    alpha: float | None = None
+    heeds_heads: bool = True
+
+    def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
+        """The loss of one micro-batch.
+
+        Args:
+            raw: the model's outputs, one (B, A * (5 + C), H, W) per head.
+            heads: what they mean, in the same order.
+            batch: the targets; its images are not read.
+
+        Returns:
+            The sum over the pictures, the number of pictures, and the parts ``box``, ``objectness`` and
+            ``classes``, which add up to the sum.
+        """
+        sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]
+        box, objectness, classes = (torch.stack(part).sum() for part in zip(*sums, strict=True))
+        return LossSum(
+            sum=box + objectness + classes,
+            count=box.new_full((), batch.boxes.shape[0]),
+            parts={"box": box.detach(), "objectness": objectness.detach(), "classes": classes.detach()},
+        )
+
+    def settings(self, head: YoloHead) -> Settings:
+        """The numbers of one head."""
+        own = head.loss if self.heeds_heads else HeadLoss()
+        published = own.box_loss or _BOX_LOSS[self.name]
+        box_loss = self.box_loss or published
+        if (box_loss == "mse") != (published == "mse"):
+            # Pixels and shares are not weighed alike: the factor was meant for the other kind.
+            own = replace(own, box=None)
+        return Settings(
+            box=_first(self.box, own.box, 1.0 if box_loss == "mse" else 0.07),
+            objectness=_first(self.objectness, own.objectness, 1.0),
+            classes=_first(self.classes, own.classes, 1.0),
+            ignore=_first(self.ignore, own.ignore, 0.7),
+            smoothing=_first(self.smoothing, own.smoothing, 0.0),
+            box_loss=box_loss,
+            objectness_loss=self.objectness_loss or ("smooth" if own.smooth_objectness else "bce"),
+            largest_gradient=_first(own.largest_gradient, LARGEST_BOX_GRADIENT),
+        )
+
+    def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The three parts of one head, each a scalar."""
+        settings = self.settings(head)
+        cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
+        with torch.no_grad():
+            truths = Truths.of(batch.boxes, batch.labels, batch.valid, cells.dtype)
+            matches = assign(truths, head, (raw.shape[-2], raw.shape[-1]), self._anchor_iou)
+            wanted = class_targets(truths, matches, cells.shape[-1] - 5).to(cells.dtype)
+            wanted = wanted * (1 - settings.smoothing) + settings.smoothing / 2
+        chosen = cells[matches.slots]  # (B, T, A, 5 + C)
+        # One truth speaks for each slot; the slot's classes are those of all its truths.
+        classes = cross_entropy(chosen[..., 5:], wanted).sum(-1)
+        return (
+            self._box(chosen[..., :4], head, truths, matches, settings),
+            settings.objectness * self._objectness(cells, chosen, head, truths, matches, settings),
+            settings.classes * torch.where(matches.last, classes, 0).sum(),
+        )
+
+    @property
+    def _anchor_iou(self) -> float | None:
+        """YOLOv3 knows only the best anchor."""
+        return 1.0 if self.name == "yolov3" else self.anchor_iou
+
+    def _box(
+        self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
+    ) -> Tensor:
+        """Of truths that share a slot YOLOv3 counts the last one; YOLOv4 counts every one."""
+        counted = matches.last if self.name == "yolov3" else matches.hit
+        if settings.box_loss == "mse":
+            return settings.box * squared_error(offsets, head, truths, matches, counted)
+        return unlikeness(
+            offsets,
+            head,
+            truths,
+            matches,
+            counted,
+            SIMILARITIES[settings.box_loss],
+            factor=settings.box,
+            largest=settings.largest_gradient,
+        )
+
+    def _objectness(
+        self,
+        cells: Tensor,
+        chosen: Tensor,
+        head: YoloHead,
+        truths: Truths,
+        matches: Matches,
+        settings: Settings,
+    ) -> Tensor:
+        """Σ over the cells that are positive or not left out."""
+        logits, positive = cells[..., 4], matches.positive
+        with torch.no_grad():
+            overlap, near = self._near(cells, head, truths, settings.ignore)
+        if settings.objectness_loss == "smooth":
+            # Darknet's `objectness_smooth`: a prediction is worth what it overlaps, whichever slot it is.
+            return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
+        if settings.objectness_loss == "focal":
+            loss = focal(logits, positive, self.gamma, self.alpha)
+        elif settings.objectness_loss == "quality-focal":
+            with torch.no_grad():
+                quality = slot_values(
+                    iou(placed(chosen[..., :4], head, matches), truths.solid.unsqueeze(2)), matches
+                )
+            loss = quality_focal(logits, quality, positive, self.gamma, self.alpha)
+        else:
+            loss = cross_entropy(logits, positive.to(cells.dtype))
+        return torch.where(positive | ~near, loss, 0).sum()
+
+    def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
+        """Each prediction's best IoU, (B, A, H, W), and whether it is left out if it is negative, bool."""
+        boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
+        overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
+        near = overlap > threshold
+        if self.name == "yolov4":
+            near = near & (cells[..., 5:].amax(-1).sigmoid() > SURE_CLASS)
+        return overlap, near
+
+
+def _first(*values: float | None) -> float:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
+
+
+def from_recipe(loss: schema.Loss, published: Name) -> YoloLoss:
+    """The recipe's loss; what it leaves open (``auto``) is as the model was published.
+
+    Raises:
+        UserError: settings that the chosen loss does not have, all of them.
+    """
+    name: Name = loss.name if loss.name == "yolov3" or loss.name == "yolov4" else published
+    if faults := _foreign(loss, name):
+        raise UserError(faults)
+    return YoloLoss(
+        name=name,
+        box=_given(loss.box),
+        objectness=_given(loss.objectness),
+        classes=_given(loss.classes),
+        ignore=_given(loss.ignore),
+        anchor_iou=_given(loss.anchor_iou),
+        smoothing=_given(loss.smoothing),
+        box_loss=None if loss.box_loss == "auto" else loss.box_loss,
+        objectness_loss=None if loss.objectness_loss == "auto" else loss.objectness_loss,
+        gamma=loss.gamma,
+        alpha=None if loss.alpha == "none" else loss.alpha,
+        heeds_heads=name == published,
+    )
+
+
+def _given(value: float | Literal["auto"]) -> float | None:
+    return None if value == "auto" else value
+
+
+def _foreign(loss: schema.Loss, name: Name) -> list[str]:
+    """A sentence for each setting that a YOLO head's loss does not have."""
+    faults = []
+    if loss.name not in ("auto", "yolov3", "yolov4"):
+        faults.append(f"loss.name is '{loss.name}': expected auto, yolov3 or yolov4 for a YOLO head.")
+    if name == "yolov3" and loss.anchor_iou not in ("auto", 1.0):
+        faults.append(
+            f"loss.anchor_iou is {loss.anchor_iou}, but the yolov3 loss gives a truth to its best anchor "
+            "alone: leave it at auto, or choose loss.name yolov4."
+        )
+    if loss.assign != "auto":
+        faults.append(
+            f"loss.assign is '{loss.assign}', but a YOLO head gives truths to its anchors by their shape: "
+            "leave it at auto, or choose an anchor-free model."
+        )
+    if loss.dfl != "auto":
+        faults.append(
+            f"loss.dfl is {loss.dfl}, but the boxes of a YOLO head have no bins: leave it at auto, or choose "
+            "an anchor-free model."
+        )
+    if loss.class_weights != "none":
+        shown = list(loss.class_weights) if isinstance(loss.class_weights, tuple) else loss.class_weights
+        faults.append(
+            f"loss.class_weights is {shown}, which is of classifiers: leave it at none for a YOLO head."
+        )
+    if loss.objectness_loss not in ("focal", "quality-focal"):
+        focal = {"gamma": loss.gamma, "alpha": loss.alpha}
+        faults += [
+            f"loss.{key} is {value}, but no focal loss is chosen: leave it at {default}, or choose "
+            "loss.objectness_loss focal or quality-focal."
+            for (key, value), default in zip(
+                focal.items(), (schema.Loss.gamma, schema.Loss.alpha), strict=True
+            )
+            if value != default
+        ]
+    return faults

@@ -1,0 +1,157 @@
+"""The CPU's instruction set: what it has, what the libraries then use, and how a recipe fixes it.
+
+The libraries choose their kernels by the processor they find, and kernels for other instruction sets add in
+another order: the same recipe gives other bits on another CPU. Environment variables hold them to one, read
+once each, by some when they are loaded: they have to be set before PyTorch and NumPy are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from rankless.errors import UserError
+from rankless.files.reading import MIB, opened
+
+# oneDNN's names, from the weakest to the strongest, each with the flags it needs besides the weaker ones'.
+_ONEDNN: dict[str, frozenset[str]] = {
+    name: frozenset(flags.split())
+    for name, flags in {
+        "SSE41": "sse4_1",
+        "AVX": "avx",
+        "AVX2": "avx2",
+        "AVX2_VNNI": "avx2 avx_vnni",
+        "AVX2_VNNI_2": "avx2 avx_vnni avx_vnni_int8 avx_ne_convert",
+        "AVX512_CORE": "avx512f avx512bw avx512vl avx512dq",
+        "AVX512_CORE_VNNI": "avx512f avx512bw avx512vl avx512dq avx512_vnni",
+        "AVX512_CORE_BF16": "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16",
+        "AVX512_CORE_FP16": "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 avx512_fp16",
+        "AVX512_CORE_AMX": "avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16",
+        "AVX512_CORE_AMX_FP16": "avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 amx_fp16",
+    }.items()
+}
+_RANK = {name: rank for rank, name in enumerate(_ONEDNN)}
+_ALIASES = {"AVX10_1_512": "AVX512_CORE_FP16", "AVX10_1_512_AMX": "AVX512_CORE_AMX"}
+_LONGEST_HEADER = 100 * MIB  # safetensors' own limit
+_NEEDS = ("avx2", "fma", "bmi2")
+
+
+def flags() -> frozenset[str]:
+    """The processor's features by Linux's names; empty where there is no list of them."""
+    return frozenset(_cpuinfo().get("flags", "").split())
+
+
+def model() -> str:
+    """The processor's name, such as ``AMD EPYC 9354``; its architecture where it tells none."""
+    return _cpuinfo().get("model name") or os.uname().machine
+
+
+def of_onednn(
+    features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """What oneDNN computes with: the best that the processor has and its variables allow.
+
+    Args:
+        features: the processor's; None asks this one.
+        environment: ``ONEDNN_MAX_CPU_ISA`` or ``DNNL_MAX_CPU_ISA`` holds it to less.
+
+    Returns:
+        oneDNN's name for it, such as ``AVX512_CORE_BF16``; None on a processor that is no x86.
+    """
+    features = flags() if features is None else features
+    limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
+    most = _RANK.get(_ALIASES.get(limit, limit), len(_RANK))
+    found = [name for name, needed in _ONEDNN.items() if needed <= features and _RANK[name] <= most]
+    return found[-1] if found else None
+
+
+def computes_bf16(cpu_isa: str = "native") -> bool:
+    """Whether the CPU multiplies bf16 by itself; emulated it is slower than fp32."""
+    name = of_onednn() if cpu_isa == "native" else None
+    return name is not None and _RANK[name] >= _RANK["AVX512_CORE_BF16"]
+
+
+def variables(cpu_isa: str) -> dict[str, str]:
+    """The environment variables that hold every library to ``cpu_isa``; none for ``native``."""
+    if cpu_isa == "native":
+        return {}
+    return {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        # MKL takes 'AVX2' for a wish that it grants on Intel's processors alone.
+        "MKL_CBWR": "COMPATIBLE",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "NPY_DISABLE_CPU_FEATURES": _more_than_avx2_in_numpy(),
+    }
+
+
+def refuse_unable(cpu_isa: str) -> None:
+    """Raise where this processor does not have the instruction set.
+
+    Raises:
+        UserError: names what it lacks.
+    """
+    missing = [flag for flag in _NEEDS if flag not in flags()]
+    if cpu_isa != "native" and missing:
+        raise UserError(
+            f"cpu_isa is '{cpu_isa}', but this processor ({model()}) lacks {', '.join(missing)}: "
+            "use cpu_isa=native, or another machine"
+        )
+
+
+def fix(cpu_isa: str) -> None:
+    """Hold this process, and those it starts, to ``cpu_isa``; call it before PyTorch is imported.
+
+    Raises:
+        UserError: the processor does not have it.
+        RuntimeError: a library that has chosen its kernels already.
+    """
+    if cpu_isa == "native":
+        return
+    refuse_unable(cpu_isa)
+    if late := [name for name in ("torch", "numpy") if name in sys.modules]:
+        raise RuntimeError(f"{' and '.join(late)} was imported before the instruction set was fixed")
+    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy takes one of the two
+    os.environ.update(variables(cpu_isa))
+
+
+def of_weights(path: Path) -> str:
+    """The ``cpu_isa`` of the recipe inside a weights file, without loading it.
+
+    ``native`` where the file is none: whoever loads it says what is wrong with it.
+    """
+    try:
+        with opened(path) as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+        found = json.loads(header["__metadata__"]["recipe"])["cpu_isa"]
+    except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError):
+        return "native"
+    return "avx2" if found == "avx2" else "native"
+
+
+def _more_than_avx2_in_numpy() -> str:
+    """Every release knows its own names alone, and warns of others."""
+    major, minor = map(int, metadata.version("numpy").split(".")[:2])
+    if (major, minor) >= (2, 4):
+        return "X86_V4 AVX512_ICL AVX512_SPR"
+    return "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL" + (
+        " AVX512_SPR" if major >= 2 else ""
+    )
+
+
+@cache
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entries."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}

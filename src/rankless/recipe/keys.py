@@ -1,0 +1,175 @@
+"""A recipe's keys in words: what exists, what was meant, what is expected.
+
+All of it is read from the recipe's JSON Schema, so each fact is written once: as the types in ``recipe.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from rankless.recipe.schema import Recipe
+
+_FAR = 10_000
+"""A largest value from here on is a guard, and no part of what a key expects."""
+
+KeyPath = tuple[str, ...]
+"""Keys from the outside in: ``("optim", "lr")``."""
+
+adapter = TypeAdapter(Recipe)
+
+
+@cache
+def leaves() -> dict[KeyPath, dict[str, Any]]:
+    """The JSON Schema of every key that holds a value, by path, in the recipe's order."""
+    return {path: schema for path, schema in _walk() if "properties" not in schema}
+
+
+@cache
+def sections() -> dict[KeyPath, tuple[str, ...]]:
+    """The keys of every section, by path; the recipe itself is ``()``."""
+    return {path: tuple(schema["properties"]) for path, schema in _walk() if "properties" in schema}
+
+
+def shown(value: Any) -> str:
+    """A value as a user would write it, cut to a readable length."""
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a section" if value else "an empty section"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        # What is inside a list inside a list is not looked at: anchors can make it endless.
+        items = ["[…]" if isinstance(item, list) else shown(item) for item in value[:8]]
+        text = f"[{', '.join(items)}{', …' * (len(value) > 8)}]"
+    else:
+        text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """``; did you mean 'x'?`` with the word that resembles ``word`` most, or nothing."""
+    match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def instead_of(path: KeyPath) -> str:
+    """What to write for a key that does not exist, as the end of a sentence."""
+    every = [*leaves(), *(section for section in sections() if section)]
+    dotted, names = ".".join(path), [".".join(other) for other in every]
+    if dotted in names:
+        *outer, last = dotted.split(".")
+        return (
+            f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
+        )
+    if same := [".".join(other) for other in every if other[-1] == path[-1]]:
+        return nearest(dotted, same, cutoff=0)
+    # 'batch' alone resembles 'batch.size', but is no answer to it.
+    if near := nearest(dotted, (name for name in names if "." in name or len(path) == 1)):
+        return near
+    for leaf in difflib.get_close_matches(path[-1], [other[-1] for other in every], n=1, cutoff=0.75):
+        return nearest(dotted, [".".join(other) for other in every if other[-1] == leaf], cutoff=0)
+    here = path[:-1] if path[:-1] in sections() else ()
+    return f"; expected one of {', '.join(sections()[here])}"
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """A JSON Schema in words: ``a whole number of at least 1``."""
+    if "anyOf" in schema:
+        return ", or ".join(expected(option) for option in schema["anyOf"])
+    words = _words(schema)
+    if words:
+        return f"one of {', '.join(words)}" if len(words) > 1 else f"'{words[0]}'"
+    kind = schema["type"]
+    if kind == "array":
+        items = schema.get("prefixItems")
+        count = f"a list of {len(items)}" if items else "a list"
+        return f"{count}, each {expected(items[0] if items else schema['items'])}"
+    if kind in ("integer", "number"):
+        return _number(schema)
+    if kind == "boolean":
+        return "true or false"
+    described: str = schema.get("description", "text that is not empty")
+    return described
+
+
+def mistake(path: KeyPath, value: Any) -> str:
+    """What is wrong with the value of a key, what was expected and the nearest that is right."""
+    schema = leaves()[path]
+    what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
+    if value is None:
+        return f"{what}; leave the key out for the default, {shown(schema['default'])}"
+    if isinstance(value, str):
+        words = [word for option in _options(schema) for word in _words(option)]
+        return what + (nearest(value.lower(), words) or _unquoted(value, schema))
+    return what
+
+
+def _walk() -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    whole = adapter.json_schema()
+
+    def walk(path: KeyPath, schema: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        yield path, schema
+        for name, inner in schema.get("properties", {}).items():
+            yield from walk((*path, name), inner)
+
+    return walk((), whole)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    options: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    return options
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    return [str(word) for word in schema.get("enum", [])] or ([schema["const"]] if "const" in schema else [])
+
+
+def _number(schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minimum"), _most(schema)
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    most = None if most is not None and most >= _FAR else most  # told to those who come so far
+    kind = "a whole number" if schema["type"] == "integer" else "a number"
+    if least is not None and most is not None:
+        return f"{kind} from {least} to {most:,}"
+    if least is not None and below is not None:
+        return f"{kind} of at least {least} and below {below}"
+    if least is not None:
+        return f"{kind} of at least {least}"
+    if above is None:
+        return kind
+    return f"{kind} above {above}" + (f" and at most {most:,}" if most is not None else "")
+
+
+def _most(schema: Mapping[str, Any]) -> float | None:
+    return cast("float | None", schema.get("maximum"))
+
+
+def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
+    """The far limit that a number is beyond, which is not named otherwise."""
+    options = _options(schema)
+    items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
+    limits = [most for one in (*items, *options) if (most := _most(one)) is not None and most >= _FAR]
+    numbers = value if isinstance(value, list) else [value]
+    found = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not limits or not any(max(limits) < one < math.inf for one in found):
+        return ""
+    return f", and at most {max(limits):,.0f}"
+
+
+def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
+    """A hint for a number that is text because of its quotes or its underscores."""
+    if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return ""
+    return f"; write {text.replace('_', '')} without quotes"

@@ -1,0 +1,45 @@
+"""The number format of the forward pass."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from rankless.errors import UserError
+from rankless.recipe.instruction_set import computes_bf16
+from rankless.recipe.schema import Precision
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
+    """What ``auto`` means on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
+
+    Args:
+        precision: the recipe's.
+        device: what computes.
+        cpu_isa: the recipe's; of the CPU alone.
+
+    Returns:
+        ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` comes back as it is.
+
+    Raises:
+        UserError: a CPU that is held to an instruction set without that format.
+    """
+    if device.type == "cpu" and cpu_isa != "native" and precision in _DTYPES:
+        raise UserError(
+            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not compute: use precision=fp32, or "
+            "cpu_isa=native"
+        )
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+    return "bf16" if computes_bf16(cpu_isa) else "fp32"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The forward pass runs inside this; parameters and their gradients stay float32."""
+    dtype = _DTYPES.get(precision)  # fp32 and tf32 are settings of the process: engine/settings.py
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

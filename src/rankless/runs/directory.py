@@ -1,0 +1,251 @@
+"""The run directory: where training and everything after it meet.
+
+runs/NAME/
+  recipe.yaml  environment.json  journal.jsonl  logs/
+  checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
+                               state.json  SHA256SUMS
+  checkpoints/last  checkpoints/best      (text files that hold the name of a step, replaced atomically)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rankless.errors import UserError, escaped
+from rankless.files import checksums
+from rankless.files.reading import POINTER, read_text
+from rankless.files.writing import write_atomically
+
+_STEP = re.compile(r"step-([0-9]{9,18})")
+_LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
+_NEEDED = ("model.safetensors", "training.safetensors", "state.json")
+
+
+class RunDirectory:
+    """The places in one run directory. Creates nothing by itself.
+
+    Args:
+        path: the run directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.yaml"
+        self.environment = self.path / "environment.json"
+        self.journal = self.path / "journal.jsonl"
+        self.logs = self.path / "logs"
+        self.checkpoints = self.path / "checkpoints"
+
+    def step_directory(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` lies."""
+        return self.checkpoints / f"step-{step:09d}"
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint directory, whole or not, rising."""
+        if not self.checkpoints.is_dir():
+            return []
+        # What is called like one and is no directory (a pipe, a link) is nobody's to open or to remove.
+        entries = (entry for entry in self.checkpoints.iterdir() if entry.is_dir() and not entry.is_symlink())
+        found = (_STEP.fullmatch(entry.name) for entry in entries)
+        return sorted(int(match[1]) for match in found if match)
+
+    def pointed(self, name: str) -> int | None:
+        """The step that ``last`` or ``best`` names; None without one, or where the file is damaged."""
+        try:
+            text = read_text(self.checkpoints / name, POINTER, encoding="ascii", errors="replace")
+        except OSError:
+            return None
+        match = _STEP.fullmatch(text.strip())
+        return int(match[1]) if match else None
+
+    def point(self, name: str, step: int) -> None:
+        """Make ``last`` or ``best`` name ``step``, atomically."""
+        write_atomically(self.checkpoints / name, self.step_directory(step).name + "\n")
+
+
+def new_run_directory(name: str) -> Path:
+    """Make ``runs/NAME``, or ``runs/NAME-2``, ``-3`` … where that is taken, by another process at once even.
+
+    Raises:
+        UserError: no directory can be made here.
+    """
+    number, path = 1, Path("runs") / name
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            path = Path("runs") / f"{name}-{number}"
+        except OSError as error:
+            raise UserError(f"{path}: cannot be made ({error}); give another directory with --run") from error
+        else:
+            return path
+
+
+def beside(folder: Path, kind: str) -> Path:
+    """The name of ``folder`` while it is not in its place; :func:`recover` knows it.
+
+    Args:
+        folder: a checkpoint.
+        kind: ``tmp`` while it is written, ``aside`` while another replaces it, ``gone`` when it is removed.
+    """
+    return folder.with_name(f".{folder.name}.{os.getpid()}.{kind}")
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint so that a part of it is never taken for one."""
+    gone = beside(folder, "gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    try:
+        folder.rename(gone)
+    except OSError:
+        gone = folder
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the checkpoint in ``folder``; None when it is whole."""
+    try:
+        listed = checksums.read(folder)
+        if listed is None:
+            return f"{checksums.NAME} is missing"
+        for name in _NEEDED:
+            if name not in listed:
+                return f"{checksums.NAME} does not list {name}"
+        wrong = [name for name, digest in listed.items() if checksums.of_file(folder / name) != digest]
+    except (OSError, ValueError) as error:
+        return str(error)
+    return f"wrong checksum of {', '.join(wrong)}" if wrong else None
+
+
+def remains(run: RunDirectory) -> list[Path]:
+    """The checkpoints that are not in their places, by :func:`beside`."""
+    return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
+
+
+def recover(run: RunDirectory) -> None:
+    """Put back whole checkpoints that a killed process left out of their place, and remove its other remains.
+
+    Nobody may be writing to the run.
+    """
+    # A new one (tmp) comes before the one that it was to replace (aside).
+    for path in sorted(remains(run), key=lambda path: path.suffix, reverse=True):
+        target = run.checkpoints / path.name[1:].rsplit(".", 2)[0]
+        if path.suffix == ".gone" or damage(path) is not None or damage(target) is None:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        if target.exists():
+            remove(target)
+        path.rename(target)
+
+
+def to_stderr(sentence: str) -> None:
+    """Warn whoever sits at the terminal."""
+    print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
+
+
+def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
+    """The weights file that ``target`` means.
+
+    Args:
+        target: a weights file, a run directory (its best checkpoint, else its last), a checkpoint directory,
+            or a run's ``checkpoints/best`` or ``checkpoints/last``. The averaged weights (EMA) are preferred.
+        warn: called with a sentence where a run's best checkpoint is gone and another one is taken.
+
+    Raises:
+        UserError: nothing there, nothing there that holds weights, or averaged weights that are missing.
+    """
+    target = Path(target)
+    if not target.exists():
+        raise UserError(f"{target}: no such file or directory; expected a run directory or a weights file")
+    if target.is_file() and target.name in ("best", "last"):
+        run = RunDirectory(target.parent.parent)
+        folder = _named(run, target.name)
+        if folder is None:
+            raise UserError(f"{_dangling(run, target.name)}; the run has {_names(run)}")
+        return _preferred(folder)
+    if target.is_file():
+        return target
+    if (target / "model.safetensors").is_file() or (target / checksums.NAME).is_file():
+        return _preferred(target)
+    run = RunDirectory(target)
+    if (folder := _of_run(run, warn)) is not None:
+        return _preferred(folder)
+    if run.journal.exists() or run.recipe.exists():
+        raise UserError(f"{target}: this run has no checkpoint yet; train it on with --resume --run {target}")
+    raise UserError(
+        f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
+    )
+
+
+def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
+    """The best checkpoint, else the last, else the newest that is there; None without any."""
+    missed: list[str] = []
+    for name in ("best", "last"):
+        if (folder := _named(run, name)) is not None:
+            if missed:
+                warn(f"{'; '.join(missed)}; using {run.checkpoints / name} ({folder.name}) instead")
+            return folder
+        if (run.checkpoints / name).exists():
+            missed.append(_dangling(run, name))
+    there = [folder for folder in map(run.step_directory, run.steps()) if holds_weights(folder)]
+    if not there:
+        if missed:
+            raise UserError(f"{'; '.join(missed)}; the run has {_names(run)}")
+        return None
+    if missed:
+        warn(f"{'; '.join(missed)}; using the newest checkpoint ({there[-1].name}) instead")
+    return there[-1]
+
+
+def _named(run: RunDirectory, name: str) -> Path | None:
+    """The checkpoint that ``last`` or ``best`` names, if it is there."""
+    step = run.pointed(name)
+    folder = None if step is None else run.step_directory(step)
+    return folder if folder is not None and holds_weights(folder) else None
+
+
+def _dangling(run: RunDirectory, name: str) -> str:
+    step = run.pointed(name)
+    if step is None:
+        return f"{run.checkpoints / name}: is damaged (it does not hold the name of a checkpoint)"
+    return f"{run.checkpoints / name}: names a checkpoint that is not there ({run.step_directory(step).name})"
+
+
+def _names(run: RunDirectory) -> str:
+    return ", ".join(run.step_directory(step).name for step in run.steps()) or "none"
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a checkpoint, or a part of one, lies in ``folder``."""
+    return (folder / "model.safetensors").is_file()
+
+
+def _preferred(folder: Path) -> Path:
+    """The averaged weights in a checkpoint; the model's own where no average belongs there."""
+    averaged, own = folder / "ema.safetensors", folder / "model.safetensors"
+    if averaged.is_file():
+        return averaged
+    try:
+        listed = checksums.read(folder)
+    except OSError as error:
+        raise UserError(f"{folder / checksums.NAME}: cannot be read ({error})") from None
+    if listed is None and not (folder / "state.json").exists():
+        return own
+    for path in (averaged, own):
+        if path.name in (listed or {}) and not path.is_file():
+            raise UserError(
+                f"{path}: is missing, but {checksums.NAME} beside it lists it; take another checkpoint, or "
+                "another copy of this one"
+            )
+    if own.name not in (listed or {}):
+        raise UserError(
+            f"{folder / checksums.NAME}: is missing or damaged, so nothing shows that this checkpoint is "
+            f"whole; take another checkpoint, or give the file itself: {own}"
+        )
+    return own

@@ -1,0 +1,190 @@
+"""The journal of a run: one JSON object a line.
+
+Numbers (lines with ``step`` or ``evaluation``) are the same however the run was disturbed and resumed, and
+stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` tell what
+happened.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankless.files import reading
+from rankless.files.writing import write_atomically
+
+_TAIL = 1 << 16  # bytes
+_LONGEST = 16 * reading.MIB  # bytes of a line; the scores of thousands of classes have less than one
+
+
+class Journal:
+    """Appends to a journal, which begins or goes on after ``step`` steps.
+
+    Args:
+        path: the file; made with its folder when missing.
+        step: numbers of later steps are removed; they are about to be made again.
+
+    Attributes:
+        left_out: how many damaged lines were left out.
+        original: where the journal lies as it was, if any were.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.left_out, self.original = 0, path
+        if path.exists():
+            kept = []
+            for text, entry in _lines(path):
+                if entry is None:
+                    self.left_out += 1
+                elif step_of(entry) <= step:
+                    kept.append(text)
+            if self.left_out:
+                self.original = _set_aside(path)
+            write_atomically(path, "".join(kept))
+        # Without a buffer: what a full disk refused must not come again when the file is closed.
+        self.file = path.open("ab", buffering=0)
+
+    def write(self, **entry: Any) -> None:
+        """Append one line.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        rest = _line(entry).encode()
+        while rest:
+            rest = rest[self.file.write(rest) :]
+
+    def flush(self) -> None:
+        """Wait until all lines are on the disk."""
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """No more lines."""
+        self.file.close()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a journal; what is none is left out.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    return (entry for _, entry in _lines(path) if entry is not None)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Every line and its entry, None for one that is damaged; a last line that a crash tore is left out."""
+    with io.BufferedReader(reading.opened(path)) as file:
+        while line := file.readline(_LONGEST):
+            whole = line.endswith(b"\n")
+            if not whole and len(line) == _LONGEST:
+                while (rest := file.readline(_LONGEST)) and not rest.endswith(b"\n"):
+                    pass
+                yield "", None
+                continue
+            text = line.decode("utf-8", "replace")
+            entry = _entry(text)
+            if entry is not None:
+                yield text if whole else text + "\n", entry
+            elif whole and text.strip():
+                yield text, None
+
+
+def _entry(text: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):  # ValueError: no JSON, or an integer of thousands of digits
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("timing", {}), dict):
+        return None
+    steps = [entry[key] for key in ("step", "evaluation") if key in entry]
+    if any(type(step) is not int or step < 0 for step in steps):
+        return None
+    if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
+        return None
+    return entry
+
+
+def _set_aside(path: Path) -> Path:
+    """Keep a damaged journal as it is under a free name beside it, which is returned."""
+    names = (path.with_name(f"{path.stem}.damaged{number}{path.suffix}") for number in ("", *range(2, 10**6)))
+    free = next(name for name in names if not os.path.lexists(name))
+    try:
+        os.link(path, free)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, free)
+    return free
+
+
+def tail(path: Path) -> list[dict[str, Any]]:
+    """The last entries of a journal, however long it is.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with reading.opened(path) as file:
+        start = max(file.seek(0, os.SEEK_END) - _TAIL, 0)
+        file.seek(start)
+        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    entries = map(_entry, lines[1:] if start else lines)
+    return [entry for entry in entries if entry is not None]
+
+
+def append(path: Path, **entry: Any) -> None:
+    """Append one line to a journal that nobody has open; a line that a crash tore goes.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(size - _TAIL, 0)
+        file.seek(start)
+        torn = len(file.read(_TAIL).rpartition(b"\n")[2])
+        if torn < size - start or not start:
+            file.truncate(size - torn)
+        file.write(_line(entry).encode())
+
+
+def ending(path: Path) -> str | None:
+    """Why the run that wrote a journal does not go on, in words; None without a journal."""
+    try:
+        entries = tail(path)
+    except OSError:
+        return None
+    for entry in reversed(entries):
+        kind = entry.get("event")
+        if kind in ("death", "error"):
+            return str(entry.get("text", kind))
+        if kind in ("stop", "end"):
+            return f"it was {'asked to stop' if kind == 'stop' else 'done'} after step {entry.get('at')}"
+        if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
+            break
+    return "it ended without a word: its launcher was killed, or the machine stopped"
+
+
+def step_of(entry: dict[str, Any]) -> int:
+    """The step whose number this is; 0 for an event."""
+    return int(entry.get("step", entry.get("evaluation", 0)))
+
+
+def numbers(path: Path) -> list[dict[str, Any]]:
+    """The entries that two runs of one recipe have in common: no events, no timing."""
+    return [
+        {key: value for key, value in entry.items() if key != "timing"}
+        for entry in read(path)
+        if "step" in entry or "evaluation" in entry
+    ]
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"

@@ -1,0 +1,217 @@
+"""Tasks of the user's own: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
+
+A file that is no module of a package, such as a script, is imported under a private name that tells its path,
+so that every process which meets one of its classes (a loader that unpickles an example, say) can import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shlex
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rankless.errors import UserError, printable
+from rankless.recipe.schema import Recipe
+from rankless.tasks.checks import check_members
+from rankless.tasks.protocol import Task
+from rankless.user_code import is_users
+
+BUILT_IN = ("detect", "classify")
+_opening = False
+
+# With it the import system takes this page for a package, and files by path are its modules.
+__path__: list[str] = []
+_PREFIX = f"{__name__}.file_"
+
+
+class _ByPath:
+    """Finds the modules whose names tell a path; entered into ``sys.meta_path`` below."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(_PREFIX):
+            return None
+        return importlib.util.spec_from_file_location(
+            name, bytes.fromhex(name.removeprefix(_PREFIX)).decode()
+        )
+
+
+if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finder in sys.meta_path):
+    sys.meta_path.append(_ByPath)
+
+
+def open_own(recipe: Recipe) -> Task:
+    """The task of the user's own that ``recipe.task`` names.
+
+    Raises:
+        UserError: no such file, module or class, or one that is no task.
+    """
+    with _no_training():
+        made = _class(recipe.task)
+        check_members(made, recipe.task)
+        task: Task = made(recipe)
+    return task
+
+
+def refuse_unasked(task: str, source: Path) -> None:
+    """Raise where a file, and not the person, names the code that would be run.
+
+    Args:
+        task: what the recipe inside ``source`` names.
+        source: a weights file, whoever made it.
+
+    Raises:
+        UserError: it is no built-in task.
+    """
+    if task not in BUILT_IN:
+        raise UserError(
+            f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
+            f"it, give --task {shlex.quote(printable(task))} (in Python: task=…)"
+        )
+
+
+def absolute(task: str) -> str:
+    """``task`` of a recipe as it holds in any working directory: a file's path is made absolute."""
+    place, _, name = task.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if _is_file(place) else task
+
+
+def name_of(task: type | str) -> str:
+    """The name by which other processes find a class.
+
+    Args:
+        task: the class, or its name, which stays as it is.
+
+    Raises:
+        UserError: no other process can find it: it stands in a notebook, or inside a function.
+    """
+    if isinstance(task, str):
+        return task
+    if not isinstance(task, type):
+        raise UserError(
+            f"task is {task!r}: expected a class, such as task=MyTask, or its name 'package.module:MyTask'"
+        )
+    if "." in task.__qualname__:
+        raise UserError(
+            f"task is {task.__qualname__}: the ranks are other processes and cannot reach into a function or "
+            "a class; put the class at the top of a module"
+        )
+    module = sys.modules.get(task.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise UserError(
+            f"task is {task.__qualname__} of '{task.__module__}', which stands in no file: the ranks are "
+            "other processes and cannot import it; put the class into a module, such as my_task.py"
+        )
+    spec = getattr(module, "__spec__", None)
+    if task.__module__ != "__main__":
+        return f"{_importable(task.__module__, Path(file))}:{task.__qualname__}"
+    # `python -m package.script` gives a name, `python script.py` does not.
+    return f"{spec.name if spec else Path(file).resolve()}:{task.__qualname__}"
+
+
+def refuse_while_opening() -> None:
+    """A training must not begin inside another's import of the task.
+
+    Raises:
+        UserError: it would.
+    """
+    if _opening:
+        raise UserError(
+            "a training was started by importing the task: the ranks import the file that holds it; put the "
+            'call of rankless.train under `if __name__ == "__main__":`'
+        )
+
+
+@contextmanager
+def _no_training() -> Iterator[None]:
+    global _opening
+    before, _opening = _opening, True
+    try:
+        yield
+    finally:
+        _opening = before
+
+
+def _class(task: str) -> Any:
+    place, _, name = task.rpartition(":")
+    if not place:
+        raise UserError(
+            f"task is '{task}': expected {' or '.join(map(repr, BUILT_IN))}, or for a task of your own "
+            "'package.module:Class' or 'file.py:Class'"
+        )
+    module = _file(Path(place), task) if _is_file(place) else _module(place, task)
+    made = getattr(module, name, None)
+    if made is None:
+        classes = [
+            n for n, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)
+        ]
+        known = f"; it has {', '.join(classes)}" if classes else ""
+        raise UserError(f"task is '{task}': '{place}' has no '{name}'{known}")
+    return made
+
+
+def _is_of(made: type, module: ModuleType) -> bool:
+    return made.__module__ == module.__name__
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py")
+
+
+def _module(name: str, task: str) -> ModuleType:
+    # As with `python -m`: a user's module stands where the command is given.
+    _look_in(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"task is '{task}': the module '{name}' cannot be imported ({error}); "
+            "run from the folder that holds it, or install it"
+        ) from error
+    except SyntaxError as error:
+        raise UserError(_syntax(task, error)) from error
+
+
+def _file(path: Path, task: str) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise UserError(
+            f"task is '{task}': no such file {path}; give the path of the file that holds the class, as in "
+            "task=my_task.py:MyTask"
+        )
+    _look_in(path.parent)  # as Python does for a script
+    try:
+        return importlib.import_module(_PREFIX + str(path).encode().hex())
+    except ImportError as error:
+        raise UserError(f"task is '{task}': {path} cannot be imported ({error})") from error
+    except SyntaxError as error:
+        raise UserError(_syntax(task, error)) from error
+
+
+def _syntax(task: str, error: SyntaxError) -> str:
+    line = f"\n    {error.text.strip()}" if error.text else ""
+    return f"task is '{task}': {error.filename}:{error.lineno} is no Python ({error.msg}){line}"
+
+
+def _look_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _importable(name: str, file: Path) -> str:
+    """A module's name where a fresh process in this folder finds it by that, else the path of its file."""
+    file = file.resolve()
+    installed = not is_users(str(file)) or any(
+        file.is_relative_to(place) for place in map(sysconfig.get_path, ("purelib", "platlib"))
+    )
+    loose = "." not in name and file.stem == name
+    return str(file) if loose and not installed and file.parent != Path.cwd() else name

@@ -1,0 +1,159 @@
+"""Joining the other ranks: the one place that reads what torchrun, Slurm or Kubernetes set.
+
+A process that nobody launched is a world of one; nothing below knows the difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.world.objects import pack, unpack
+from rankless.world.rendezvous import meet, on_loopback
+from rankless.world.tree import own_micro_batches
+
+# Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
+TIMEOUT = timedelta(minutes=30)
+# A file store writes once more when it goes, and aborts the process where the disk takes no more.
+_UNDYING: list[dist.Store] = []
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together.
+
+    Attributes:
+        rank: this process's number in 0..size-1.
+        size: how many processes.
+        device: where this rank computes.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks and writes."""
+        return self.rank == 0
+
+    @property
+    def backend(self) -> str:
+        """What carries tensors between the ranks."""
+        return str(dist.get_backend_config())
+
+    def own_micro_batches(self, micro_batches: int) -> range:
+        """The micro-batches of a step that are this rank's."""
+        if self.size > micro_batches:
+            raise UserError(
+                f"{self.size} devices, but a step has only {micro_batches} micro-batches to share: use at "
+                f"most {micro_batches} devices, a larger batch.images or a smaller batch.micro"
+            )
+        return own_micro_batches(micro_batches, self.rank, self.size)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others.
+
+        Raises:
+            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
+        """
+        if not self.is_first:
+            _send(pack(value), 0)
+            return None
+        return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's ``value`` on every rank.
+
+        Raises:
+            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
+        """
+        if self.size == 1:
+            return value
+        packed = pack(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor(packed.numel())
+        dist.broadcast(length, 0)
+        if not self.is_first:
+            packed = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(packed, 0)
+        return value if self.is_first else unpack(packed)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        # Objects go over the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
+        self.gather(None)
+        self.broadcast(None)
+
+
+def _send(packed: Tensor, rank: int) -> None:
+    dist.send(torch.tensor(packed.numel()), rank)
+    dist.send(packed, rank)
+
+
+def _receive(rank: int) -> Tensor:
+    length = torch.tensor(0)
+    dist.recv(length, rank)
+    packed = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(packed, rank)
+    return packed
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError):
+        return True
+    signs = ("onnection closed", "onnection reset", "roken pipe", "Timed out", "timeout", "gloo", "NCCL")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+@contextmanager
+def join(meeting: Path | None = None) -> Iterator[World]:
+    """Be one of the ranks that the environment describes, or a world of one.
+
+    Args:
+        meeting: the file at which the ranks of a launcher of our own meet; None is the address that the
+            environment names.
+    """
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device, backend = _device_and_backend()
+    alone = meeting is not None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == size
+    with on_loopback() if alone else nullcontext():
+        if size == 1:
+            store: dist.Store = dist.HashStore()
+        elif meeting is not None:
+            store = dist.FileStore(str(meeting), size)
+            _UNDYING.append(store)
+        else:
+            store = meet(rank, size, TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        try:
+            yield World(rank, size, device)
+        finally:
+            # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
+            gc.collect()
+            dist.destroy_process_group()
+
+
+def _device_and_backend() -> tuple[torch.device, str]:
+    """NCCL only where each local rank has a GPU of its own; ranks that share a card talk through gloo."""
+    local_rank, local_size = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not cards or os.environ.get("RANKLESS_CPU"):
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % cards)
+    torch.cuda.set_device(device)
+    return device, "cpu:gloo,cuda:nccl" if local_size <= cards and dist.is_nccl_available() else "gloo"

@@ -1,0 +1,304 @@
+"""Checkpoints: whole or not there, checked by anybody's sha256sum, and never the only one lost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rankless.engine import checkpoint
+from rankless.engine.checkpoint import Snapshot
+from rankless.errors import UserError
+from rankless.models.checkpoints import weights
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory, recover, weights_of
+
+FILES = ("model.safetensors", "ema.safetensors", "training.safetensors", "state.json", "SHA256SUMS")
+
+
+def snapshot(step: int, *, average: bool = True) -> Snapshot:
+    torch.manual_seed(step)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    other = {name: value + 1 for name, value in net.state_dict().items()} if average else None
+    momentum = {"momentum_buffer/0.weight": torch.randn(4, 3, 3, 3), "step/0.weight": torch.tensor(3.0)}
+    return Snapshot(step, net.state_dict(), other, momentum, {"best": None, "pictures": 7})
+
+
+def save(run: RunDirectory, *steps: int) -> None:
+    for step in steps:
+        checkpoint.save(run, snapshot(step), Recipe(), ["cat", "dog"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def test_it_reads_back_as_it_was(run: RunDirectory) -> None:
+    save(run, 5)
+    assert sorted(path.name for path in run.step_directory(5).iterdir()) == sorted(FILES)
+    assert run.pointed("last") == 5
+    kept, found = snapshot(5), checkpoint.load(run, 5)
+    assert (found.step, found.state) == (5, kept.state)
+    assert kept.average is not None and found.average is not None
+    for ours, theirs in (
+        (kept.model, found.model),
+        (kept.average, found.average),
+        (kept.training, found.training),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    file = weights.load(run.step_directory(5) / "ema.safetensors")
+    assert file.class_names == ("cat", "dog") and file.recipe == Recipe() and file.extra == {"step": "5"}
+
+
+def test_without_an_average(run: RunDirectory) -> None:
+    checkpoint.save(run, snapshot(5, average=False), Recipe(), [])
+    assert checkpoint.load(run, 5).average is None
+    assert checkpoint.damage(run.step_directory(5)) is None
+
+
+def test_equal_states_are_equal_files(run: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other")
+    save(run, 5)
+    save(other, 5)
+    one, two = (where.step_directory(5) / "SHA256SUMS" for where in (run, other))
+    assert one.read_text() == two.read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_sha256sum_agrees(run: RunDirectory) -> None:
+    save(run, 5)
+
+    def check() -> int:
+        folder = run.step_directory(5)
+        return subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True).returncode
+
+    assert check() == 0
+    file = run.step_directory(5) / "state.json"
+    file.write_text(file.read_text() + " ")
+    assert check() == 1
+
+
+@pytest.mark.parametrize("way", ["cut", "empty", "flipped", "gone"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_one_is_passed_over(run: RunDirectory, name: str, way: str) -> None:
+    save(run, 5, 10)
+    file = run.step_directory(10) / name
+    content = file.read_bytes()
+    if way == "gone":
+        file.unlink()
+    elif way == "flipped":
+        place = len(content) // 3
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    else:
+        file.write_bytes(b"" if way == "empty" else content[: len(content) // 2])
+    warnings: list[str] = []
+    assert checkpoint.newest(run, warnings.append) == 5
+    (warning,) = warnings
+    assert str(run.step_directory(10)) in warning and "falling back to the one before" in warning
+    if way != "gone" and name != "SHA256SUMS":
+        assert name in warning
+    assert checkpoint.load(run, 5).step == 5
+    # The run comes by this step again, and the damaged one is replaced.
+    save(run, 10)
+    assert checkpoint.newest(run, pytest.fail) == 10
+
+
+def test_none_and_none_that_is_whole(run: RunDirectory) -> None:
+    assert checkpoint.newest(run, pytest.fail) is None
+    save(run, 5, 10)
+    for step in (5, 10):
+        (run.step_directory(step) / "model.safetensors").write_bytes(b"")
+    warnings: list[str] = []
+    with pytest.raises(UserError, match=r"all 2 checkpoints are damaged; start anew"):
+        checkpoint.newest(run, warnings.append)
+    assert len(warnings) == 2
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_full_disk_leaves_what_was_there(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """The disk is full at the call-th file that is waited for."""
+    save(run, 5)
+    calls = 0
+
+    def full(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(run, 10)
+    assert calls == call
+    assert run.pointed("last") == 5 and run.steps() == [5]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-000000005"]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_what_reads_back_otherwise_is_not_kept(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """A disk that lies about the call-th file."""
+    save(run, 5)
+    honest, calls = os.fsync, 0
+
+    def lying(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.pwrite(handle, b"\x7f", os.fstat(handle).st_size - 3)
+        honest(handle)
+
+    monkeypatch.setattr("os.fsync", lying)
+    with pytest.raises(OSError, match="reads back other than it was written"):
+        save(run, 10)
+    assert run.steps() == [5]
+
+
+def test_half_written_ones_are_never_seen(run: RunDirectory) -> None:
+    save(run, 5)
+    died = run.checkpoints / ".step-000000010.4711.tmp"
+    shutil.copytree(run.step_directory(5), died)
+    (died / "SHA256SUMS").unlink()
+    assert run.steps() == [5]
+    assert checkpoint.newest(run, pytest.fail) == 5
+    assert not died.exists()
+
+
+@pytest.mark.parametrize("place", ["nothing", "a damaged one", "a whole one"])
+@pytest.mark.parametrize("kind", ["tmp", "aside", "gone"])
+def test_a_whole_one_that_was_left_out_of_its_place_is_put_back(
+    run: RunDirectory, kind: str, place: str
+) -> None:
+    save(run, 5)
+    target, left = run.step_directory(5), run.checkpoints / f".step-000000005.4711.{kind}"
+    shutil.copytree(target, left)
+    if place == "nothing":
+        shutil.rmtree(target)
+    elif place == "a damaged one":
+        (target / "model.safetensors").write_bytes(b"")
+    recover(run)
+    assert not left.exists()
+    assert (checkpoint.damage(target) is None) == (kind != "gone" or place == "a whole one")
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system that does not wait for a disk, where there is one."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from test_checkpoint import save
+from rankless.runs.directory import RunDirectory
+from rankless.engine import checkpoint
+
+folder, fatal, events = Path(sys.argv[1]), None, 0
+WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree", "open"}
+
+def watch(event, arguments):
+    global events
+    if fatal is not None and event in WATCHED:
+        events += 1
+        if events == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def act(run, step):
+    save(run, step)
+    run.point("best", step)
+    checkpoint.tidy(run, keep=1, best=None)
+
+act(RunDirectory(folder / "warm"), 5)  # whatever is imported or cached on the way is no operation on the run
+sys.addaudithook(watch)
+for step in (5, 10):  # the same one again, and the next one
+    for number, path in enumerate(sorted(folder.glob(f"{step}-*")), start=1):
+        child = os.fork()
+        if child == 0:
+            fatal = number
+            act(RunDirectory(path), step)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            print(number - 1)
+            break
+"""
+
+
+@pytest.mark.processes
+def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path) -> None:
+    """A process is killed before the first, the second … operation of a save with one checkpoint kept."""
+    first = RunDirectory(in_memory / "first")
+    save(first, 5)
+    first.point("best", 5)
+    whole = (first.step_directory(5) / "SHA256SUMS").read_text()
+    for step, number in itertools.product((5, 10), range(80)):
+        shutil.copytree(first.path, in_memory / f"{step}-{number:03}")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, str(in_memory)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    for step, kills in zip((5, 10), map(int, done.stdout.split()), strict=True):
+        assert kills > 25  # otherwise the hook saw nothing
+        for number in range(kills):
+            run = RunDirectory(in_memory / f"{step}-{number:03}")
+            found = checkpoint.newest(run, lambda sentence: pytest.fail(sentence))
+            assert found in (5, step), number
+            if found == 5:
+                assert (run.step_directory(5) / "SHA256SUMS").read_text() == whole
+            assert weights_of(run.path, lambda _: None).is_file()
+            assert not list(run.checkpoints.glob(".step-*"))
+            save(run, 20)  # and it goes on
+            checkpoint.tidy(run, keep=1, best=None)
+            assert run.steps() == [20]
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [(2, None, [20, 25]), (2, 10, [10, 20, 25]), (1, 25, [25]), (9, 5, [5, 10, 15, 20, 25])],
+)
+def test_the_newest_and_the_best_stay(
+    run: RunDirectory, keep: int, best: int | None, left: list[int]
+) -> None:
+    save(run, 5, 10, 15, 20, 25)
+    checkpoint.tidy(run, keep, best)
+    assert run.steps() == left
+    assert all(checkpoint.damage(run.step_directory(step)) is None for step in left)
+
+
+def test_what_a_run_fell_back_behind_goes(run: RunDirectory) -> None:
+    save(run, 5, 10, 15)
+    run.point("last", 10)  # 15 was damaged, the run went on from 5
+    checkpoint.tidy(run, keep=2, best=None)
+    assert run.steps() == [5, 10]
+
+
+def test_no_tensor_is_pickled(run: RunDirectory) -> None:
+    save(run, 5)
+    for name in FILES[:3]:
+        content = (run.step_directory(5) / name).read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        assert isinstance(json.loads(content[8 : 8 + length]), dict)

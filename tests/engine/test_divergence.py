@@ -1,0 +1,251 @@
+"""Steps that cannot be applied: said alike on every rank, the weights as they were before, nothing lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine import loop
+from rankless.engine.divergence import DivergedError
+from rankless.engine.state import TrainingState
+from rankless.engine.totals import Wishes
+from rankless.errors import UserError
+from rankless.models.checkpoints import weights
+from rankless.randomness import generator
+from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.structures import LossSum
+from rankless.world.process_group import World
+
+IMAGES, MICRO, LEAVES = 12, 3, 4
+BAD_STEP, BAD_LEAF = 2, 1  # from 0; an odd micro-batch adds its gradient to its sibling's
+
+
+class Heads(nn.Module):
+    """A batch norm, and a second head that not every micro-batch uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.head, self.other = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, second: bool) -> Tensor:
+        y = self.norm(self.trunk(x))
+        out: Tensor = self.head(y) + (self.other(y) if second else 0)
+        return out
+
+
+class Numbers:
+    """Rows of five numbers; the last says what happens with the micro-batch."""
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def item(self, index: int, epoch: int) -> Tensor:
+        return torch.from_numpy(generator(1, "row", epoch, index).normal(size=4)).float()
+
+
+class FaultyTask:
+    """Does something wrong in one micro-batch.
+
+    Args:
+        fault: ``gradient``, ``loss``, ``unused`` or nothing.
+    """
+
+    class_names: tuple[str, ...] = ()
+    score_name = "score"
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.calls = 0
+
+    def model(self) -> nn.Module:
+        return Heads()
+
+    def training_data(self) -> Numbers:
+        return Numbers()
+
+    evaluation_data = training_data
+
+    def collate(self, items: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(items))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        step, leaf = divmod(self.calls, LEAVES)
+        self.calls += 1
+        return self.loss_of(model, batch, self.fault if self.is_bad(step, leaf) else "")
+
+    def is_bad(self, step: int, leaf: int) -> bool:
+        return (step, leaf) == (BAD_STEP, BAD_LEAF) or self.fault == "large"
+
+    def loss_of(self, model: nn.Module, batch: Tensor, fault: str) -> LossSum:
+        out = model(batch, fault != "unused")
+        loss = out.float().square().sum()
+        if fault == "gradient":
+            loss = loss + (out * 0).sum().abs().sqrt()  # finite itself
+        if fault == "large":
+            loss = loss * 1e6
+        if fault == "loss":
+            loss = loss / 0
+        return LossSum(loss, torch.tensor(float(len(batch))))
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
+        return [0.0] * len(batch)
+
+    def score(self, predictions: Sequence[float]) -> dict[str, float]:
+        return {"score": 0.0}
+
+
+def recipe(**changes: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "batch": Batch(IMAGES, MICRO),
+        "precision": "fp32",
+        "ema": Ema(0.5),
+        **changes,
+    }
+    return Recipe(**settings)
+
+
+def digest(state: TrainingState) -> str:
+    tensors = [value.contiguous().numpy().tobytes() for value in state.tensors().values()]
+    return hashlib.sha256(b"".join(tensors)).hexdigest()
+
+
+class Keyed(FaultyTask):
+    """The fault is a matter of the images, as it is in life: they say which micro-batch they are of."""
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return self.loss_of(model, batch[:, :4], self.fault if batch[0, 4] else "")
+
+
+def rows(step: int, leaf: int, always: bool) -> Tensor:
+    drawn = torch.from_numpy(np.random.default_rng([step, leaf]).normal(size=(MICRO, 5))).float()
+    drawn[:, 4] = float((always or step == BAD_STEP) and leaf == BAD_LEAF)
+    return drawn
+
+
+def steps(world: World, changes: dict[str, Any], fault: str, count: int, always: bool) -> list[Any]:
+    """A digest after each step; the sentences of the one that failed, and whether it left no trace."""
+    task = Keyed(fault)
+    state = TrainingState(task, recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
+    state.training_mode()
+    found: list[Any] = []
+    for step in range(count):
+        before = digest(state)
+        state.begin(step)
+        own = (rows(step, leaf, always) for leaf in world.own_micro_batches(LEAVES))
+        totals = state.passes.run(step, own, state.scaler.scale, Wishes())
+        try:
+            state.update(step, totals)
+        except DivergedError as error:
+            return [*found, list(error.faults), digest(state) == before, error.is_whole, error.repeats]
+        found.append(digest(state))
+    return found
+
+
+FAULTS = {
+    "gradient": (
+        "but the gradient is not finite in 'trunk.weight', 'trunk.bias', 'norm.weight', 'norm.bias', "
+        "'head.weight' and 3 more in step 3, which was not applied: lower optim.lr (now 0.01)"
+    ),
+    "loss": "the loss became inf in step 3, which was not applied: lower optim.lr (now 0.01)",
+    "unused": "step 3: the loss of micro-batch 1 does not depend on 'other.weight', 'other.bias'; use every",
+}
+WAYS = {
+    "micro": {},
+    "clip": {"optim": Optim(clip=1.0)},
+    "sync": {"batch_norm": "sync"},
+    "fast": {"reduce": "fast"},
+}
+
+
+def each(world: World, cases: list[tuple[Any, ...]]) -> list[list[Any]]:
+    return [steps(world, *case) for case in cases]
+
+
+@pytest.mark.processes
+def test_every_rank_refuses_the_step_alike(ranks: Any) -> None:
+    cases = [(way, fault) for way in WAYS for fault in FAULTS]
+    asked = [(WAYS[way], fault, 5, False) for way, fault in cases]
+    answers = [answer for size in (1, 2, 3) for answer in ranks(size, each, asked)]
+    for place, (way, fault) in enumerate(cases):
+        first = answers[0][place]
+        for answer in answers:
+            *before, sentences, is_untouched, is_whole, repeats = answer[place]
+            assert len(before) == BAD_STEP
+            assert FAULTS[fault] in sentences[0]
+            assert is_untouched and is_whole
+            assert repeats == (fault != "unused")
+            assert answer[place] == first or (way == "fast" and sentences == first[-4])
+
+
+@pytest.mark.processes
+def test_missing_gradients_as_zero_are_the_same_bits_on_any_number_of_ranks(ranks: Any) -> None:
+    zero = {"find_unused_parameters": True}
+    ways = [WAYS[way] for way in ("micro", "clip", "sync")]
+    asked = [({**way, **zero}, "unused", 5, False) for way in ways]
+    worlds = [answer for size in (1, 2, 3, 4) for answer in ranks(size, each, asked)]
+    assert all(answer == worlds[0] for answer in worlds)
+    assert all(len(set(digests)) == 5 for digests in worlds[0])
+    # Where every parameter is used, the key changes nothing.
+    plain = [(way, "", 5, False) for way in ways]
+    keyed = [({**way, **zero}, "", 5, False) for way in ways]
+    (found,) = ranks(1, each, [*plain, *keyed])
+    assert found[:3] == found[3:] and found[:3] != worlds[0]
+
+
+@pytest.mark.processes
+def test_fp16_gives_up_when_every_step_overflows(ranks: Any) -> None:
+    for size in (1, 2):
+        for answer in ranks(size, steps, {"precision": "fp16"}, "gradient", 60, True):
+            *before, sentences, is_untouched, is_whole, repeats = answer
+            assert 25 < len(before) < 35
+            assert "(loss scale 6.10352e-05)" in sentences[0] and "precision: fp32" in sentences[0]
+            assert is_untouched and is_whole and repeats
+
+
+def train(world: World, folder: str, fault: str, changes: dict[str, Any]) -> list[str]:
+    settings: dict[str, Any] = {
+        "epochs": 6,
+        "evaluate": Evaluate(every=0),
+        "checkpoint": Checkpoint(every=1000),
+        **changes,
+    }
+    try:
+        run = RunDirectory(Path(folder))
+        loop.train(recipe(**settings), run, world, resume=False, task=FaultyTask(fault))  # type: ignore[arg-type]
+    except UserError as error:
+        return list(error.faults)
+    return []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, fault: str) -> None:
+    (said,) = ranks(1, train, str(tmp_path), fault, {})
+    run = RunDirectory(tmp_path)
+    assert run.pointed("last") == BAD_STEP and run.steps() == [BAD_STEP]
+    saved = weights.load(run.step_directory(BAD_STEP) / "model.safetensors").state
+    assert all(torch.isfinite(value).all() for value in saved.values())
+    assert FAULTS[fault] in said[0]
+    assert said[1].startswith(f"the checkpoint of step {BAD_STEP} is whole")
+    way = "--resume --run" if fault == "unused" else f"model.pretrained={run.step_directory(BAD_STEP)}"
+    assert way in said[1]
+
+
+@pytest.mark.processes
+def test_weights_that_are_not_finite_are_never_saved(ranks: Any, tmp_path: Path) -> None:
+    """A finite gradient whose update overflows."""
+    optim = Optim()
+    object.__setattr__(optim, "lr", 1e38)  # more than a recipe may say
+    changes = {"optim": optim, "checkpoint": Checkpoint(every=1)}
+    (said,) = ranks(1, train, str(tmp_path), "large", changes)
+    assert "the weights are not finite after step 1, in 'trunk.weight'" in said[0] and len(said) == 1
+    assert RunDirectory(tmp_path).steps() == []

@@ -1,0 +1,193 @@
+"""The promise: whole runs give the same bits on any number of ranks, undisturbed or stopped and resumed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankless.engine import loop
+from rankless.engine.evaluate import fingerprint
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Scores
+from rankless.world.process_group import World
+
+pytestmark = pytest.mark.processes
+
+FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
+# 21 pictures and 16 or 12 a step: epochs end inside steps, and no number divides another.
+EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "12", "evaluate.every": "5"}  # 16 steps
+SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "9", "evaluate.every": "4"}  # 16 steps
+STEPS = 16
+
+# The recipe, and (ranks, loader processes of each) to run it with; the first is the one to agree with.
+RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
+    "fp32": (
+        {**EIGHT, "precision": "fp32"},
+        [(1, 0), (2, 2), (3, 0), (4, 0)],
+    ),
+    "bf16": (
+        {**SIX, "precision": "bf16", "optim.name": "adamw", "optim.lr": "0.002", "optim.clip": "5"},
+        [(1, 2), (2, 0), (4, 0)],
+    ),
+    "sync": (
+        {**SIX, "precision": "bf16", "batch_norm": "sync", "optim.clip": "2", "optim.nesterov": "true"},
+        [(1, 0), (3, 0)],
+    ),
+    "frozen": (
+        {**EIGHT, "precision": "fp32", "batch_norm": "frozen", "optim.name": "adamw", "optim.lr": "0.002"},
+        [(1, 0), (3, 0)],
+    ),
+}
+
+
+def recipe_words(name: str, workers: int, recipe: str) -> list[str]:
+    """A recipe as the command line takes it: its file and what is changed."""
+    settings = {**RUNS[name][0], "workers": str(workers), "checkpoint.every": "5"}
+    return [recipe, *(f"{key}={value}" for key, value in settings.items())]
+
+
+def work(world: World, words: list[str], folder: str, resume: bool, stop_after: int) -> list[str]:
+    """Train; the last rank is asked to stop after a step. The digests of every tensor on this rank."""
+    recipe = load(words[0], words[1:])
+    stop = loop.StopRequest()
+    found: list[str] = []
+
+    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+        if step == stop_after and world.rank == world.size - 1:
+            stop.signal = 15
+        if step == STEPS:
+            found.append(fingerprint(dict(state.tensors())))
+
+    with computes_like(recipe):
+        finished = loop.train(
+            recipe, RunDirectory(Path(folder)), world, resume=resume, stop=stop, observe=observe
+        )
+        world.barrier()
+    return [str(finished), *found]
+
+
+def outcome(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """The SHA-256 of each file of the last checkpoint, and the journal's numbers."""
+    run = RunDirectory(folder)
+    assert run.pointed("last") == STEPS
+    return [digest_file(run.step_directory(STEPS) / name) for name in FILES], journal.numbers(run.journal)
+
+
+@pytest.fixture(scope="module")
+def first(ranks: Any, small_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The outcome of a recipe's first way to run it."""
+
+    @functools.cache
+    def of(name: str) -> tuple[list[str], list[dict[str, Any]]]:
+        folder = tmp_path_factory.mktemp(name)
+        size, workers = RUNS[name][1][0]
+        answers = ranks(size, work, recipe_words(name, workers, small_recipe), str(folder), False, 0)
+        assert all(answer == answers[0] and answer[0] == "True" for answer in answers)
+        return outcome(folder)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "workers"),
+    [
+        pytest.param(name, size, workers, id=f"{name}-{size}-ranks-{workers}-workers")
+        for name, (_, ways) in RUNS.items()
+        for size, workers in ways[1:]
+    ],
+)
+def test_the_weights_do_not_know_the_number_of_ranks(
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path, name: str, size: int, workers: int
+) -> None:
+    digests, numbers = first(name)
+    answers = ranks(size, work, recipe_words(name, workers, small_recipe), str(tmp_path), False, 0)
+    assert all(answer == answers[0] and answer[0] == "True" for answer in answers)
+    found, lines = outcome(tmp_path)
+    assert lines == numbers
+    assert found == digests
+
+
+def test_the_journal_holds_every_step_and_evaluation(first: Any) -> None:
+    _, numbers = first("fp32")
+    assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
+    # 5 and 10 epochs of 21 pictures end in steps 7 and 14 of 16.
+    assert [entry["evaluation"] for entry in numbers if "evaluation" in entry] == [7, 14, STEPS]
+    losses = [entry["loss"] for entry in numbers if "step" in entry]
+    assert len(set(losses)) == STEPS and np.mean(losses[-4:]) < np.mean(losses[:4])
+    assert all(entry["count"] == 16 for entry in numbers if "step" in entry)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("fp32", (4, 1)), ("bf16", (1, 3)), ("sync", (2, 1))], ids=["fp32", "bf16", "sync"]
+)
+def test_a_run_goes_on_with_other_ranks(
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path, name: str, sizes: tuple[int, int]
+) -> None:
+    digests, numbers = first(name)
+    words = recipe_words(name, 0, small_recipe)
+    assert ranks(sizes[0], work, words, str(tmp_path), False, 7) == [["False"]] * sizes[0]
+    run = RunDirectory(tmp_path)
+    assert run.pointed("last") == 8  # asked after 7, told to all in the step after
+    answers = ranks(sizes[1], work, words, str(tmp_path), True, 0)
+    assert all(answer[0] == "True" for answer in answers)
+    found, lines = outcome(tmp_path)
+    assert lines == numbers
+    assert found == digests
+
+
+def test_another_seed_gives_other_weights(ranks: Any, first: Any, small_recipe: str, tmp_path: Path) -> None:
+    """Else equal digests would say nothing."""
+    digests, _ = first("frozen")
+    ranks(1, work, [*recipe_words("frozen", 0, small_recipe), "seed=1"], str(tmp_path), False, 0)
+    found, _ = outcome(tmp_path)
+    assert all(one != other for one, other in zip(found, digests, strict=True))
+
+
+def test_fast_agrees_with_exact_but_for_rounding(
+    ranks: Any, first: Any, small_recipe: str, tmp_path: Path
+) -> None:
+    _, numbers = first("fp32")
+    words = [*recipe_words("fp32", 0, small_recipe), "reduce=fast"]
+    answers = ranks(3, work, words, str(tmp_path), False, 0)
+    assert all(answer == answers[0] for answer in answers)
+    _, lines = outcome(tmp_path)
+    # A wrong sum shows in the second step. Rounding stays under 1e-6 for four steps and grows some hundred
+    # times with each that follows.
+    for line, number in zip(lines[:4], numbers[:4], strict=True):
+        assert line["loss"] == pytest.approx(number["loss"], rel=1e-5)
+    assert lines[0]["loss"] == number_of(numbers, 1)
+
+
+def number_of(numbers: list[dict[str, Any]], step: int) -> float:
+    return next(float(entry["loss"]) for entry in numbers if entry.get("step") == step)
+
+
+def test_the_command_line_gives_the_same(first: Any, small_recipe: str, tmp_path: Path) -> None:
+    """Launcher, elastic agent and real ranks, beside the ranks of the tests."""
+    digests, numbers = first("frozen")
+    command = [sys.executable, "-m", "rankless", "train", *recipe_words("frozen", 0, small_recipe)]
+    done = subprocess.run(
+        [*command, "--run", str(tmp_path / "run"), "--devices", "2"],
+        env={**os.environ, "RANKLESS_CPU": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found, lines = outcome(tmp_path / "run")
+    assert lines == numbers
+    assert found == digests
+    assert f"next: rankless predict {tmp_path / 'run'}" in done.stdout

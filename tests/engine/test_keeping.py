@@ -1,0 +1,312 @@
+"""What a run keeps: the newest checkpoints and the best, whatever the disk and the scores do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine import checkpoint, loop
+from rankless.engine.checkpoint import Snapshot
+from rankless.engine.due import Due
+from rankless.errors import UserError
+from rankless.recipe.schema import Batch, Checkpoint, Optim, Recipe
+from rankless.runs.directory import RunDirectory, weights_of
+from rankless.structures import LossSum
+from rankless.world.process_group import World
+
+ALONE: Any = SimpleNamespace(is_first=True, broadcast=lambda value: value)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of ``size`` KiB."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def resize(folder: Path, size: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}k", str(folder)], check=True)
+
+
+class State(SimpleNamespace):
+    """As much of a training's state as is saved: 64 KiB of model, average and momentum."""
+
+    def snapshot(self, step: int) -> Snapshot:
+        model = {"weight": torch.full((64, 64), float(step))}
+        momentum = {"momentum_buffer/weight": torch.full((96, 64), float(step))}
+        return Snapshot(step, model, model, momentum, {"best": self.best, "pictures": 7})
+
+
+def due_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Due:
+    recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
+    return Due(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, 0)  # type: ignore[arg-type]
+
+
+def agree(due: Due) -> None:
+    """``best`` names a whole checkpoint, which the state knows."""
+    assert due.state.best is not None
+    step = due.state.best["step"]
+    assert due.run.pointed("best") == step and step in due.run.steps()
+    assert checkpoint.damage(due.run.step_directory(step)) is None
+    assert weights_of(due.run.path, pytest.fail) == due.run.step_directory(step) / "ema.safetensors"
+
+
+def test_a_best_that_could_not_be_saved_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = due_in(tmp_path)
+    due.scored(400, {"AP": 0.5}, "AP")
+    due.save(400, now=False)
+    agree(due)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save", full)
+        due.scored(500, {"AP": 0.6}, "AP")
+        due.save(500, now=False)
+    agree(due)
+    for step, score, best in ((600, 0.45, 400), (700, 0.55, 700), (800, 0.5, 700), (900, 0.5, 700)):
+        due.scored(step, {"AP": score}, "AP")
+        due.save(step, now=False)
+        agree(due)
+        assert due.state.best is not None and due.state.best["step"] == best
+    assert due.run.steps() == [700, 800, 900]
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, "0.9"])
+def test_what_is_no_number_is_never_the_best(tmp_path: Path, bad: Any) -> None:
+    due = due_in(tmp_path)
+    for step, score in ((1, bad), (2, 0.5), (3, bad), (4, 0.9), (5, bad)):
+        due.scored(step, {"AP": score}, "AP")
+        due.save(step, now=True)
+        if step > 1:
+            agree(due)
+    assert due.state.best == {"step": 4, "score": 0.9}
+
+
+@pytest.mark.parametrize("lost", ["pointer", "pointer elsewhere", "pointer damaged", "checkpoint", "number"])
+def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -> None:
+    before = due_in(tmp_path, keep=3)
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.4)):
+        before.scored(step, {"AP": score}, "AP")
+        before.save(step, now=False)
+    best, run = {"step": 2, "score": 0.9}, before.run
+    if lost == "pointer":
+        (run.checkpoints / "best").unlink()
+    elif lost == "pointer elsewhere":
+        run.point("best", 7)
+    elif lost == "pointer damaged":
+        (run.checkpoints / "best").write_bytes(b"\xff\n")
+    elif lost == "checkpoint":
+        shutil.rmtree(run.step_directory(2))
+    else:
+        best["score"] = float("nan")  # as an older version saved it
+    after = due_in(tmp_path, keep=3, best=best)
+    said: list[str] = []
+    after.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
+    after.begin()
+    if lost.startswith("pointer"):
+        assert not said
+        agree(after)
+        return
+    assert len(said) == 1 and "the next evaluation counts as the best" in said[0]
+    assert after.state.best is None and not (run.checkpoints / "best").exists()
+    assert weights_of(tmp_path, pytest.fail) == run.step_directory(3) / "ema.safetensors"
+    after.scored(4, {"AP": 0.1}, "AP")
+    after.save(4, now=False)
+    agree(after)
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) -> None:
+    """From no room at all to room for all, a page at a time."""
+    outcomes = set()
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        first = due_in(disk / "run")
+        first.scored(1, {"AP": 0.5}, "AP")
+        first.save(1, now=True)
+        used = sum(path.stat().st_blocks for path in disk.rglob("*")) // 2  # KiB
+        for room in itertools.count(4, 4):
+            resize(disk, used + room)
+            due = due_in(disk / "run", best={"step": 1, "score": 0.5})
+            due.scored(2, {"AP": 0.6}, "AP")
+            try:
+                due.save(2, now=True)
+                outcome = "saved"
+            except UserError as error:
+                assert "could not be written" in str(error) and "No space left" in str(error)
+                outcome = "not saved"
+            outcomes.add(outcome)
+            names = {path.name for path in due.run.checkpoints.iterdir()}
+            assert checkpoint.newest(due.run, pytest.fail) in (1, 2)
+            assert names <= {"step-000000001", "step-000000002", "last", "best"}, room
+            assert weights_of(due.run.path, pytest.fail).parent.name in names
+            if outcome == "saved":
+                agree(due)
+                break
+            resize(disk, 1024)
+            due.begin()
+            agree(due)
+            shutil.rmtree(due.run.step_directory(2), ignore_errors=True)  # its pointer found no room
+            due.run.point("last", 1)
+            due.run.point("best", 1)
+    assert outcomes == {"saved", "not saved"} and room > 64
+
+
+@pytest.mark.processes
+def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
+    """Room for four: two that are kept, the best, and the one that is written; then for three."""
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        due = due_in(disk / "run", keep=2)
+        for step, score in ((1, 0.9), (2, 0.5), (3, 0.5)):
+            due.scored(step, {"AP": score}, "AP")
+            due.save(step, now=True)
+        assert due.run.steps() == [1, 2, 3]
+        resize(disk, sum(path.stat().st_blocks for path in disk.rglob("*")) // 2 + 40)
+        said: list[str] = []
+        due.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
+        due.save(4, now=True)
+        assert due.run.steps() == [1, 3, 4]
+        assert said == ["step 4: removed the checkpoints of the steps 2 to make room"]
+        agree(due)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    """A network file system says so when it is asked to flush; here it grants a number of folders."""
+    due = due_in(tmp_path, keep=2)
+    for step, score in ((1, 0.9), (2, 0.5), (3, 0.5)):
+        due.scored(step, {"AP": score}, "AP")
+        due.save(step, now=True)
+    flush, most = os.fsync, 3 if room else 2
+
+    def grudging(file: int) -> None:
+        if sum(1 for path in due.run.checkpoints.iterdir() if path.is_dir()) > most:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        flush(file)
+
+    monkeypatch.setattr(os, "fsync", grudging)
+    said: list[str] = []
+    due.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
+    if room:
+        due.save(4, now=True)
+        assert said == ["step 4: removed the checkpoints of the steps 2 to make room"]
+    else:
+        with pytest.raises(UserError, match=r"of step 4 could not be written .*quota exceeded.*; make room"):
+            due.save(4, now=True)
+        due.save(4, now=False)
+        assert len(said) == 1 and "quota exceeded" in said[0] and "the next one is tried" in said[0]
+    agree(due)
+    assert due.run.steps() == [1, 3, *([4] if room else [])]
+    assert checkpoint.newest(due.run, pytest.fail) == (4 if room else 3)
+    assert not [path for path in due.run.checkpoints.iterdir() if path.name.startswith(".")]
+
+
+class Wide:
+    """A task whose checkpoints have 1.4 MB: 480 kB of weights and twice that of AdamW's."""
+
+    class_names = ()
+    score_name = "score"
+
+    def __init__(self, recipe: Recipe) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 20000), nn.Linear(20000, 1))
+
+    def training_data(self) -> Any:
+        return Numbers()
+
+    evaluation_data = training_data
+
+    def collate(self, items: Any) -> Tensor:
+        return torch.stack(list(items))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return LossSum(model(batch).square().sum(), torch.tensor(float(len(batch))))
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
+        return [float(value) for value in model(batch)[:, 0]]
+
+    def score(self, predictions: Any) -> dict[str, float]:
+        return {"score": -float(sum(map(abs, predictions)))}
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 16
+
+    def item(self, index: int, epoch: int) -> Tensor:
+        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
+
+
+RECIPE = Recipe(
+    batch=Batch(images=8, micro=4),
+    epochs=4,
+    precision="fp32",
+    optim=Optim(name="adamw", lr=0.001),
+    checkpoint=Checkpoint(every=2, keep=2),
+)
+
+
+def run_wide(world: World, folder: str, resume: bool) -> str:
+    """Train; how it ended."""
+    try:
+        done = loop.train(RECIPE, RunDirectory(Path(folder)), world, resume=resume, task=Wide(RECIPE))
+    except UserError as error:
+        return str(error)
+    return str(done)
+
+
+@pytest.mark.processes
+def test_room_for_two_is_needed_before_the_first_step(ranks: Any, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 3000) as disk:
+        for size in (1, 2):
+            answers = ranks(size, run_wide, str(disk / "run"), False)
+            assert set(answers) == {answers[0]}
+            assert answers[0].startswith(f"{disk / 'run'}: 4.4 MB are needed for three checkpoints of")
+            assert "but only 3.1 MB are free" in answers[0]
+        assert not list(disk.iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [4400, 5000, 6400, 16000])
+def test_a_run_ends_on_a_small_disk_as_on_a_large_one_or_says_so(
+    ranks: Any, tmp_path: Path, size: int
+) -> None:
+    (whole,) = ranks(1, run_wide, str(tmp_path / "whole"), False)
+    assert whole == "True"
+    wanted = (RunDirectory(tmp_path / "whole").step_directory(8) / "SHA256SUMS").read_text()
+    with small_disk(tmp_path / "disk", size) as disk:
+        run = RunDirectory(disk / "run")
+        (answer,) = ranks(1, run_wide, str(run.path), False)
+        assert checkpoint.newest(run, pytest.fail)
+        if answer != "True":
+            assert "No space left on device" in answer and "make room" in answer
+            resize(disk, 32000)
+            assert ranks(1, run_wide, str(run.path), True) == ["True"]
+        found = (run.step_directory(8) / "SHA256SUMS").read_text()
+        weights = [line for line in wanted.splitlines() if "state.json" not in line]
+        assert [line for line in found.splitlines() if "state.json" not in line] == weights

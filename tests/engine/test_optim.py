@@ -1,0 +1,216 @@
+"""Learning rates, groups, clipping and the optimiser's state, against torch's own."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine.optim import (
+    divide_and_clip,
+    optimiser,
+    rate,
+    restore_state,
+    set_rate,
+    state_tensors,
+)
+from rankless.recipe.schema import Optim, Schedule
+
+STEPS = 50
+
+
+def by_torch(make: type, **settings: object) -> list[float]:
+    """The rates of one of torch's schedulers whose highest rate is 1."""
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(sgd, **settings)
+    rates = []
+    for _ in range(STEPS):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    return rates
+
+
+def rates(schedule: Schedule) -> list[float]:
+    return [rate(schedule, step, STEPS) for step in range(STEPS)]
+
+
+def test_cosine_is_torchs() -> None:
+    expected = by_torch(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS - 1, eta_min=0.05)
+    assert rates(Schedule(name="cosine", final=0.05)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cosine_begins_where_the_warm_up_ends() -> None:
+    found = rates(Schedule(name="cosine", final=0.05, warmup=10))
+    assert found[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
+    length = STEPS - 1 - 10
+    assert found[10:] == pytest.approx(
+        [0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / length)) for n in range(length + 1)]
+    )
+    assert (found[9], found[10], found[-1]) == pytest.approx((1.0, 1.0, 0.05))
+
+
+def test_steps_are_torchs() -> None:
+    expected = by_torch(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 30, 45], gamma=0.3)
+    schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3)
+    assert rates(schedule) == pytest.approx(expected, rel=1e-12)
+
+
+def test_warm_up_with_a_power_and_then_constant() -> None:
+    found = rates(Schedule(name="constant", warmup=8, warmup_power=4))
+    assert found == pytest.approx([min((n + 1) / 8, 1) ** 4 for n in range(STEPS)])
+
+
+@pytest.mark.parametrize("warmup", [STEPS - 1, STEPS, 10 * STEPS])
+def test_a_run_may_be_all_warm_up(warmup: int) -> None:
+    found = rates(Schedule(name="cosine", warmup=warmup))
+    assert found[: STEPS - 1] == pytest.approx([(n + 1) / warmup for n in range(STEPS - 1)])
+    assert all(0 < value <= 1 for value in found)
+    assert rate(Schedule(name="cosine"), 0, 1) == 1.0
+
+
+def some_net() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4), nn.Flatten(), nn.Linear(4, 2), nn.LayerNorm(2)
+    )
+    net[5].bias.requires_grad_(False)
+    return net.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_only_weights_of_convolutions_and_linear_layers_decay(name: str) -> None:
+    net = some_net()
+    before = copy.deepcopy(net.state_dict())
+    recipe = Optim(name=name, lr=0.1, weight_decay=0.5, momentum=0.0)  # type: ignore[arg-type]
+    chosen = optimiser(net, recipe)
+    held = [p for group in chosen.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) and set(held) == {p for p in net.parameters() if p.requires_grad}
+    for parameter in held:
+        parameter.grad = torch.zeros_like(parameter)
+    chosen.step()
+    shrunk = {n for n, p in net.named_parameters() if not torch.equal(p, before[n])}
+    assert shrunk == {"0.weight", "4.weight"}
+    for key in shrunk:
+        torch.testing.assert_close(net.state_dict()[key], before[key] * (1 - 0.1 * 0.5))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_the_formula(nesterov: bool) -> None:
+    recipe = Optim(lr=0.3, momentum=0.8, nesterov=nesterov, weight_decay=0.0)
+    layer = nn.Linear(3, 2, bias=False).double()
+    chosen = optimiser(layer, recipe)
+    weight = layer.weight.detach().clone()
+    velocity = torch.zeros_like(weight)
+    for step in range(4):
+        gradient = torch.full_like(weight, step + 1.0)
+        layer.weight.grad = gradient.clone()
+        set_rate(chosen, 0.3 / (step + 1))
+        chosen.step()
+        velocity = 0.8 * velocity + gradient
+        weight -= 0.3 / (step + 1) * (gradient + 0.8 * velocity if nesterov else velocity)
+    torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+def gradients(dtype: torch.dtype) -> list[nn.Parameter]:
+    torch.manual_seed(1)
+    made = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((4, 3, 3, 3), (7,), (2, 5))]
+    for parameter in made:
+        parameter.grad = torch.randn(parameter.shape, dtype=dtype) * 40
+    made.append(nn.Parameter(torch.zeros(2)))  # without a gradient
+    return made
+
+
+@pytest.mark.parametrize("count", [1.0, 16.0, 0.25])
+@pytest.mark.parametrize("limit", [0.5, 20.0, 1e6])
+def test_clipping_is_torchs(count: float, limit: float) -> None:
+    own, theirs = gradients(torch.float64), gradients(torch.float64)
+    norm = divide_and_clip(own, torch.tensor(count, dtype=torch.float64), limit)
+    for parameter in theirs:
+        if parameter.grad is not None:
+            parameter.grad /= count
+    expected = nn.utils.clip_grad_norm_(theirs, limit)
+    assert norm.item() == pytest.approx(expected.item(), rel=1e-12)
+    for one, other in zip(own[:-1], theirs[:-1], strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=0)
+    assert own[-1].grad is None
+
+
+@pytest.mark.parametrize(
+    "count", [torch.tensor(8.0), torch.tensor(8), torch.tensor(8.0, dtype=torch.float64)]
+)
+def test_without_a_limit_gradients_are_only_divided(count: Tensor) -> None:
+    own, before = gradients(torch.float32), gradients(torch.float32)
+    norm = divide_and_clip(own, count, 0.0)
+    length = torch.cat([p.grad.flatten() for p in before[:-1] if p.grad is not None]).norm() / 8
+    assert norm.item() == pytest.approx(length.item(), rel=1e-6)
+    for one, other in zip(own[:-1], before[:-1], strict=True):
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad / 8)  # type: ignore[arg-type]  # a power of two: exact
+
+
+@pytest.mark.parametrize("count", [torch.tensor(0.0, dtype=torch.float64), torch.tensor(0)])
+@pytest.mark.parametrize("limit", [0.0, 1e6])
+def test_a_count_of_zero_counts_as_one(count: Tensor, limit: float) -> None:
+    own, before = gradients(torch.float32), gradients(torch.float32)
+    divide_and_clip(own, count, limit)
+    for one, other in zip(own[:-1], before[:-1], strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize(
+    "recipe", [Optim(momentum=0.9, lr=0.1), Optim(name="adamw", lr=0.1), Optim(momentum=0.0, lr=0.1)]
+)
+def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
+    def step(net: nn.Module, chosen: torch.optim.Optimizer, seed: int) -> None:
+        torch.manual_seed(seed)
+        for parameter in net.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        chosen.step()
+
+    net = some_net()
+    chosen = optimiser(net, recipe)
+    for seed in range(3):
+        step(net, chosen, seed)
+    kept = {key: value.clone() for key, value in state_tensors(chosen, net).items()}
+    slots = {"adamw": 3, "sgd": 1 if recipe.momentum else 0}[recipe.name]
+    trained = sum(p.requires_grad for p in net.parameters())
+    assert len(kept) == slots * trained
+
+    other = some_net()
+    other.load_state_dict(net.state_dict())
+    resumed = optimiser(other, recipe)
+    restore_state(resumed, other, kept)
+    for seed in range(3, 6):
+        step(net, chosen, seed)
+        step(other, resumed, seed)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    for key, value in state_tensors(chosen, net).items():
+        found = state_tensors(resumed, other)[key]
+        assert torch.equal(found, value)
+        assert found.stride() == value.stride(), key
+
+
+def test_a_portable_adamw_takes_no_root_of_mkls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(portable: bool) -> Tensor:
+        chance = torch.Generator().manual_seed(0)
+        net = nn.Linear(50, 40)
+        with torch.no_grad():
+            net.weight.normal_(generator=chance)
+        made = optimiser(net, Optim(name="adamw", lr=0.01), portable=portable)
+        for _ in range(3):
+            for parameter in net.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=chance)
+            made.step()
+        return net.weight.detach().clone()
+
+    whole, portable = steps(False), steps(True)
+    torch.testing.assert_close(portable, whole)
+    # MKL's root on another processor: the last bit is another.
+    off = lambda tensors: [tensor.sqrt().nextafter(torch.zeros(())) for tensor in tensors]  # noqa: E731
+    monkeypatch.setattr(torch, "_foreach_sqrt", off)
+    assert not torch.equal(steps(False), whole)
+    assert torch.equal(steps(True), portable)

@@ -1,0 +1,177 @@
+"""Weights are compared across ranks, and begin alike on all of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rankless.engine import loop
+from rankless.engine.evaluate import fingerprint
+from rankless.engine.soundness import checksums, non_finite
+from rankless.engine.state import TrainingState
+from rankless.errors import UserError
+from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.structures import LossSum, Scores
+from rankless.world.process_group import World
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 8
+
+    def item(self, index: int, epoch: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+class DrawsFromNumpy:
+    """A task whose model begins differently on each rank, in weights and in a buffer."""
+
+    class_names: tuple[str, ...] = ()
+    score_name = "score"
+    is_drawn = True
+
+    def model(self) -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        net.register_buffer("centers", torch.zeros(2))
+        if self.is_drawn:
+            chance = np.random.default_rng(os.getpid())
+            net[2].weight.data = torch.from_numpy(chance.normal(size=(1, 3))).float()
+            net.centers += float(chance.normal())  # type: ignore[operator]
+        return net
+
+    def training_data(self) -> Rows:
+        return Rows()
+
+    evaluation_data = training_data
+
+    def collate(self, items: Any) -> torch.Tensor:
+        return torch.stack(list(items))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> LossSum:
+        return LossSum(model(batch).square().sum(), torch.tensor(float(len(batch))))
+
+    def predict(self, model: nn.Module, batch: torch.Tensor) -> list[float]:
+        return [0.0] * len(batch)
+
+    def score(self, predictions: Any) -> Scores:
+        return {"score": 0.0}
+
+
+class Plain(DrawsFromNumpy):
+    is_drawn = False
+
+
+class Unlike(DrawsFromNumpy):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1 + os.getpid()))
+
+
+RECIPE = Recipe(
+    batch=Batch(8, 2),
+    precision="fp32",
+    ema=Ema(0.9),
+    epochs=9,
+    evaluate=Evaluate(every=0),
+    checkpoint=Checkpoint(4),
+)
+
+
+def begin(world: World) -> Any:
+    """Fingerprints of what a rank begins with, beside those of its own model; and the warnings."""
+    own = DrawsFromNumpy().model().state_dict()
+    state = TrainingState(DrawsFromNumpy(), RECIPE, world, 8)  # type: ignore[arg-type]
+    assert state.average is not None
+    held = [fingerprint(dict(model.state_dict())) for model in (state.model, state.average.model)]
+    return (
+        held,
+        {name: fingerprint(own[name]) for name in ("centers", "2.weight")},
+        {name: fingerprint(state.model.state_dict()[name]) for name in ("centers", "2.weight")},
+        state.warnings,
+    )
+
+
+@pytest.mark.processes
+def test_every_rank_begins_with_the_weights_of_rank_0(ranks: Any) -> None:
+    answers = ranks(3, begin)
+    _, of_rank_0, _, _ = answers[0]
+    for held, _, found, warnings in answers:
+        assert held == answers[0][0]
+        assert found == of_rank_0
+        (text,) = warnings
+        assert "other initial weights on rank 1 than on rank 0 (first in '2.weight')" in text
+    (alone,) = ranks(1, begin)
+    assert alone[3] == []
+
+
+def refused(world: World) -> str:
+    try:
+        TrainingState(Unlike(), RECIPE, world, 8)  # type: ignore[arg-type]
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.processes
+def test_another_model_is_refused_on_every_rank(ranks: Any) -> None:
+    for said in ranks(2, refused):
+        assert "made another model on rank 1 than on rank 0 (first in '0.weight')" in said
+
+
+def drifts(world: World, folder: str, at: int) -> list[str]:
+    """Train; one weight of rank 1 changes after a step."""
+
+    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+        if step == at and world.rank == 1:
+            with torch.no_grad():
+                state.model[2].weight[0, 0] += 1e-6  # type: ignore[index]
+
+    try:
+        run = RunDirectory(Path(folder))
+        loop.train(RECIPE, run, world, resume=False, task=Plain(), observe=observe)  # type: ignore[arg-type]
+    except UserError as error:
+        return list(error.faults)
+    return []
+
+
+@pytest.mark.processes
+def test_a_rank_that_drifts_ends_the_run_before_it_saves(ranks: Any, tmp_path: Path) -> None:
+    answers = ranks(3, drifts, str(tmp_path), 5)
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0].startswith(
+        "after step 8 the weights on rank 1 differ from those on rank 0 (first in '"
+    )
+    assert answers[0][1].startswith("the checkpoint of step 4 is whole: go on from it")
+    assert RunDirectory(tmp_path).steps() == [4]
+
+
+KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_a_checksum_depends_on_every_element(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last).to(dtype)
+    (before,) = checksums({"a": tensor})
+    for place in np.ndindex(*tensor.shape):
+        other = tensor.clone()
+        other[place] = 1
+        assert checksums({"a": other}) != [before]
+
+
+def test_tensors_that_are_not_finite_are_named() -> None:
+    tensors = {
+        "whole": torch.ones(3),
+        "nan": torch.tensor([[1.0, torch.nan]]),
+        "inf": torch.tensor([torch.inf, 0]).bfloat16(),
+        "counts": torch.tensor(3),
+        "none": None,
+        "large": torch.tensor([3e38, -3e38]),
+        "empty": torch.empty(0),
+    }
+    assert non_finite(tensors) == ["nan", "inf"]

@@ -1,0 +1,93 @@
+"""A request to stop that comes during an evaluation: it is left within a batch, and owed on resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from rankless.engine import loop
+from rankless.engine.settings import computes_like
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import DetectionBatch, Detections, Scores
+from rankless.tasks.detect import Detect
+from rankless.world.process_group import World
+from rankless.world.stopping import SharedStop
+
+pytestmark = pytest.mark.processes
+
+
+class Asked(Detect):
+    """Detection whose last rank is asked to stop during an evaluation, in ``predict`` or in ``score``."""
+
+    def __init__(self, recipe: Any, world: World, stop: loop.StopRequest, when: str) -> None:
+        super().__init__(recipe)
+        self.world, self.stop, self.when, self.predicted = world, stop, when, 0
+
+    def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
+        self.predicted += 1
+        if self.when == "predict" and self.world.rank == self.world.size - 1:
+            self.stop.signal = 15
+        elif self.when == "predict":
+            known = SharedStop(self.world, lambda: False)
+            while not known():  # the last rank has told it: so the next batch is one too many
+                time.sleep(0.01)
+        return super().predict(model, batch)
+
+    def score(self, predictions: Sequence[Detections]) -> Scores:
+        if self.when == "score":
+            self.stop.signal = 15
+        return super().score(predictions)
+
+
+def run(world: World, words: list[str], folder: str, when: str, resume: bool) -> list[Any]:
+    """Train; whether it finished, and how many batches this rank predicted."""
+    recipe, stop = load(words[0], words[1:]), loop.StopRequest()
+    task = Asked(recipe, world, stop, when)
+    with computes_like(recipe):
+        done = loop.train(recipe, RunDirectory(Path(folder)), world, resume=resume, task=task, stop=stop)
+        world.barrier()
+    return [done, task.predicted]
+
+
+@pytest.fixture(scope="module")
+def words(small_recipe: str) -> list[str]:
+    return [
+        *(small_recipe, "batch.images=8", "batch.micro=2", "epochs=2", "evaluate.every=1"),
+        "checkpoint.every=100",
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Any, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert [answer[0] for answer in ranks(1, run, words, str(folder), "", False)] == [True]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("size", "when", "most"), [(1, "predict", 1), (2, "predict", 1), (3, "predict", 1), (2, "score", 3)]
+)
+def test_it_is_left_within_a_batch_and_owed(
+    ranks: Any, words: list[str], whole: Path, tmp_path: Path, size: int, when: str, most: int
+) -> None:
+    left, reference = RunDirectory(tmp_path), RunDirectory(whole)
+    evaluated = next(e["evaluation"] for e in journal.read(reference.journal) if "evaluation" in e)
+    for resume in (False, True) if when == "predict" else (False,):  # an owed one is stopped, and owed still
+        answers = ranks(size, run, words, str(tmp_path), when, resume)
+        assert not any(finished for finished, _ in answers)
+        assert all(predicted <= most for _, predicted in answers), answers
+        assert left.pointed("last") == evaluated, "no step after it"
+    assert ranks(2, run, words, str(tmp_path), "", True)[0][0] is True
+    assert journal.numbers(left.journal) == journal.numbers(reference.journal)
+    for name in ("model.safetensors", "ema.safetensors", "training.safetensors"):
+        one, other = (r.step_directory(r.pointed("last") or 0) / name for r in (left, reference))
+        assert digest_file(one) == digest_file(other)
+    assert left.pointed("best") == reference.pointed("best")

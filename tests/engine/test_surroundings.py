@@ -1,0 +1,224 @@
+"""What the ranks compute with is compared between them and with the start before, and recorded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankless.engine import surroundings
+from rankless.engine.machine import facts
+from rankless.engine.surroundings import agree, record
+from rankless.errors import UserError
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import weights_of
+from rankless.world.process_group import World
+
+LAUNCHED = {"started": "2025-01-01T00:00:00+00:00", "command": "rankless train digits"}
+ALONE = type("Alone", (), {"size": 1, "backend": "gloo"})()
+
+
+def found(**changes: dict[str, str]) -> Any:
+    """Facts of a machine, changed section by section."""
+    made: Any = {
+        "hardware": {"device": "cpu", "CPU": "AMD EPYC"},
+        "instruction_set": {"ATen": "AVX512", "oneDNN": "AVX512_CORE_AMX"},
+        "versions": {"python": "3.11.1", "torch": "2.14.1"},
+        "variables": {"OMP_NUM_THREADS": "1"},
+    }
+    for section, values in changes.items():
+        made[section] |= values
+    return made
+
+
+def agreement(world: World, changes: dict[int, tuple[str, dict[str, str]]], data: list[str | None]) -> Any:
+    """What :func:`agree` says where rank r's facts are changed."""
+    made = facts(world.device)
+    section, values = changes.get(world.rank, ("variables", {}))
+    made[section] |= values
+    before, surroundings.facts = surroundings.facts, lambda device: made
+    try:
+        return agree(world, Recipe(), data[world.rank])[1]
+    except UserError as error:
+        return error.faults
+    finally:
+        surroundings.facts = before
+
+
+@pytest.mark.processes
+def test_ranks_that_are_alike_agree(ranks: Any) -> None:
+    other = {1: ("variables", {"ONEDNN_X": "1"}), 2: ("versions", {"python": "3.12.0", "NVIDIA driver": "5"})}
+    assert ranks(3, agreement, other, ["d", "d", "d"]) == [[], [], []]
+
+
+@pytest.mark.processes
+def test_other_versions_or_data_on_a_rank_are_an_error_on_all(ranks: Any) -> None:
+    told = ranks(3, agreement, {1: ("versions", {"torch": "9.9"})}, ["abc", "abc", "xyz"])
+    assert told[0] == told[1] == told[2]
+    versions, data = told[0]
+    assert versions == (
+        f"the ranks differ in torch: {torch.__version__.partition('+')[0]} on rank 0, 2, 9.9 on rank 1; "
+        "make it the same everywhere"
+    )
+    assert data == (
+        "the ranks differ in the training data: digest abc on rank 0, 1, digest xyz on rank 2; make it "
+        "the same everywhere"
+    )
+
+
+@pytest.mark.processes
+def test_ranks_that_round_differently_are_a_warning(ranks: Any) -> None:
+    told = ranks(2, agreement, {1: ("instruction_set", {"oneDNN": "AVX"})}, ["d", "d"])
+    (warning,) = told[0]
+    assert "AVX on rank 1; the weights depend on who computes what" in warning and "cpu_isa=avx2" in warning
+    assert told[1] == []
+
+
+def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "environment.json"
+    assert record(file, found(), ALONE, 0, LAUNCHED) == []
+    assert record(file, found(), ALONE, 7, LAUNCHED) == []
+    later = {**LAUNCHED, "started": "2025-01-02T00:00:00+00:00"}
+    assert record(file, found(), ALONE, 9, later) == []
+    entries = json.loads(file.read_text())
+    assert [(entry["started"], entry["after_step"]) for entry in entries] == [
+        (LAUNCHED["started"], 0),
+        (later["started"], 9),
+    ]
+    assert entries[1]["instruction_set"]["oneDNN"] == "AVX512_CORE_AMX"
+    assert entries[1]["command"] == "rankless train digits" and entries[1]["world_size"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("now", "sentence"),
+    [
+        (
+            found(instruction_set={"oneDNN": "AVX2"}),
+            "the instruction set of oneDNN is AVX2, in the run so far AVX512_CORE_AMX: the final weights "
+            "will differ from those of an uninterrupted run",
+        ),
+        (
+            found(hardware={"device": "NVIDIA H100"}),
+            "the device is NVIDIA H100, in the run so far cpu: the final weights will differ from those of "
+            "an uninterrupted run",
+        ),
+        (
+            found(versions={"torch": "2.15"}, hardware={"CPU": "Intel Xeon"}),
+            "the CPU is Intel Xeon, in the run so far AMD EPYC; torch is 2.15, in the run so far 2.14.1: the "
+            "final weights may differ from those of an uninterrupted run",
+        ),
+        (
+            found(variables={"NVIDIA_TF32_OVERRIDE": "0"}),
+            "NVIDIA_TF32_OVERRIDE is 0, in the run so far not set: the final weights may differ from those "
+            "of an uninterrupted run",
+        ),
+        (found(versions={"python": "3.12.0"}, variables={"OMP_NUM_THREADS": "2"}), None),
+    ],
+)
+def test_what_changes_numbers_is_a_warning_and_nothing_else_is(
+    tmp_path: Path, now: Any, sentence: str | None
+) -> None:
+    file = tmp_path / "environment.json"
+    record(file, found(), ALONE, 0, LAUNCHED)
+    assert record(file, copy.deepcopy(now), ALONE, 0, LAUNCHED) == []  # nothing was computed so far
+    file.unlink()
+    record(file, found(), ALONE, 0, LAUNCHED)
+    assert record(file, now, ALONE, 5, LAUNCHED) == ([sentence] if sentence else [])
+    assert record(file, now, ALONE, 6, LAUNCHED) == []  # said once
+
+
+def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "environment.json"
+    file.write_text(json.dumps({"versions": {"torch": "2.13.0"}, "device": "cpu", "world_size": 4}))
+    (warning,) = record(file, found(), ALONE, 5, LAUNCHED)
+    assert warning.startswith("torch is 2.14.1, in the run so far 2.13.0: the final weights may differ")
+    assert [entry["world_size"] for entry in json.loads(file.read_text())] == [4, 1]
+    for text in ("{", "[1]", '"x"', "\ud800".encode("utf-8", "surrogatepass")):
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        (warning,) = record(file, found(), ALONE, 5, LAUNCHED)
+        assert "cannot be read" in warning
+        assert len(json.loads(file.read_text())) == 1
+
+
+@pytest.mark.timeout(60)  # a pipe waits for ever, and a device has no end
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("pipe", "it is a pipe, expected a regular file"),
+        ("device", "it is a device"),
+        ("large", "it has 1,099,"),
+    ],
+)
+def test_a_record_that_is_no_file_or_too_large_is_told(tmp_path: Path, kind: str, why: str) -> None:
+    file = tmp_path / "environment.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as made:
+            made.truncate(1 << 40)
+    (warning,) = record(file, found(), ALONE, 5, LAUNCHED)
+    assert f"{file} cannot be read ({why}" in warning
+    assert len(json.loads(file.read_text())) == 1 and not file.is_symlink()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)  # five trainings
+def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
+    small_recipe: str, tmp_path: Path
+) -> None:
+    def train(run: str, *words: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "rankless", "train", *words, "--run", run, "--devices", "1"],
+            cwd=tmp_path, env={**os.environ, "RANKLESS_CPU": "1", **environment},
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    recipe = [small_recipe, "batch.images=8", "batch.micro=4", "precision=fp32", "evaluate.every=0"]
+    other = {"ONEDNN_MAX_CPU_ISA": "AVX", "ATEN_CPU_CAPABILITY": "default"}
+    train("native", *recipe, "epochs=1")
+    train("held", *recipe, "epochs=1", "cpu_isa=avx2")
+    sentences = {}
+    for run in ("native", "held"):
+        said = train(run, "--resume", "epochs=2", **other)
+        sentences[run] = [line for line in said.splitlines() if "instruction set" in line]
+        lines = list(journal.read(tmp_path / run / "journal.jsonl"))
+        written = [f"warning: {one['text']}" for one in lines if one.get("event") == "warning"]
+        assert [one for one in written if "instruction set" in one] == sentences[run]
+    (sentence,) = sentences["native"]
+    assert "the instruction set of oneDNN is AVX, in the run so far" in sentence
+    assert sentences["held"] == []
+    train("whole", *recipe, "epochs=2", "cpu_isa=avx2", **other)
+    files = {run: weights_of(tmp_path / run / "checkpoints" / "last") for run in ("native", "held", "whole")}
+    digests = {run: digest_file(file) for run, file in files.items()}
+    assert digests["held"] == digests["whole"] != digests["native"]
+    entries = json.loads((tmp_path / "held" / "environment.json").read_text())
+    assert [entry["instruction_set"] for entry in entries] == [{"ATen": "AVX2", "oneDNN": "AVX2"}] * 2
+
+
+def test_what_is_recorded_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")  # says something and changes nothing
+    made = facts(torch.device("cpu"))
+    assert made["hardware"]["device"] == "cpu" and made["hardware"]["CPU"]
+    assert made["instruction_set"]["ATen"] == torch.backends.cpu.get_cpu_capability()
+    assert made["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert {"oneDNN", "OpenMP"} <= set(made["versions"]) and f"v{made['versions']['oneDNN']}" in (
+        torch.__config__.show()
+    )
+    assert made["variables"]["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert "ONEDNN_MAX_CPU_ISA" in made["variables"] and "ONEDNN_VERBOSE" not in made["variables"]

@@ -1,0 +1,206 @@
+"""Damaged pictures in the data: the same weights on any number of ranks, told once, too many end the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankless.engine import loop
+from rankless.engine.evaluate import fingerprint
+from rankless.engine.schedule import Plan
+from rankless.engine.settings import computes_like
+from rankless.engine.state import TrainingState
+from rankless.engine.unreadable import UnreadablePictures
+from rankless.errors import UserError
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Detections, Scores, Unreadable
+from rankless.tasks import open_task
+from rankless.world.process_group import World
+
+DAMAGED = (3, 17)
+SCORED = 5
+STEPS = 11
+# Two sizes, mosaics, rectangular batches and views as well: whatever draws a picture meets the damaged ones.
+WORDS = [
+    "batch.images=8",
+    "batch.micro=2",
+    "epochs=4",
+    "evaluate.every=2",
+    "checkpoint.every=100",
+    "data.multi_scale=0.5",
+    "data.multi_scale_every=3",
+    "evaluate.rectangular=true",
+    "evaluate.tta=flip",
+]
+
+
+def cut(path: Path) -> None:
+    """Leave the header whole, so that opening the data finds nothing wrong."""
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+@pytest.fixture
+def damaged(small_recipe: str, tmp_path: Path) -> Path:
+    """The recipe of a copy of the small data with two training pictures and one of validation cut short."""
+    before = Path(small_recipe).parent
+    folder = tmp_path / "data"
+    shutil.copytree(before, folder)
+    for name in ("data.yaml", "small.yaml"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace(str(before), str(folder)))
+    for number in DAMAGED:
+        cut(folder / "images" / "train" / f"{number:02}.png")
+    cut(folder / "images" / "val" / f"{SCORED:02}.png")
+    return folder / "small.yaml"
+
+
+def work(world: World, words: list[str], folder: str, resume: bool, stop_after: int) -> list[str]:
+    """Train; how it ended, and the digest of every tensor after the last step."""
+    recipe = load(words[0], words[1:])
+    stop = loop.StopRequest()
+    found: list[str] = []
+
+    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+        if step == stop_after:
+            stop.signal = 15
+        if step == STEPS:
+            found.append(fingerprint(dict(state.tensors())))
+
+    with computes_like(recipe):
+        try:
+            done = loop.train(
+                recipe, RunDirectory(Path(folder)), world, resume=resume, stop=stop, observe=observe
+            )
+        except UserError as error:
+            return ["stopped", *error.faults]
+        world.barrier()
+    return [str(done), *found]
+
+
+def told(run: RunDirectory) -> list[str]:
+    """The pictures that the journal tells of, in its order."""
+    events = [entry for entry in journal.read(run.journal) if entry.get("event") == "unreadable"]
+    return [entry["text"].split(" cannot be read")[0] for entry in events]
+
+
+def files(run: RunDirectory) -> list[str]:
+    place = run.step_directory(run.pointed("last") or 0)
+    return [digest_file(place / f"{name}.safetensors") for name in ("model", "ema", "training")]
+
+
+@pytest.mark.processes
+def test_the_weights_do_not_know_who_met_a_damaged_picture(ranks: Any, damaged: Path, tmp_path: Path) -> None:
+    words = [str(damaged), *WORDS, "data.max_bad=0.2"]
+    (alone,) = ranks(1, work, words, str(tmp_path / "one"), False, 0)
+    assert alone[0] == "True" and len(alone) == 2
+    one, two, three = (RunDirectory(tmp_path / name) for name in ("one", "two", "three"))
+    assert ranks(2, work, [*words, "workers=1"], str(two.path), False, 0) == [alone] * 2
+    # Three ranks that are stopped, and one that goes on.
+    assert ranks(3, work, words, str(three.path), False, 7) == [["False"]] * 3
+    assert ranks(1, work, words, str(three.path), True, 0)[0][0] == "True"  # its files are compared below
+    numbers = journal.numbers(one.journal)
+    for run in (two, three):
+        assert journal.numbers(run.journal) == numbers
+        assert files(run) == files(one)
+    images = damaged.parent / "images"
+    wanted = [images / "train" / f"{n:02}.png" for n in DAMAGED] + [images / "val" / f"{SCORED:02}.png"]
+    for run in (one, two, three):
+        assert Counter(told(run)) == Counter(map(str, wanted))  # each once, resumed or not
+
+    lines = [entry for entry in numbers if "step" in entry]
+    recipe = load(words[0], words[1:])
+    plan = list(Plan(recipe, 21).pictures_of(0, range(4)))
+    for number, line in enumerate(lines):
+        drawn = [index for each in plan[4 * number : 4 * number + 4] for _, index in each.pictures]
+        assert line.get("replaced", 0) == sum(index in DAMAGED for index in drawn)
+    assert {tuple(line["size"]) for line in lines} == {(64, 64), (96, 96)}
+    assert all(len({tuple(line["size"]) for line in lines[at : at + 3]}) == 1 for at in range(0, STEPS, 3))
+    scores = [entry["scores"] for entry in numbers if "evaluation" in entry]
+    assert len(scores) == 2 and all(entry["unreadable"] == 1 for entry in scores)
+
+
+@pytest.mark.processes
+def test_too_many_end_the_run_at_the_same_step_on_every_rank(
+    ranks: Any, damaged: Path, tmp_path: Path
+) -> None:
+    words = [str(damaged), *WORDS, "data.max_bad=0.05", "evaluate.every=0"]  # 1.05 of 21 pictures
+    one, two = (RunDirectory(tmp_path / name) for name in ("one", "two"))
+    (alone,) = ranks(1, work, words, str(one.path), False, 0)
+    assert alone[0] == "stopped" and len(alone) == 4
+    for fault, number in zip(alone[1:3], DAMAGED, strict=True):
+        assert fault.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
+    assert alone[3].startswith(
+        "2 of the 21 training pictures cannot be read, which is more than data.max_bad"
+    )
+    assert ranks(2, work, words, str(two.path), False, 0) == [alone] * 2
+    assert one.pointed("last") == two.pointed("last")
+    assert files(one) == files(two)
+    # The second one met ends it, the step in which it was is whole.
+    recipe = load(words[0], words[1:])
+    seen: set[int] = set()
+    for line in Plan(recipe, 21).pictures_of(0, range(4)):
+        seen |= {index for _, index in line.pictures if index in DAMAGED}
+        if len(seen) == 2:
+            assert one.pointed("last") == line.step + 1
+            break
+    shutil.copy(damaged.parent / "images/train/00.png", damaged.parent / f"images/train/{DAMAGED[0]:02}.png")
+    shutil.copy(damaged.parent / "images/val/00.png", damaged.parent / f"images/val/{SCORED:02}.png")
+    assert ranks(2, work, words, str(one.path), True, 0)[0][0] == "True"  # mended, it goes on
+
+
+@pytest.mark.processes
+def test_too_many_to_score_are_a_fault(ranks: Any, damaged: Path, tmp_path: Path) -> None:
+    words = [str(damaged), *WORDS, "data.max_bad=0.1"]  # 2.1 of 21, 1.1 of 11
+    cut(damaged.parent / "images" / "val" / "02.png")
+    answers = ranks(2, work, words, str(tmp_path / "run"), False, 0)
+    assert [answer[0] for answer in answers] == ["stopped"] * 2
+    assert answers[0] == answers[1]
+    assert "02.png cannot be read" in answers[0][1] and "05.png cannot be read" in answers[0][2]
+    assert "2 of the 11 pictures to be scored cannot be read" in answers[0][3]
+
+
+def test_an_unreadable_picture_enters_no_score(damaged: Path) -> None:
+    """Perfect answers to all others score 1, although the unreadable one's boxes were not found."""
+    task = open_task(load(str(damaged), WORDS))
+    data: Any = task.evaluation_data()
+    truths = [data.ground_truth(index) for index in range(len(data))]
+    right = [Detections(i, t.boxes, torch.ones(len(t.labels)), t.labels) for i, t in enumerate(truths)]
+    none = Detections(SCORED, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    assert len(truths[SCORED].labels)
+    perfect = [replace(none, unreadable=True) if i == SCORED else one for i, one in enumerate(right)]
+    assert task.score(perfect)["AP"] == 1
+    missed = [none if i == SCORED else one for i, one in enumerate(right)]
+    assert task.score(missed)["AP"] < 1
+    model = task.model().eval()
+    found = task.predict(model, task.collate([data.item(index, 0) for index in (4, SCORED)]))
+    assert [one.unreadable for one in found] == [False, True]
+
+
+def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
+    def met(count: int) -> UnreadablePictures:
+        made = UnreadablePictures(1000, 0.025)
+        made.restore({"trained": [[n, f"{n:03}.jpg", "cut short"] for n in range(count)], "scored": []})
+        return made
+
+    assert not met(25).too_many()
+    full = met(25)
+    full.trained[99] = Unreadable(99, "099.jpg", "cut short")
+    sentences = full.too_many()
+    assert sentences[:2] == ["000.jpg cannot be read: cut short", "001.jpg cannot be read: cut short"]
+    assert sentences[20] == "… and 6 more" and sentences[21].startswith("26 of the 1000 training pictures")
+    assert len(sentences) == 22
+    assert not met(26).trained  # a run that ended for them counts anew when it goes on
+    assert full.score([Unreadable(4, "v.jpg", "gone")]) == [Unreadable(4, "v.jpg", "gone")]
+    assert full.score([Unreadable(4, "v.jpg", "gone")]) == []
+    again = UnreadablePictures(1000, 0.5)
+    again.restore(full.as_json())
+    assert (again.trained, again.scored) == (full.trained, full.scored)

@@ -1,0 +1,32 @@
+"""Advice on waiting: at most once, not before a hundred steps, and only when it is much."""
+
+from __future__ import annotations
+
+from rankless.engine.waiting import Waiting
+
+
+def advice(waited: list[float]) -> list[int]:
+    waiting = Waiting()
+    return [step for step, seconds in enumerate(waited, 1) if waiting.step(1.0, seconds)]
+
+
+def test_when_it_is_said() -> None:
+    assert advice([0.5] * 300) == [100]
+    assert advice([0.19] * 500) == []
+    assert advice([1.0] * 20 + [0.0] * 500) == []  # 20 of the first 100, which is not more than a fifth
+    # From step 201 on: 21 of the last 100 seconds are first waited when 42 such steps are among them.
+    assert advice([0.0] * 200 + [0.5] * 100) == [241]
+
+
+def test_the_summary_is_of_the_whole_run() -> None:
+    waiting = Waiting()
+    assert waiting.summary() == "0% of 0.0 s went by waiting for pictures"
+    for waited in (0.0, 1.0, 0.5):
+        waiting.step(2.0, waited)
+    assert waiting.summary() == "25% of 6.0 s went by waiting for pictures"
+
+
+def test_it_says_what_to_do() -> None:
+    waiting = Waiting()
+    said = [waiting.step(2.0, 1.0) for _ in range(100)][-1]
+    assert said.startswith("50% of the last 100 steps' time") and "workers" in said and "data.cache" in said

@@ -1,0 +1,299 @@
+"""No command replaces what it did not write: real files, links and processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.files.outputs import LIST, Outputs
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rankless.files.outputs import Outputs
+out = Path(sys.argv[1])
+outputs = Outputs([out / "a", out / "b"], verb="predict")
+with outputs.writing(out / "a") as file:
+    file.write_text("second a")
+with outputs.writing(out / "b") as file:
+    file.write_text("half of b")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+KILLED_IN_A_SET = """
+import os, signal, sys
+from pathlib import Path
+from rankless.files.outputs import Outputs
+left, real = int(sys.argv[2]), {name: getattr(os, name) for name in ("rename", "replace", "unlink")}
+def counted(name):
+    def call(*words, **named):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return real[name](*words, **named)
+    return call
+for name in real:
+    setattr(os, name, counted(name))
+files = [Path(sys.argv[1], name) for name in ("head", "body", "tail")]
+with Outputs(files, verb=None, force=True).as_one(files) as parts:
+    for part in parts:
+        part.write_text("new")
+"""
+
+
+def write(folder: Path, files: dict[str, str], verb: str | None = "predict", force: bool = False) -> None:
+    outputs = Outputs([folder / name for name in files], verb=verb, force=force)
+    for name, text in files.items():
+        with outputs.writing(folder / name) as file:
+            file.write_text(text)
+
+
+def tree(folder: Path) -> dict[str, tuple[object, ...]]:
+    """All that can be seen of a folder: names, inodes, times and contents."""
+    return {
+        str(each): (
+            each.lstat()[:7],
+            each.lstat().st_mtime_ns,
+            each.read_bytes() if each.is_file() else each.readlink() if each.is_symlink() else None,
+        )
+        for each in sorted(folder.rglob("*"))
+    }
+
+
+def refused(folder: Path, act: Callable[[], object], *, says: str) -> tuple[str, ...]:
+    """What a refusal says; nothing in the folder has changed."""
+    before = tree(folder)
+    with pytest.raises(UserError, match=says) as error:
+        act()
+    assert tree(folder) == before
+    return error.value.faults
+
+
+def test_what_the_same_command_wrote_is_replaced(tmp_path):
+    out = tmp_path / "deep" / "out"
+    for text in ("first", "second", "second", "first"):
+        write(out, {"a": text, "b": text})
+        assert (out / "a").read_text() == (out / "b").read_text() == text
+    assert sorted(each.name for each in out.iterdir()) == [LIST, "a", "b"]
+
+
+def test_anything_else_stays_unless_it_is_forced(tmp_path):
+    (tmp_path / "theirs").write_text("precious")
+    says = "is there already, and rankless predict did not write it or it was changed since; .* --force"
+    refused(tmp_path, lambda: write(tmp_path, {"theirs": "ours", "new": "ours"}), says=says)
+    write(tmp_path, {"theirs": "ours"}, force=True)
+    assert (tmp_path / "theirs").read_text() == "ours"
+    write(tmp_path, {"theirs": "ours by now"})
+    refused(
+        tmp_path, lambda: write(tmp_path, {"theirs": "x"}, "data show"), says="data show did not write it"
+    )
+    refused(tmp_path, lambda: write(tmp_path, {"theirs": "x"}, None), says="is there already; .* --force")
+
+
+def test_an_output_that_was_changed_is_the_users(tmp_path):
+    write(tmp_path, {"a": "ours", "b": "ours"})
+    state = (tmp_path / "a").stat()
+    (tmp_path / "a").write_text("mine")  # as long as before
+    os.utime(tmp_path / "a", ns=(state.st_atime_ns, state.st_mtime_ns))
+    (fault,) = refused(tmp_path, lambda: write(tmp_path, {"a": "x", "b": "x"}), says="changed since")
+    assert str(tmp_path / "a") in fault
+    shutil.copy(tmp_path / "b", tmp_path / "kept")
+    refused(tmp_path, lambda: write(tmp_path, {"kept": "x"}), says="kept: is there already")
+
+
+def test_all_that_stays_is_listed_at_once(tmp_path):
+    for number in range(25):
+        (tmp_path / f"{number:02}").write_text("precious")
+    files = {f"{number:02}": "x" for number in range(30)}
+    faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: is there already")
+    assert [f"{number:02}: is there" in fault for number, fault in enumerate(faults)] == [True] * 20 + [False]
+    assert faults[-1].startswith("… and 5 more; nothing was changed; give another name or folder, or --force")
+
+
+def test_a_link_is_never_written_through(tmp_path):
+    out, theirs = tmp_path / "out", tmp_path / "theirs"
+    out.mkdir()
+    theirs.write_text("precious")
+    (out / "soft").symlink_to(theirs)
+    os.link(theirs, out / "hard")
+    (out / "lost").symlink_to(tmp_path / "nothing")
+    for name in ("soft", "lost"):
+        refused(tmp_path, lambda name=name: write(out, {name: "x"}), says="is a symbolic link; .* --force")
+    refused(tmp_path, lambda: write(out, {"hard": "x"}), says="is there already")
+    write(out, {"soft": "ours", "hard": "ours", "lost": "ours"}, force=True)
+    assert theirs.read_text() == "precious" and not (tmp_path / "nothing").exists()
+    assert [(out / name).read_text() for name in ("soft", "hard", "lost")] == ["ours"] * 3
+    os.link(out / "hard", tmp_path / "kept")  # of an output that may be replaced
+    write(out, {"hard": "again"})
+    assert (tmp_path / "kept").read_text() == "ours"
+
+
+def test_a_folder_may_be_reached_through_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "theirs").write_text("precious")
+    (tmp_path / "out").symlink_to("real")
+    refused(tmp_path, lambda: write(tmp_path / "out", {"theirs": "x"}), says="is there already")
+    write(tmp_path / "out", {"a": "ours"})
+    write(tmp_path / "real", {"a": "again"})
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "real" / "a").read_text() == "again"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, says in {
+        "pipe": "pipe: is no regular file; give another name",
+        "folder": "folder: is a folder; expected the name of a file; give",
+        "file/a": "it cannot be written: .*file is a file",
+        "loop/a": "it cannot be written: Too many levels of symbolic links",
+        "n" * 256: "File name too long",
+        "nul\0": "embedded null",
+        "nul\0/a": "embedded null",
+    }.items():
+        faults = refused(tmp_path, lambda name=name: write(tmp_path, {name: "x"}, force=force), says=says)
+        assert "--force" not in faults[-1]
+    for device in ("/dev/null", "/dev/stdout"):
+        with pytest.raises(UserError, match=r"is no regular file|is a symbolic link"):
+            Outputs([Path(device)], verb=None)
+    with pytest.raises(UserError, match="/dev/null: is no regular file"):
+        Outputs([Path("/dev/null")], verb=None, force=True)
+
+
+def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"--out /proc/none/a: .*(cannot be written|No such file)"):
+        write(Path("/proc/none"), {"a": "x"})
+    files = [tmp_path / "file" / "a", tmp_path / "file" / "b"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file: cannot be the output folder: .*file is a file"):
+        Outputs(files, verb="predict", force=True)
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_an_input_is_never_an_output(tmp_path, link):
+    read, out = tmp_path / "read", tmp_path / "out"
+    read.write_text("precious")
+    if link:
+        link(read, out)
+
+    def force() -> None:
+        target = out if link else tmp_path / "." / "read"
+        Outputs([target, tmp_path / "new"], verb="predict", force=True).refuse_inputs(["gone", read])
+
+    assert "--force" not in refused(tmp_path, force, says="is an input of this command; give another")[-1]
+    Outputs([tmp_path / "new"], verb="predict").refuse_inputs([read])
+
+
+def test_what_came_or_was_changed_since_the_check_stays(tmp_path):
+    write(tmp_path, {"a": "ours"})
+    outputs = Outputs([tmp_path / "a", tmp_path / "b"], verb="predict", force=True)
+    (tmp_path / "a").write_text("edited")
+    (tmp_path / "b").write_text("came")
+    for name in ("a", "b"):
+        with (
+            pytest.raises(UserError, match="was made or changed while this command ran"),
+            outputs.writing(tmp_path / name) as file,
+        ):
+            file.write_text("lost")
+    assert (tmp_path / "a").read_text() == "edited" and (tmp_path / "b").read_text() == "came"
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    write(tmp_path, {"a": "ours"})
+    before = tree(tmp_path)
+    outputs = Outputs([tmp_path / "a"], verb="predict")
+    with pytest.raises(ValueError, match="on the way"), outputs.writing(tmp_path / "a") as file:
+        file.write_text("half")
+        raise ValueError("on the way")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.processes
+def test_a_killed_command_may_be_repeated(tmp_path):
+    write(tmp_path, {"a": "first a", "b": "first b"})
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "a").read_text() == "second a" and (tmp_path / "b").read_text() == "first b"
+    assert len(list(tmp_path.iterdir())) == 4, "half of b lies there under another name"
+    write(tmp_path, {"a": "third", "b": "third"})
+    assert sorted(each.name for each in tmp_path.iterdir()) == [LIST, "a", "b"]
+
+
+@pytest.mark.processes
+def test_a_kill_leaves_no_mixed_set(tmp_path):
+    """Whatever change of a name it comes before: all old, all new, or nothing where readers begin."""
+    names, found = ("head", "body", "tail"), []
+    for left in range(20):
+        for name in names:
+            (tmp_path / name).write_text("old")
+        words = [sys.executable, "-c", KILLED_IN_A_SET, str(tmp_path), str(left)]
+        code = subprocess.run(words, timeout=60, check=False).returncode
+        there = {name: (tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}
+        assert len(set(there.values())) <= 1 or "head" not in there, (left, there)
+        found.append(there)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert found[0] == dict.fromkeys(names, "old") and found[-1] == dict.fromkeys(names, "new")
+    assert len(found) > 6 and sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
+
+
+def test_a_listed_output_that_never_got_its_name_spares_the_one_before(tmp_path):
+    write(tmp_path, {"a": "first"})
+    listed = (tmp_path / LIST).read_text()
+    write(tmp_path, {"a": "second"})
+    more = (tmp_path / LIST).read_text()
+    (tmp_path / "a").write_text("first")
+    (tmp_path / LIST).write_text(more)  # as if killed between the two
+    write(tmp_path, {"a": "third"})
+    assert listed in more and (tmp_path / "a").read_text() == "third"
+
+
+def test_a_list_that_is_cut_keeps_the_rest(tmp_path):
+    write(tmp_path, {"a": "ours", "b": "ours"})
+    content = (tmp_path / LIST).read_text()
+    (tmp_path / LIST).write_text(content[:-7])
+    refused(tmp_path, lambda: write(tmp_path, {"b": "x"}), says="b: is there already")
+    write(tmp_path, {"a": "again", "c": "new"})
+    write(tmp_path, {"a": "again", "c": "newer"})
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "link", "pipe"])
+def test_a_list_of_somebody_elses_stays(tmp_path, kind):
+    place = tmp_path / LIST
+    if kind == "text":
+        place.write_text("my own notes\n")
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        (tmp_path / "notes").write_text('{"format": "rankless outputs 1"}\n')
+        place.symlink_to("notes")
+    else:
+        os.mkfifo(place)
+    refused(tmp_path, lambda: write(tmp_path, {"a": "x"}, force=True), says="not a list that rankless wrote")
+
+
+def test_a_backup_by_hard_links_is_not_appended_to(tmp_path):
+    out, backup = tmp_path / "out", tmp_path / "backup"
+    write(out, {"a": "first"})
+    shutil.copytree(out, backup, copy_function=os.link)
+    before = {each.name: each.read_bytes() for each in backup.iterdir()}
+    write(out, {"a": "second", "b": "new"})
+    assert {each.name: each.read_bytes() for each in backup.iterdir()} == before
+
+
+def test_the_list_does_not_grow_without_end(tmp_path):
+    for number in range(130):
+        write(tmp_path, {"a": f"text {number}"})
+    assert len((tmp_path / LIST).read_text().splitlines()) < 125

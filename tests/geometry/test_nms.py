@@ -1,0 +1,128 @@
+"""Non-maximum suppression against a literal loop, its order, and boxes that other programs kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.ops
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankless.geometry import nms as page
+from rankless.geometry.boxes import to_xyxy
+from rankless.geometry.nms import nms
+
+
+def crowd(count: int, seed: int, levels: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes that overlap a lot, scores (of few levels, so that many are equal), and labels."""
+    chance = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, dtype=torch.float64, generator=chance) * 40
+    boxes = torch.cat((corner, corner + torch.rand(count, 2, generator=chance, dtype=torch.float64) * 60), 1)
+    scores = torch.rand(count, generator=chance).double()
+    if levels:
+        scores = (scores * levels).floor() / levels
+    return boxes, scores, torch.randint(0, 3, (count,), generator=chance)
+
+
+def likeness(a: list[float], b: list[float], kind: str) -> float:
+    """As Darknet's box.c states it, in Python's floats."""
+    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
+    overlap = w * h / union if union > 0 else 0.0
+    if kind == "iou":
+        return overlap
+    d2 = ((a[0] + a[2] - b[0] - b[2]) / 2) ** 2 + ((a[1] + a[3] - b[1] - b[3]) / 2) ** 2
+    c2 = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
+    return overlap - (d2 / c2) ** 0.6 if c2 > 0 else overlap
+
+
+def literal(boxes, scores, labels, kind: str, threshold: float, class_agnostic: bool) -> list[int]:
+    order = sorted(range(len(boxes)), key=lambda n: -scores[n].item())  # stable, as Python's sort is
+    rows, kept = boxes.tolist(), []
+    for n in order:
+        rivals = [k for k in kept if class_agnostic or labels[k] == labels[n]]
+        if all(likeness(rows[k], rows[n], kind) <= threshold for k in rivals):
+            kept.append(n)
+    return kept
+
+
+@pytest.mark.parametrize("class_agnostic", [False, True])
+@pytest.mark.parametrize("kind", ["iou", "diou"])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 2**32), st.sampled_from([0, 4]), st.floats(0.0, 0.9))
+def test_equals_a_literal_loop(kind, class_agnostic, count, seed, levels, threshold):
+    boxes, scores, labels = crowd(count, seed, levels)
+    found = nms(boxes, scores, labels, kind=kind, threshold=threshold, class_agnostic=class_agnostic)
+    assert found.dtype == torch.int64
+    assert found.tolist() == literal(boxes, scores, labels, kind, threshold, class_agnostic)
+
+
+def test_boxes_are_compared_in_parts(monkeypatch):
+    boxes, scores, labels = crowd(50, 3)
+    whole = nms(boxes, scores, labels, kind="diou", threshold=0.3)
+    monkeypatch.setattr(page, "_ROWS", 7)
+    assert torch.equal(nms(boxes, scores, labels, kind="diou", threshold=0.3), whole)
+
+
+@pytest.mark.parametrize("kind", ["iou", "diou"])
+def test_of_equal_scores_the_first_stays(kind):
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).expand(5, 4)
+    labels = torch.tensor([1, 0, 0, 1, 0])
+    found = nms(boxes, torch.full((5,), 0.5), labels, kind=kind, threshold=0.5)
+    assert found.tolist() == [0, 1]
+
+
+def test_distance_lets_neighbours_stay():
+    # IoU is 6 / 14; the centres lie 4 px apart on a hull of 14 × 10: 0.429 - (16 / 296) ** 0.6 = 0.255.
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [4.0, 0.0, 14.0, 10.0]])
+    given_ = (boxes, torch.tensor([0.5, 0.9]), torch.zeros(2, dtype=torch.int64))
+    assert nms(*given_, kind="iou", threshold=0.42).tolist() == [1]
+    assert nms(*given_, kind="diou", threshold=0.42).tolist() == [1, 0]
+    assert nms(*given_, kind="diou", threshold=0.26).tolist() == [1, 0]
+    assert nms(*given_, kind="diou", threshold=0.25).tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", ["iou", "diou"])
+def test_points_and_nothing(kind):
+    points = torch.tensor([[5.0, 5.0, 5.0, 5.0]]).expand(3, 4)
+    labels = torch.zeros(3, dtype=torch.int64)
+    assert nms(points, torch.tensor([0.1, 0.3, 0.2]), labels, kind=kind, threshold=0.5).tolist() == [1, 2, 0]
+    nothing = nms(points[:0], torch.zeros(0), labels[:0], kind=kind, threshold=0.5)
+    assert nothing.shape == (0,) and nothing.dtype == torch.int64
+
+
+def test_many_boxes_equal_torchvision():
+    boxes, scores, labels = crowd(3000, 8)
+    found = nms(boxes, scores, labels, kind="iou", threshold=0.6)
+    assert torch.equal(found, torchvision.ops.batched_nms(boxes, scores, labels, 0.6))
+
+
+@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
+@pytest.mark.parametrize(
+    ("name", "kind", "multi_label"),
+    [("stretch_iou", "iou", True), ("stretch_diou", "diou", True), ("stretch_iou_argmax", "iou", False)],
+)
+def test_a_real_networks_rows_leave_the_boxes_that_opencv_and_darknet_kept(name, kind, multi_label):
+    folder = Path(os.environ["RANKLESS_REAL_DATA"]) / "golden"
+    picture = json.loads((folder / "yolo-fastest-1.1.json").read_text())["images"]["dog"]
+    with np.load(folder / "yolo-fastest-1.1_dog_raw.npz") as raw:
+        rows = torch.from_numpy(np.concatenate([raw["yolo_121"], raw["yolo_130"]]))
+    scores = rows[:, 5:]
+    if not multi_label:
+        scores = torch.where(scores == scores.amax(1, keepdim=True), scores, 0)
+    row, label = (scores > 0.25).nonzero(as_tuple=True)
+    boxes = (to_xyxy(rows[:, :4]) * torch.tensor(picture["w_h"] * 2))[row]
+    kept = nms(boxes, scores[row, label], label, kind=kind, threshold=0.45)
+    expected = picture[name]
+    assert len(row) > 3 * len(kept)  # there was something to remove
+    assert label[kept].tolist() == [box["class_id"] for box in expected]
+    for number, box in zip(kept.tolist(), expected, strict=True):
+        assert scores[row[number], label[number]].item() == pytest.approx(box["score"], abs=0.01)
+        assert boxes[number].tolist() == pytest.approx(box["xyxy"], abs=1)

@@ -1,0 +1,300 @@
+"""Prediction from files to files, with a detector that finds red rectangles, and once with a real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import rankless.inference.predict as page
+from rankless.curation.converting import convert
+from rankless.data.datasets.detection import collate
+from rankless.data.images.drawing import Mark, annotate, color
+from rankless.errors import UserError
+from rankless.models.checkpoints import weights
+from rankless.recipe.schema import Evaluate, Model, Recipe
+from rankless.structures import Detections
+from rankless.tasks.detect import Detect
+
+NAMES = ("dot", "red")
+RECIPE = Recipe(model=Model(image_size=(96, 128), width=0.25), evaluate=Evaluate(confidence=0.001))
+
+
+class RedFinder:
+    """Stands for the detect task: one box around all that is red on the network's input."""
+
+    def __init__(self, recipe: Recipe, class_names: tuple[str, ...]) -> None:
+        self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def collate(self, items):
+        return collate(items)
+
+    def predict(self, model: nn.Module, batch) -> list[Detections]:
+        assert not model.training and batch.images.shape == (1, 3, 96, 128)
+        assert torch.is_inference_mode_enabled()
+        (where,) = batch.letterboxes
+        red, green, _ = batch.images[0].int()
+        rows, columns = ((red > 180) & (green < 90)).nonzero().T
+        if not len(rows) or self.recipe.evaluate.confidence > 0.75:
+            return [Detections(0, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))]
+        edges = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]).float()
+        box = (edges - torch.tensor([where.left, where.top] * 2)) / where.scale
+        # The same box with a class that is less sure, as scoring wants it.
+        return [Detections(0, box.expand(2, 4), torch.tensor([0.75, 0.74]), torch.tensor([1, 0]))]
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setattr(page, "Detect", RedFinder)
+    path = tmp_path / "w.safetensors"
+    weights.save(path, nn.Linear(1, 1).state_dict(), recipe=RECIPE, class_names=NAMES)
+    return path
+
+
+def picture(path: Path, size=(400, 300), box=(40, 60, 140, 220), **options) -> Path:
+    """A grey picture with a red box (xyxy)."""
+    pixels = np.full((size[1], size[0], 3), 120, np.uint8)
+    pixels[box[1] : box[3], box[0] : box[2]] = (255, 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **options)
+    return path
+
+
+def run(target: Path, *sources: Path | str, **options) -> page.PredictionReport:
+    out = target.with_name("out")
+    return page.predict(target, [str(source) for source in sources], out=out, device="cpu", **options)
+
+
+def written(report: page.PredictionReport) -> list[dict]:
+    return json.loads((report.out / "predictions.json").read_text())
+
+
+@pytest.mark.parametrize("size", [(400, 300), (1000, 200), (90, 260), (128, 96), (2003, 1501)])
+def test_boxes_are_in_the_source_pictures_pixels(target, size):
+    box = (size[0] // 5, size[1] // 4, size[0] // 2, size[1] * 3 // 4)
+    report = run(target, picture(target.with_name("a.png"), size, box))
+    (entry,) = written(report)
+    assert entry == report.predictions()[0]
+    assert (entry["width"], entry["height"]) == size and Path(entry["source"]).name == "a.png"
+    (found,) = entry["detections"]
+    assert (found["label"], found["name"], found["score"]) == (1, "red", 0.75)
+    scale = min(128 / size[0], 96 / size[1])
+    np.testing.assert_allclose(found["box"], box, atol=1.01 / scale)
+    assert all(round(side, 2) == side for side in found["box"])
+    with Image.open(report.pictures[0].annotated) as annotated:
+        assert annotated.size == size and annotated.format == "PNG"
+        x, y = round(found["box"][0]), round(found["box"][1])
+        frame = np.asarray(annotated)[max(0, y - 8) : y + 1, max(0, x - 8) : x + 1].reshape(-1, 3)
+        assert (frame == color(1)).all(1).any()
+    assert report.exit_code == 0 and report.as_json()["failed"] == []
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_the_confidence_reaches_the_task(target):
+    source = picture(target.with_name("a.png"))
+    assert run(target, source, confidence=0.8).pictures[0].detections == []
+    assert len(run(target, source, confidence=0.7).pictures[0].detections) == 1
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(UserError, match=r"confidence is .*: expected a number from 0 to 1"):
+            run(target, source, confidence=wrong)
+
+
+def test_boxes_are_in_the_upright_picture(target):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by a quarter to the right: stored 400 × 300, shown 300 × 400
+    report = run(target, picture(target.with_name("a.jpg"), exif=exif, quality=95))
+    (entry,) = written(report)
+    assert (entry["width"], entry["height"]) == (300, 400)
+    # Turned right, the stored (x, y) is shown at (300 − y, x).
+    np.testing.assert_allclose(entry["detections"][0]["box"], (80, 40, 240, 140), atol=6)
+    with Image.open(report.pictures[0].annotated) as annotated:
+        assert annotated.size == (300, 400) and annotated.format == "JPEG" and not annotated.getexif()
+
+
+def test_sources_of_every_kind(target):
+    root = target.with_name("pictures")
+    for name in ("b/2.PNG", "b/10.jpg", "a/deep/1.bmp", "c/x.webp", "c/[1].png"):
+        picture(root / name, (40, 30), (4, 6, 14, 22))
+    (root / "b/notes.txt").write_text("no picture")
+    (root / "empty").mkdir()
+
+    def names(*sources: str) -> list[str]:
+        found = page.find([f"{root}/{source}" for source in sources])
+        return [Path(path).relative_to(root).as_posix() for path in found]
+
+    assert names("") == ["a/deep/1.bmp", "b/10.jpg", "b/2.PNG", "c/[1].png", "c/x.webp"]
+    assert names("b/*") == ["b/10.jpg", "b/2.PNG"]
+    assert names("**/*.bmp") == ["a/deep/1.bmp"]
+    assert names("[ac]") == ["a/deep/1.bmp", "c/[1].png", "c/x.webp"]
+    assert names("c/[1].png") == ["c/[1].png"]
+    assert names("c", "b/2.PNG", "c/x.webp") == ["c/[1].png", "c/x.webp", "b/2.PNG"]
+    scenes = ["digits:val:3", "digits:train:0", "digits:train:1"]
+    assert page.find(["digits:val:3", "digits:train:0-1"]) == scenes
+    wrong = {
+        "none.png": "'none.png': no such file",
+        "no*.png": "'no*.png': no picture",
+        str(root / "empty"): "empty': no pictures",
+        "digits:test:1": "digits:val:0-7",
+        "digits:val:5-2": "digits:val:0-7",
+        "digits:val:0-99999999": "at most 10,000 at a time",
+    }
+    with pytest.raises(UserError) as error:
+        page.find([str(root / "b"), *wrong])
+    for fault, words in zip(error.value.faults, wrong.values(), strict=True):
+        assert words in fault
+    with pytest.raises(UserError, match="no pictures given"):
+        page.find([])
+
+
+def test_names_from_several_folders_do_not_collide(target):
+    root = target.with_name("pictures")
+    kinds = ("a/x.png", "b/x.png", "b/X.bmp", "c/x-2.png", "c/x.jpg")
+    sources = [picture(root / name) for name in kinds]
+    for _ in range(2):  # once more into the same folder
+        report = run(target, *sources)
+        names = [entry["annotated"] for entry in written(report)]
+        assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
+        assert {path.name for path in report.out.iterdir()} == {
+            *names,
+            "predictions.json",
+            ".rankless-outputs",
+        }
+
+
+def test_a_source_in_the_output_folder_is_refused(target):
+    source = picture(target.with_name("out") / "x.png")
+    before = source.read_bytes()
+    with pytest.raises(UserError, match=r"x.png' .* lies in the output folder"):
+        run(target, source)
+    assert source.read_bytes() == before
+
+
+def test_unreadable_pictures_are_named_and_the_others_go_on(target):
+    root = target.with_name("pictures")
+    picture(root / "a.png")
+    (root / "b.png").write_bytes((root / "a.png").read_bytes()[:200])
+    (root / "c.jpg").write_text("no picture")
+    picture(root / "d.png")
+    report = run(target, root)
+    assert [Path(p.source).name for p in report.pictures] == ["a.png", "d.png"]
+    assert [Path(source).name for source, _ in report.failed] == ["b.png", "c.jpg"]
+    assert all(reason for _, reason in report.failed)
+    assert report.exit_code == 1
+    assert len(written(report)) == 2 and len(report.as_json()["failed"]) == 2
+
+
+def test_a_picture_does_not_depend_on_its_neighbours(target):
+    one = picture(target.with_name("1.png"))
+    two = picture(target.with_name("2.png"), (77, 300), (5, 5, 60, 99))
+    alone = [run(target, source).predictions()[0] for source in (two, one)]
+    assert run(target, two, one).predictions() == alone
+
+
+def test_what_cannot_work_is_told(target, tmp_path):
+    source = picture(tmp_path / "a.png")
+    with pytest.raises(UserError, match="device 'gpu'"):
+        page.predict(target, [str(source)], out=tmp_path / "out", device="gpu")
+    with pytest.raises(UserError, match=r"a\.png: cannot be the output folder"):
+        page.predict(target, [str(source)], out=source, device="cpu")
+    with pytest.raises(UserError, match="no such file"):
+        page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")
+    weights.save(target, {}, recipe=Recipe(task="other:Task"), class_names=NAMES)
+    with pytest.raises(UserError, match="'other:Task'"):
+        run(target, source)
+
+
+def test_with_a_real_detector_and_built_in_scenes(tmp_path):
+    torch.manual_seed(0)
+    names = tuple("0123456789")
+    path = tmp_path / "w.safetensors"
+    task = Detect(RECIPE, class_names=names)
+    weights.save(path, task.model().state_dict(), recipe=RECIPE, class_names=names)
+    # An untrained detector finds little but of low score; the lowest confidence shows it.
+    report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "out", confidence=0.0, device="cpu")
+    assert [p.source for p in report.pictures] == ["digits:val:0", "digits:val:1"]
+    assert sorted(p.name for p in report.out.iterdir()) == [
+        ".rankless-outputs",
+        "digits-val-0.png",
+        "digits-val-1.png",
+        "predictions.json",
+    ]
+    for entry in written(report):
+        scores = [d["score"] for d in entry["detections"]]
+        assert 0 < len(scores) <= RECIPE.evaluate.detections and scores == sorted(scores, reverse=True)
+        for found in entry["detections"]:
+            x1, y1, x2, y2 = found["box"]
+            assert 0 <= x1 <= x2 <= entry["width"] and 0 <= y1 <= y2 <= entry["height"]
+            assert found["name"] == names[found["label"]]
+
+
+@pytest.mark.parametrize("how", ["link", "copy"])
+@pytest.mark.parametrize("force", [False, True])
+def test_the_pictures_that_were_converted_survive_a_prediction_into_the_new_folder(target, how, force):
+    data, new = target.with_name("data"), target.with_name("new")
+    for number in range(3):
+        picture(data / f"images/train/{number}.jpg", (64, 48), (4, 6, 14, 22))
+        (data / "labels/train").mkdir(parents=True, exist_ok=True)
+        (data / f"labels/train/{number}.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    (data / "data.yaml").write_text("train: images/train\nval: images/train\nnames: [red]\n")
+    convert(str(data), "coco", new, how=how)
+    before = {path: path.read_bytes() for path in (*data.rglob("*.jpg"), *new.rglob("*.jpg"))}
+    out, sources = new / "images/train", [str(data / "images/train")]
+    if how == "link" or not force:
+        says = "is an input of this command" if force else "is there already"
+        with pytest.raises(UserError, match=f"0.jpg: {says}") as error:
+            page.predict(target, sources, out=out, device="cpu", force=force)
+        assert len(error.value.faults) == 4, "each picture and what to do"
+        assert {path: path.read_bytes() for path in before} == before
+    else:
+        page.predict(target, sources, out=out, device="cpu", force=True)
+        assert all(path.read_bytes() == before[path] for path in data.rglob("*.jpg"))
+    assert len(list(out.iterdir())) == 3 + 2 * (force and how == "copy")
+
+
+def test_results_replace_results_and_nothing_else(target):
+    source, out = picture(target.with_name("a.png")), target.with_name("out")
+    out.mkdir()
+    (out / "predictions.json").write_text("mine")
+    with pytest.raises(UserError, match=r"predictions.json: is there already, and rankless predict did not"):
+        run(target, source)
+    assert [path.name for path in out.iterdir()] == ["predictions.json"]
+    assert (out / "predictions.json").read_text() == "mine"
+    for again in (True, False, False):
+        assert len(written(run(target, source, force=again))) == 1
+    (out / "predictions.json").write_text("[]")  # changed by hand
+    with pytest.raises(UserError, match="changed since"):
+        run(target, source)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (100, 100), (1500, 40)])
+def test_drawing_stays_on_pictures_of_any_size(size):
+    blank = Image.new("RGB", size, (128, 128, 128))
+    middle = (size[0] / 2, size[1] / 2)
+    boxes = [(0, 0, *size), (size[0] - 1, size[1] - 1, *size), middle + middle, (-5, -5, 3, 3)]
+    marks = [Mark(box, f"a name that is long {i}%", i) for i, box in enumerate(boxes)]
+    drawn = annotate(blank, marks)
+    assert drawn.size == size and blank.getcolors() == [(size[0] * size[1], (128, 128, 128))]
+    assert drawn.tobytes() != blank.tobytes()
+    assert annotate(blank, []).tobytes() == blank.tobytes()
+
+
+def test_labels_of_neighbours_do_not_hide_each_other():
+    marks = [Mark((100, 100 + 2 * i, 300, 300 + 2 * i), f"name {i}", i) for i in range(4)]
+    drawn = np.asarray(annotate(Image.new("RGB", (640, 480), "white"), marks))
+    solid = [(drawn == color(i)).all(2).sum() for i in range(4)]
+    # A label of 16 × 60 pixels, less its text, and a frame 2 pixels wide in sight on two sides at least.
+    assert min(solid) > 900
+
+
+def test_colours_of_classes_are_distinct():
+    colors = [np.array(color(label), float) for label in range(20)]
+    gaps = [np.linalg.norm(a - b) for i, a in enumerate(colors) for b in colors[:i]]
+    assert min(gaps) > 30

@@ -1,0 +1,96 @@
+"""Export: OpenCV computes what the trained model computes, from the files alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rankless.cli import main
+from rankless.errors import UserError
+from rankless.interop.export import export
+from rankless.models.checkpoints import weights
+from rankless.models.zoo import build
+from rankless.recipe.schema import Data, Evaluate, Model, Recipe
+
+NAMES = ("cat", "dog with a hat")
+RECIPE = Recipe(
+    model=Model(name="yolov4-tiny", width=0.25, image_size=(64, 96), dropout=0.1),
+    data=Data(root="nowhere"),
+    evaluate=Evaluate(nms="diou"),
+)
+
+
+def written(folder: Path, recipe: Recipe = RECIPE) -> tuple[Path, nn.Module]:
+    torch.manual_seed(0)
+    model = build(recipe.model, len(NAMES)).eval()
+    path = folder / "mine.safetensors"
+    weights.save(path, model.state_dict(), recipe=recipe, class_names=NAMES)
+    return path, model
+
+
+def test_opencv_reads_the_files_and_agrees(tmp_path: Path) -> None:
+    path, model = written(tmp_path)
+    done = export(path, format="darknet", out=tmp_path / "out" / "net")
+    cfg, numbers, names = done.files
+    assert names.read_text().splitlines() == list(NAMES)
+    text = cfg.read_text()
+    assert "height=64" in text and "width=96" in text
+    assert "letter_box=1" in text and "nms_kind=greedynms" in text
+    theirs = cv2.dnn.readNetFromDarknet(str(cfg), str(numbers))
+    picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    theirs.setInput(picture.numpy())
+    wanted = theirs.forward([f"conv_{number}" for number in (29, 36)])
+    with torch.no_grad():
+        for mine, raw in zip(model(picture), wanted, strict=True):
+            np.testing.assert_allclose(mine.numpy(), raw, rtol=1e-3, atol=1e-4)
+
+
+def test_an_error_brings_the_old_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = written(tmp_path)
+    for ending in (".cfg", ".weights", ".names"):
+        (tmp_path / f"net{ending}").write_text(f"old {ending}")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    replace = os.replace
+
+    def failing(source: str, target: str, **named: Any) -> None:
+        if Path(source).name.startswith(".rankless-") and Path(target).name == "net.weights":
+            monkeypatch.undo()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target, **named)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(UserError, match=r"net\.weights: it cannot be written: Input/output error"):
+        export(path, format="darknet", out=tmp_path / "net", force=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_nothing_is_overwritten_and_faults_are_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = written(tmp_path)
+    out = str(tmp_path / "net")
+    assert main(["export", str(path), "--format", "darknet", "--out", out]) == 0
+    assert capsys.readouterr().out.split() == [out + ending for ending in (".cfg", ".weights", ".names")]
+    assert main(["export", str(path), "--format", "darknet", "--out", out]) == 2
+    err = capsys.readouterr().err
+    assert all(f"--out {out}{ending}: is there already" in err for ending in (".cfg", ".weights", ".names"))
+    assert main(["export", str(path), "--format", "darknet", "--out", out, "--force"]) == 0
+    own = path.rename(tmp_path / "net.weights")
+    assert main(["export", str(own), "--format", "darknet", "--out", out, "--force"]) == 2
+    assert f"error: --out {own}: is an input of this command" in capsys.readouterr().err
+    path = own.rename(path)
+    with pytest.raises(UserError, match="expected one of darknet"):
+        export(path, format="onyx")
+    free = Recipe(model=Model(name="yolov4-tiny-free", width=0.25))
+    other, _ = written(tmp_path, free)
+    with pytest.raises(UserError, match="Darknet has no anchor-free heads"):
+        export(other, format="darknet", out=tmp_path / "free")
+    assert not (tmp_path / "free.cfg").exists()

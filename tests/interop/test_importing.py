@@ -1,0 +1,168 @@
+"""``rankless import``: the written weights file computes what the checkpoint's model did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankless import cli
+from rankless.interop.importing import import_weights
+from rankless.models import zoo
+from rankless.models.checkpoints import weights
+from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.detectors.convolutional import DetectionModel
+from rankless.recipe.schema import Model
+
+NARROW = "model.width=0.125"
+
+
+def detector(classes: int) -> DetectionModel:
+    torch.manual_seed(classes)
+    model = zoo.build(Model(width=0.125), classes)
+    model(torch.rand(2, 3, 64, 64))  # statistics of its own
+    return model.eval()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a checkpoint of three classes."""
+    monkeypatch.chdir(tmp_path)
+    state = {f"module.{name}": tensor for name, tensor in detector(3).state_dict().items()}
+    torch.save({"model": state, "epoch": 7}, "their.pt")
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    return cli.main(["import", *words])
+
+
+def test_the_weights_file_computes_the_same(place, capsys):
+    (place / "coco.names").write_text("cat\nbig dog \n犬\n\n")
+    words = ["their.pt", "--out", "ours.st", "--model", "yolov4-tiny", "--names", "coco.names", NARROW]
+    assert run(*words) == 0
+    out = capsys.readouterr().out
+    loaded = weights.load(Path("ours.st"))
+    assert loaded.class_names == ("cat", "big dog", "犬")
+    assert (loaded.recipe.task, loaded.recipe.model.name, loaded.recipe.model.width) == (
+        "detect", "yolov4-tiny", 0.125)  # fmt: skip
+    source, model = detector(3), zoo.build(loaded.recipe.model, 3).eval()
+    weights.load_into(model, loaded.state, "ours")
+    pictures = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        for a, b in zip(source(pictures), model(pictures), strict=True):
+            assert torch.equal(a, b)
+    assert weights.digest(source.state_dict()) in out
+    assert "under 'model'" in out and "prefix 'module.'" in out
+    assert f"{len(loaded.state)} of {len(loaded.state)} tensors" in out
+
+
+@pytest.mark.parametrize("classes", [1, 3, 80])
+def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
+    torch.save(detector(classes).state_dict(), "their.pt")
+    assert run("their.pt", "--out", "ours", NARROW, "model.name=yolov4-tiny", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["class_names"] == [str(n) for n in range(classes)]
+    assert report["taken"] == report["tensors"]
+    assert report["sha256"] == weights.digest_file(Path("ours"))
+    assert any("called by their numbers" in note for note in report["notes"])
+
+
+def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
+    (place / "names").write_text('["a", "b"]')
+    options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}
+    reports = [import_weights(Path("their.pt"), Path(f"{n}"), partial=True, **options) for n in range(2)]
+    assert reports[0].digest == reports[1].digest
+    assert reports[0].tensors - reports[0].taken == 4  # weight and bias of two heads
+    state = weights.load(Path("0")).state
+    theirs = detector(3).state_dict()
+    same = [name for name in state if state[name].shape == theirs[name].shape]
+    assert len(same) == reports[0].taken
+    assert all(torch.equal(state[name], theirs[name]) for name in same)
+    options["overrides"] = [NARROW, "seed=5"]
+    other = import_weights(Path("their.pt"), Path("other"), partial=True, **options)
+    assert other.digest != reports[0].digest
+
+
+def test_nothing_is_overwritten_unasked(place, capsys):
+    (place / "ours").write_text("mine")
+    words = ["their.pt", "--out", "ours", "--model", "yolov4-tiny", NARROW]
+    assert run(*words) == 2
+    assert "--force to replace" in capsys.readouterr().err
+    assert (place / "ours").read_text() == "mine"
+    assert run(*words, "--force") == 0
+    assert len(weights.load(Path("ours")).class_names) == 3
+    assert run("their.pt", "--out", "./their.pt", "--force", "--model", "yolov4-tiny") == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert sorted(file.name for file in place.iterdir()) == ["ours", "their.pt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "there is no folder no;"]),
+        (["their.pt", "--out", "."], ["this is a folder"]),
+        (["their.pt", "--out", "o"], ["of which model are the weights?"]),
+        (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["give one of the two"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "lr=1"], ["did you mean 'optim.lr'"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "x"], ["'x': expected key=value"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes has '0'"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--key", "ema"], ["under --key ema"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny"], ["not fit the model (0 missing, 0 unexp"]),
+        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes does not show"]),
+        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"], ["only the head"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["no text in UTF-8"]),
+        (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
+        (["their.pt", "--out", "o", "--names", "list"], ["begins like a JSON list"]),
+        (["x.weights", "--out", "o"], ["of which model are the weights?"]),
+        (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no resnet18"]),
+        (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
+        (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: this cfg file cannot be read"]),
+        (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a and --model is 'b'"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_and_nothing_is_written(place, capsys, words, sentences):
+    (place / "names").write_text("cat\n\ndog")
+    (place / "list").write_text('["cat"')
+    (place / "x.weights").write_bytes(bytes(40))
+    assert run(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert all(sentence in captured.err for sentence in sentences), captured.err
+    assert "Traceback" not in captured.err
+    assert not (place / "o").exists()
+
+
+def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypatch, capsys):
+    """A DenseNet-BC as other projects name it: dense1.0.bn1, trans1.conv1, fc."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(2)
+    theirs = build_classifier(Model(name="densenet-bc-100-12"), 7).eval()
+    changed = {}
+    for name, tensor in theirs.state_dict().items():
+        for ours, other in (
+            ("features.", ""), ("denseblock", "dense"), ("denselayer", ""), ("transition", "trans"),
+            ("norm", "bn"), ("classifier", "fc"),
+        ):  # fmt: skip
+            name = name.replace(ours, other)
+        changed[f"module.{name}"] = tensor
+    torch.save({"state_dict": changed, "epoch": 300}, "model_best.pth.tar")
+    words = ["model_best.pth.tar", "--out", "o.safetensors", "--model", "densenet-bc-100-12"]
+    assert run(*words) == 2
+    assert "--by-order takes them so" in capsys.readouterr().err
+    assert run(*words, "--by-order") == 0
+    assert "by their order, not by their names" in capsys.readouterr().out
+    loaded = weights.load(Path("o.safetensors"))
+    assert loaded.recipe.task == "classify"
+    assert len(loaded.class_names) == 7
+    ours = build_classifier(loaded.recipe.model, 7).eval()
+    weights.load_into(ours, loaded.state, "o")
+    pictures = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(ours(pictures), theirs(pictures))
+    assert run("model_best.pth.tar", "--out", "p", "--model", "resnet18", "--by-order") == 2
+    assert "the order says nothing" in capsys.readouterr().err

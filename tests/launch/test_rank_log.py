@@ -1,0 +1,44 @@
+"""The logs of the ranks: what a crash has left outlives the next start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankless.launch.rank_log import LIMIT, last_traceback, open_log
+
+
+def start(path: Path, why: str, text: str) -> None:
+    log = open_log(path, why)
+    os.write(log, text.encode())
+    os.close(log)
+
+
+def test_every_start_appends_after_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "rank-0.log"
+    start(path, "train begins", "Traceback (most recent call last):\nKeyError: 1\n")
+    assert last_traceback(path) == ["Traceback (most recent call last):", "KeyError: 1"]
+    start(path, "rank 1 was killed by SIGKILL", "hello\n")
+    lines = path.read_text().splitlines()
+    assert [lines[1], lines[2], lines[4]] == ["Traceback (most recent call last):", "KeyError: 1", "hello"]
+    for number, (line, why) in enumerate(
+        [(lines[0], "train begins"), (lines[3], "rank 1 was killed by SIGKILL")], start=1
+    ):
+        assert line.startswith("=== 2")
+        assert line.endswith(f"  start {number} in this file, process {os.getpid()}: {why}")
+    assert last_traceback(path) == [], "of the last start"
+
+
+def test_a_long_one_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    start(path, "train begins", "x" * LIMIT)
+    start(path, "again", "short\n")
+    assert path.read_text().splitlines()[1] == "short"
+    assert (tmp_path / "rank-0.log.1").stat().st_size > LIMIT
+    start(path, "again", "x" * LIMIT)
+    start(path, "again", "short\n")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
+
+
+def test_no_log_has_no_traceback(tmp_path: Path) -> None:
+    assert last_traceback(tmp_path / "none.log") == []

@@ -1,0 +1,270 @@
+"""The anchor-free head's loss once more, literally: pictures, points and truths one after another, in floats.
+
+Written from the papers' formulas; it shares no code with the package.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankless.structures import DetectionBatch
+
+FAR = 1e5
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def overlap(a: list[float], b: list[float]) -> float:
+    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
+    return w * h / union if union > 0 else 0.0
+
+
+def generalised(a: list[float], b: list[float]) -> float:
+    w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
+    hull = (max(a[2], b[2]) - min(a[0], b[0])) * (max(a[3], b[3]) - min(a[1], b[1]))
+    return w * h / union - (hull - union) / hull
+
+
+@dataclass
+class Point:
+    """One point of one picture: where it is, and what the network says there."""
+
+    x: float
+    y: float
+    stride: int
+    box: list[float]
+    logits: list[float]
+    sides: list[list[float]]  # the bins' logits, side by side; empty without bins
+
+
+@dataclass
+class Answer:
+    """What a positive point answers for."""
+
+    box: list[float]
+    label: int
+    quality: float
+    weight: float
+
+
+Truth = tuple[list[float], int]
+
+
+def points_of(raws: list[list], strides: list[int], bins: int) -> list[Point]:
+    """All points of one picture: heads one after another, rows from above, columns from the left."""
+    found = []
+    for raw, stride in zip(raws, strides, strict=True):
+        for j in range(len(raw[0])):
+            for i in range(len(raw[0][0])):
+                t = [channel[j][i] for channel in raw]
+                x, y = (i + 0.5) * stride, (j + 0.5) * stride
+                if bins:
+                    sides = [t[k * bins : k * bins + bins] for k in range(4)]
+                    reach = []
+                    for side in sides:
+                        odds = [math.exp(v) for v in side]
+                        reach.append(stride * sum(k * odd for k, odd in enumerate(odds)) / sum(odds))
+                    box = [x - reach[0], y - reach[1], x + reach[2], y + reach[3]]
+                    found.append(Point(x, y, stride, box, t[4 * bins :], sides))
+                else:
+                    cx, cy = x + t[0] * stride, y + t[1] * stride
+                    w, h = math.exp(t[2]) * stride, math.exp(t[3]) * stride
+                    box = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
+                    found.append(Point(x, y, stride, box, t[4:], []))
+    return found
+
+
+def thick(box: list[float]) -> list[float]:
+    """A truth has sides of at least a tenth of a pixel."""
+    cx, cy = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    w, h = max(box[2] - box[0], 0.1), max(box[3] - box[1], 0.1)
+    return [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
+
+
+def task_aligned(points: list[Point], listed: list[Truth]) -> dict[int, Answer]:
+    """TOOD with α = ½, β = 6 and the 10 best points; small truths reach a cell to each side, or half.
+
+    The weight is the quality without the truth's best IoU.
+    """
+    truths = sorted((thick(box), label) for box, label in listed)
+    chosen: dict[int, list[int]] = {}
+    metric = {}
+    least = 0.5 if points[0].sides else 1.0
+    for t, (box, label) in enumerate(truths):
+        cx, cy = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        near = []
+        for p, point in enumerate(points):
+            half_w = max((box[2] - box[0]) / 2, least * point.stride)
+            half_h = max((box[3] - box[1]) / 2, least * point.stride)
+            if abs(point.x - cx) <= half_w and abs(point.y - cy) <= half_h:
+                metric[t, p] = sigmoid(point.logits[label]) ** 0.5 * max(overlap(point.box, box), 1e-6) ** 6
+                near.append(p)
+        near.sort(key=lambda p: (-metric[t, p], p))
+        for p in near[:10]:
+            chosen.setdefault(p, []).append(t)
+    owner = {p: max(ts, key=lambda t: (overlap(points[p].box, truths[t][0]), -t)) for p, ts in chosen.items()}
+    answers = {}
+    for t, (box, label) in enumerate(truths):
+        own = [p for p in owner if owner[p] == t]
+        for p in own:
+            best = max(overlap(points[q].box, box) for q in own)
+            weight = metric[t, p] / max(metric[t, q] for q in own)
+            answers[p] = Answer(box, label, weight * best, weight)
+    return answers
+
+
+def simota(points: list[Point], listed: list[Truth]) -> dict[int, Answer]:
+    """YOLOX's choice without its objectness."""
+    truths = sorted((thick(box), label) for box, label in listed)
+    chosen: dict[int, list[int]] = {}
+    cost = {}
+    for t, (box, label) in enumerate(truths):
+        cx, cy = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        near = []
+        for p, point in enumerate(points):
+            inside = box[0] <= point.x <= box[2] and box[1] <= point.y <= box[3]
+            central = max(abs(point.x - cx), abs(point.y - cy)) <= 2.5 * point.stride
+            if not (inside or central):
+                continue
+            entropy = 0.0
+            for c, logit in enumerate(point.logits):
+                entropy -= math.log(sigmoid(logit)) if c == label else math.log(1 - sigmoid(logit))
+            cost[t, p] = entropy - 3 * math.log(overlap(point.box, box) + 1e-8)
+            if not (inside and central):
+                cost[t, p] += FAR
+            near.append(p)
+        ten = sorted((overlap(points[p].box, box) for p in near), reverse=True)[:10]
+        near.sort(key=lambda p: (cost[t, p], p))
+        for p in near[: max(1, int(sum(ten)))]:
+            chosen.setdefault(p, []).append(t)
+    answers = {}
+    for p, ts in chosen.items():
+        box, label = truths[min(ts, key=lambda t: (cost[t, p], t))]
+        answers[p] = Answer(box, label, overlap(points[p].box, box), 1.0)
+    return answers
+
+
+RULES = {"task-aligned": task_aligned, "simota": simota}
+
+
+def distribution_loss(point: Point, box: list[float], bins: int) -> float:
+    """GFL's: cross-entropy with the two bins beside the distance, mean over the four sides."""
+    distances = [point.x - box[0], point.y - box[1], box[2] - point.x, box[3] - point.y]
+    total = 0.0
+    for distance, logits in zip(distances, point.sides, strict=True):
+        y = min(max(distance / point.stride, 0.0), bins - 1.0)
+        left = min(int(y), bins - 2)
+        scale = math.log(sum(math.exp(v) for v in logits))
+        total += (left + 1 - y) * (scale - logits[left]) + (y - left) * (scale - logits[left + 1])
+    return total / 4
+
+
+def reference(
+    loss, raws: list[Tensor], strides: list[int], bins: int, batch: DetectionBatch, fixed: list | None = None
+) -> tuple[dict[str, float], float]:
+    """The parts and the count.
+
+    Args:
+        loss: its factors, its smoothing and the name of its assignment are read.
+        fixed: the assignments of an earlier call, picture by picture; filled if it is empty.
+    """
+    parts = {"box": 0.0, "classes": 0.0, **({"dfl": 0.0} if bins else {})}
+    count = 0.0
+    fixed = [] if fixed is None else fixed
+    known = bool(fixed)
+    for b in range(len(raws[0])):
+        points = points_of([raw[b].tolist() for raw in raws], strides, bins)
+        if not known:
+            lists = (batch.boxes[b].tolist(), batch.labels[b].tolist(), batch.valid[b].tolist())
+            truths = [(box, label) for box, label, valid in zip(*lists, strict=True) if valid]
+            fixed.append(RULES[loss.assign](points, truths))
+        for p, point in enumerate(points):
+            answer = fixed[b].get(p)
+            for c, logit in enumerate(point.logits):
+                wanted = 0.0
+                if answer:
+                    smooth = (1.0 if c == answer.label else 0.0) * (1 - loss.smoothing) + loss.smoothing / 2
+                    wanted = answer.quality * smooth
+                entropy = -wanted * math.log(sigmoid(logit)) - (1 - wanted) * math.log(1 - sigmoid(logit))
+                parts["classes"] += loss.classes * entropy
+            if answer:
+                count += answer.weight
+                like = {"iou": overlap, "giou": generalised}[loss.box_loss](point.box, answer.box)
+                parts["box"] += loss.box * answer.weight * (1 - like)
+                if bins:
+                    parts["dfl"] += loss.dfl * answer.weight * distribution_loss(point, answer.box, bins)
+    return parts, count
+
+
+# --- cases -----------------------------------------------------------------------------------------------
+
+HEIGHT, WIDTH, CLASSES = 64, 96, 3
+STRIDES = [8, 16, 32]
+
+
+def make_batch(lists: list[list[Truth]], padding: int = 0) -> DetectionBatch:
+    longest = max(len(truths) for truths in lists) + padding
+    boxes = torch.zeros(len(lists), longest, 4, dtype=torch.float64)
+    labels = torch.zeros(len(lists), longest, dtype=torch.int64)
+    valid = torch.zeros(len(lists), longest, dtype=torch.bool)
+    for b, truths in enumerate(lists):
+        for t, (box, label) in enumerate(truths):
+            boxes[b, t], labels[b, t], valid[b, t] = torch.tensor(box), label, True
+    images = torch.zeros(len(lists), 3, HEIGHT, WIDTH, dtype=torch.uint8)
+    return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
+
+
+def random_truths(chance: random.Random, count: int) -> list[Truth]:
+    truths = []
+    for _ in range(count):
+        x1, y1 = chance.uniform(0, WIDTH - 4), chance.uniform(0, HEIGHT - 4)
+        x2, y2 = chance.uniform(x1 + 2, min(x1 + 60, WIDTH)), chance.uniform(y1 + 2, min(y1 + 60, HEIGHT))
+        # float32 is what batches carry; the reference then sees the very same numbers
+        truths.append((torch.tensor([x1, y1, x2, y2]).double().tolist(), chance.randrange(CLASSES)))
+    return truths
+
+
+def hard_truths() -> list[Truth]:
+    return [
+        ([8.0, 8.0, 40.0, 32.0], 0),
+        ([9.0, 8.0, 40.0, 31.0], 2),  # almost the same
+        ([8.0, 8.0, 40.0, 32.0], 1),  # the same, of another class
+        ([8.0, 8.0, 40.0, 32.0], 0),  # listed twice
+        ([96.0, 4.0, 96.0, 12.0], 1),  # no width, on the right border
+        ([70.0, 64.0, 88.0, 64.0], 1),  # no height, on the lower border
+        ([0.0, 0.0, 96.0, 64.0], 0),  # the whole picture
+        ([49.0, 49.0, 51.0, 51.5], 1),  # smaller than a cell, around none of the points
+        ([49.5, 49.5, 51.0, 51.0], 2),  # and another there
+    ]
+
+
+def make_raw(bins: int, batch: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    outputs = 4 * max(bins, 1) + CLASSES
+    return [
+        torch.randn(batch, outputs, HEIGHT // s, WIDTH // s, generator=chance, dtype=torch.float64).to(dtype)
+        for s in STRIDES
+    ]
+
+
+def case(name: str) -> DetectionBatch:
+    chance = random.Random(name)
+    lists = {
+        "random": [random_truths(chance, 4), random_truths(chance, 2)],
+        "hard": [hard_truths(), random_truths(chance, 3)],
+        "crowded": [random_truths(chance, 200), []],
+        "one-empty": [[], random_truths(chance, 3)],
+        "empty": [[], []],
+    }
+    return make_batch(lists[name])

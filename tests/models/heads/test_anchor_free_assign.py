@@ -1,0 +1,206 @@
+"""Which point answers for which truth: a literal reference, and cases worked out by hand."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankless.models.heads.anchor_free import assign as free_assign
+from rankless.models.heads.anchor_free.assign import Predicted, assign, highest
+from rankless.models.heads.anchor_free.codec import FreeHead, decode, points
+from rankless.models.heads.yolo.assign import Truths
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference_for_anchor_free import (
+    CLASSES,
+    RULES,
+    STRIDES,
+    case,
+    hard_truths,
+    make_batch,
+    make_raw,
+    points_of,
+    random_truths,
+)
+
+CASES = ["random", "hard", "crowded", "one-empty", "empty"]
+
+
+def predicted_of(raw, bins=0):
+    heads = [FreeHead(stride, bins) for stride in STRIDES]
+    decoded = [decode(one, head) for one, head in zip(raw, heads, strict=True)]
+    at = [points(one.shape[-2:], head, one).flatten(0, 1) for one, head in zip(raw, heads, strict=True)]
+    return Predicted(
+        boxes=torch.cat([boxes.flatten(1, 2) for boxes, _, _ in decoded], 1),
+        logits=torch.cat([logits.flatten(1, 2) for _, _, logits in decoded], 1),
+        points=torch.cat(at),
+        strides=torch.cat([p.new_full((len(p),), head.stride) for p, head in zip(at, heads, strict=True)]),
+        radius=0.5 if bins else 1.0,
+    )
+
+
+def truths_of(batch):
+    return Truths.of(batch.boxes, batch.labels, batch.valid, torch.float64)
+
+
+def said(targets, b):
+    """point -> (label, quality, weight, box), of the positive points of a picture."""
+    return {
+        p: (
+            targets.labels[b, p].item(),
+            targets.quality[b, p].item(),
+            targets.weight[b, p].item(),
+            targets.boxes[b, p].tolist(),
+        )
+        for p in targets.positive[b].nonzero().flatten().tolist()
+    }
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("bins", [0, 6])
+def test_equals_the_literal_reference(rule, name, bins):
+    batch = case(name)
+    for seed in range(3):
+        raw = make_raw(bins, 2, seed)
+        targets = assign(rule, predicted_of(raw, bins), truths_of(batch))
+        for b in range(2):
+            listed = [
+                (box, label)
+                for box, label, valid in zip(
+                    batch.boxes[b].tolist(), batch.labels[b].tolist(), batch.valid[b].tolist(), strict=True
+                )
+                if valid
+            ]
+            expected = RULES[rule](points_of([one[b].tolist() for one in raw], STRIDES, bins), listed)
+            found = said(targets, b)
+            assert set(found) == set(expected)
+            for p, (label, quality, weight, box) in found.items():
+                assert label == expected[p].label
+                assert quality == pytest.approx(expected[p].quality, rel=1e-9)
+                assert weight == pytest.approx(expected[p].weight, rel=1e-9)
+                assert box == pytest.approx(expected[p].box, rel=1e-9, abs=1e-9)
+        assert not targets.quality[~targets.positive].any() and not targets.weight[~targets.positive].any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None, max_examples=15)
+@given(order=st.permutations(range(12)), padding=st.integers(0, 5), seed=st.integers(0, 3))
+def test_neither_the_order_of_the_truths_nor_padding_changes_a_bit(rule, order, padding, seed):
+    listed = hard_truths() + random_truths(random.Random(seed), 3)
+    predicted = predicted_of(make_raw(0, 1, seed))
+    plain = assign(rule, predicted, truths_of(make_batch([listed])))
+    other = make_batch([[listed[number] for number in order]], padding)
+    other.boxes[~other.valid] = torch.tensor([1.0, 2.0, 50.0, 60.0], dtype=torch.float64)
+    other.labels[~other.valid] = 2
+    shuffled = assign(rule, predicted, truths_of(other))
+    assert torch.equal(plain.positive, shuffled.positive)
+    for name in ("quality", "weight"):
+        assert torch.equal(getattr(plain, name), getattr(shuffled, name))
+    assert torch.equal(plain.labels[plain.positive], shuffled.labels[plain.positive])
+    assert torch.equal(plain.boxes[plain.positive], shuffled.boxes[plain.positive])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None, max_examples=40)
+@given(
+    x=st.floats(0, 96),
+    y=st.floats(0, 64),
+    w=st.floats(0, 12),
+    h=st.floats(0, 12),
+    seed=st.integers(0, 5),
+)
+def test_a_truth_that_is_alone_always_gets_a_point_that_counts(rule, x, y, w, h, seed):
+    box = [max(x - w / 2, 0), max(y - h / 2, 0), min(x + w / 2, 96), min(y + h / 2, 64)]
+    targets = assign(rule, predicted_of(make_raw(0, 1, seed)), truths_of(make_batch([[(box, 1)]])))
+    assert targets.positive.any()
+    assert targets.weight.max() == 1
+    near = targets.positive[0].nonzero().flatten()
+    assert (targets.labels[0, near] == 1).all()
+
+
+def flat_predictions(boxes, logits=None):
+    """One row of points 8 pixels apart that say these boxes."""
+    boxes = torch.tensor([boxes], dtype=torch.float64)
+    count = boxes.shape[1]
+    at = torch.tensor([[8 * i + 4.0, 4.0] for i in range(count)], dtype=torch.float64)
+    logits = torch.zeros(1, count, CLASSES, dtype=torch.float64) if logits is None else logits
+    return Predicted(boxes, logits, at, at.new_full((count,), 8))
+
+
+def test_task_aligned_takes_the_ten_best_and_of_equals_the_first():
+    truth = [0.0, 0.0, 96.0, 8.0]
+    predicted = flat_predictions([truth] * 12)
+    targets = assign("task-aligned", predicted, truths_of(make_batch([[(truth, 0)]])))
+    assert targets.positive[0].tolist() == [True] * 10 + [False] * 2
+    assert targets.quality[0, :10].tolist() == [1.0] * 10
+
+
+def test_simota_takes_as_many_as_the_overlaps_add_up_to():
+    truth = [0.0, 0.0, 32.0, 8.0]
+    half, most = [0.0, 0.0, 16.0, 8.0], [0.0, 0.0, 24.0, 8.0]  # IoU 0.5 and 0.75
+    nothing = [90.0, 0.0, 91.0, 8.0]
+    predicted = flat_predictions([half, most, most, nothing])
+    targets = assign("simota", predicted, truths_of(make_batch([[(truth, 0)]])))
+    assert targets.positive[0].tolist() == [False, True, True, False]  # 0.5 + 0.75 + 0.75 = 2
+    assert targets.quality[0].tolist() == pytest.approx([0, 0.75, 0.75, 0])
+    assert targets.weight[0].tolist() == [0, 1, 1, 0]
+
+
+def test_a_point_that_two_truths_choose_belongs_to_the_one_it_overlaps_most():
+    wide, narrow = [0.0, 0.0, 16.0, 8.0], [0.0, 0.0, 8.0, 8.0]
+    predicted = flat_predictions([wide, narrow])
+    targets = assign("task-aligned", predicted, truths_of(make_batch([[(narrow, 2), (wide, 1)]])))
+    assert targets.positive[0].tolist() == [True, True]
+    assert targets.labels[0].tolist() == [1, 2]
+    assert targets.quality[0].tolist() == [1.0, 1.0]
+
+
+def test_of_truths_that_are_equal_in_all_but_the_class_the_lower_class_is_taken():
+    box = [0.0, 0.0, 16.0, 8.0]
+    predicted = flat_predictions([box, box])
+    for labels in ((2, 1), (1, 2)):
+        batch = make_batch([[(box, label) for label in labels]])
+        targets = assign("task-aligned", predicted, truths_of(batch))
+        assert targets.labels[0].tolist() == [1, 1]
+
+
+def test_a_truth_that_nothing_overlaps_yet_weighs_as_much_as_others():
+    predicted = flat_predictions([[90.0, 90.0, 91.0, 91.0]] * 4)
+    targets = assign("task-aligned", predicted, truths_of(make_batch([[([0.0, 0.0, 8.0, 8.0], 0)]])))
+    assert targets.weight[0].max() == 1
+    assert targets.quality[0].max() == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_highest_is_the_beginning_of_a_stable_sort(data):
+    rows = data.draw(
+        st.lists(
+            st.lists(st.sampled_from([-float("inf"), 0.0, 1.0, 2.5]), min_size=6, max_size=6),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    rooms = [data.draw(st.integers(1, 4)) for _ in rows]
+    marks = highest(torch.tensor([rows]), torch.tensor([rooms]), 4)[0].tolist()
+    for row, room, mark in zip(rows, rooms, marks, strict=True):
+        first = sorted(range(6), key=lambda p: (-row[p], p))[:room]
+        assert [p for p in range(6) if mark[p]] == sorted(first)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_pictures_may_be_taken_one_by_one(rule, monkeypatch):
+    batch = case("hard")
+    predicted = predicted_of(make_raw(0, 2, 1))
+    whole = assign(rule, predicted, truths_of(batch))
+    monkeypatch.setattr(free_assign, "_PAIRS_AT_ONCE", 1)
+    single = assign(rule, predicted, truths_of(batch))
+    for name in ("positive", "boxes", "labels", "quality", "weight"):
+        assert torch.equal(getattr(whole, name), getattr(single, name))

@@ -1,0 +1,449 @@
+"""Recipes as text: YAML 1.2, every fault at once, and the way back."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankless.errors import UserError
+from rankless.recipe import yaml12
+from rankless.recipe.load import (
+    differences,
+    dump,
+    from_json,
+    load,
+    schema,
+    shipped,
+    shipped_text,
+    to_json,
+)
+from rankless.recipe.schema import (
+    Augment,
+    Batch,
+    Checkpoint,
+    Data,
+    Ema,
+    Evaluate,
+    Loss,
+    Model,
+    Optim,
+    Recipe,
+    Schedule,
+)
+
+# --- reading YAML ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [  # the core schema: YAML 1.2.2, section 10.3.2
+        ("null", None), ("Null", None), ("NULL", None), ("~", None), ("nULL", "nULL"),
+        ("true", True), ("True", True), ("FALSE", False), ("tRUE", "tRUE"),
+        ("on", "on"), ("off", "off"), ("yes", "yes"), ("No", "No"), ("y", "y"),
+        ("12", 12), ("012", 12), ("+3", 3), ("-19", -19), ("0o17", 15), ("0xFF", 255), ("0o8", "0o8"),
+        ("0b11", "0b11"), ("1_000", "1_000"), ("1:30", "1:30"), ("2001-01-01", "2001-01-01"),
+        ("1e-2", 0.01), ("1e3", 1000.0), (".5", 0.5), ("5.", 5.0), ("-1.5E+3", -1500.0), ("12e03", 12000.0),
+        (".inf", math.inf), ("-.INF", -math.inf), (".", "."), ("1.2.3", "1.2.3"), ("e3", "e3"),
+        ("'12'", "12"), ('"true"', "true"), ("=", "="), ("<<", "<<"), ("[1, off]", [1, "off"]),
+    ],
+)  # fmt: skip
+def test_scalars_of_yaml_1_2(text, value):
+    read, _ = yaml12.read(f"a: {text}", "f")
+    assert read == {"a": value}
+    assert type(read["a"]) is type(value)
+
+
+def test_nan_is_read_as_a_number():
+    assert math.isnan(yaml12.read("a: .NaN", "f")[0]["a"])
+
+
+def test_every_key_has_its_line():
+    _, lines = yaml12.read("a: 1\nb:\n  c: 2\n\n  d: {e: 3,\n   f: 4}\n", "f")
+    assert lines == {
+        ("a",): 1,
+        ("b",): 2,
+        ("b", "c"): 3,
+        ("b", "d"): 5,
+        ("b", "d", "e"): 5,
+        ("b", "d", "f"): 6,
+    }
+
+
+def test_anchors_work():
+    assert yaml12.read("a: &x {b: 1}\nc: *x", "f")[0] == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (before: line 1): keep one"]),
+        ("a:\n  b: 1\n  b: 1\nc: !!set {x}", ["f:3: key 'a.b' is given twice", "f:4: the tag '!!set'"]),
+        ("a: !!python/object/apply:os.system [true]", ["f:1: the tag"]),
+        ("a: !!int x", ["f:1: 'x' cannot be read as !!int"]),
+        ("a: !mine 3", ["f:1: the tag '!mine' is not allowed"]),
+        ("a: &x [*x]", ["f:1: an anchor may not contain itself"]),
+        ("a: 1\n\tb: 2", ["f:2: column 1: this is not YAML"]),
+        ("a: b: c", ["f:1: column 5: this is not YAML: mapping values are not allowed here"]),
+        ("a: [1", ["f:1: column 6: this is not YAML"]),
+        ("a: 1\n---\nb: 2", ["f:2: column 1: this is not YAML: expected a single document"]),
+        ("? [a]\n: 1", ["f:1: a key must be a word"]),
+        ("a: \x07", ["f: this is not YAML: character 4"]),
+        ("[" * 999, ["f: nested too deeply"]),
+        ("a: *b", ["f:1: column 4: this is not YAML: found undefined alias"]),
+    ],
+)
+def test_faults_of_yaml(text, faults):
+    with pytest.raises(UserError) as caught:
+        yaml12.read(text, "f")
+    assert len(caught.value.faults) == len(faults)
+    for found, expected in zip(caught.value.faults, faults, strict=True):
+        assert found.startswith(expected)
+
+
+# --- faults of a recipe -----------------------------------------------------------------------------------
+
+
+def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
+    """The faults of a file with this text, its folder left out."""
+    file = folder / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load(file, overrides)
+    return [fault.replace(f"{folder}/", "") for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("optim: {lrr: 1}", "key 'optim.lrr': no such key; did you mean 'optim.lr'?"),
+        ("lr: 1", "key 'lr': no such key; did you mean 'optim.lr'?"),
+        ("model: {lr: 1}", "key 'model.lr': no such key; did you mean 'optim.lr'?"),
+        ("optimm: {lr: 1}", "key 'optimm': no such key; did you mean 'optim'?"),
+        ("milestone: [3]", "key 'milestone': no such key; did you mean 'schedule.milestones'?"),
+        ("batch: {qqqq: 1}", "key 'batch.qqqq': no such key; expected one of images, micro"),
+        ("optim.lr: 1", "key 'optim.lr': no such key: dots are for the command line; "
+         "in a file write 'lr:' indented under 'optim:'"),
+        ("batch: {micro: eight}", "'batch.micro' is 'eight': expected a whole number of at least 1"),
+        ("batch: {micro: '8'}", "'batch.micro' is '8': expected a whole number of at least 1; "
+         "write 8 without quotes"),
+        ("batch: {images: 1_000}", "'batch.images' is '1_000': expected a whole number of at least 1; "
+         "write 1000 without quotes"),
+        ("threads: true", "'threads' is true: expected a whole number from 1 to 1,024"),
+        ("epochs: 1.0", "'epochs' is 1.0: expected a whole number of at least 1"),
+        ("seed: -1", "'seed' is -1: expected a whole number of at least 0"),
+        ("optim: {lr: .nan}", "'optim.lr' is nan: expected a number above 0"),
+        ("optim: {lr: .inf}", "'optim.lr' is inf: expected a number above 0"),
+        ("optim: {clip: -.inf}", "'optim.clip' is -inf: expected a number of at least 0"),
+        ("optim: {lr: false}", "'optim.lr' is false: expected a number above 0"),
+        ("optim: {momentum: 1}", "'optim.momentum' is 1: expected a number of at least 0 and below 1"),
+        ("optim: {nesterov: 'yes'}", "'optim.nesterov' is 'yes': expected true or false"),
+        ("optim: {betas: [0.9]}", "'optim.betas' is [0.9]: expected a list of 2, "
+         "each a number of at least 0 and below 1"),
+        ("optim: {name: adam}", "'optim.name' is 'adam': expected one of sgd, adamw; did you mean 'adamw'?"),
+        ("precision: FP32", "'precision' is 'FP32': expected one of auto, fp32, tf32, bf16, fp16; "
+         "did you mean 'fp32'?"),
+        ("loss: {box: atuo}", "'loss.box' is 'atuo': expected 'auto', or a number of at least 0; "
+         "did you mean 'auto'?"),
+        ("loss: {ignore: [[0.5]]}", "'loss.ignore' is [[…]]: expected 'auto', or a number from 0 to 1"),
+        ("seed: {a: 1}", "'seed' is a section: expected a whole number of at least 0"),
+        ("seed:", "'seed' is empty: expected a whole number of at least 0; "
+         "leave the key out for the default, 0"),
+        ("evaluate:", "'evaluate' is empty: expected a section with keys among "
+         "every, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, tta"),
+        ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
+         "name, cfg, image_size, width, dropout, activation, anchors, involution, dfl, pretrained, freeze, "
+         "densenet"),
+        ("task: ''", "'task' is '': expected text that is not empty"),
+        ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
+        ("model: {image_size: 400}", "'model.image_size' is 400: a detector needs multiples of 32, such as "
+         "384"),
+        ("model: {image_size: [192, 40]}", "'model.image_size' is [192, 40]: a detector needs multiples of "
+         "32, such as 192 and 32"),
+        ("model: {image_size: 7}", "'model.image_size' is 7: expected 'auto', or a whole number of at least "
+         "8, or a list of 2, each a whole number of at least 8"),
+        ("model: {anchors: [[1, 2], [3]]}", "'model.anchors' is [[…], […]]: expected one of default, kmeans, "
+         "or a list, each a list of 2, each a number above 0"),
+        ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected a whole number of "
+         "at least 1, or minutes as in '10 min'"),
+        ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected steps that rise, "
+         "each larger than the one before"),
+        ("schedule: {name: step}", "'schedule.name' is 'step', which needs schedule.milestones: "
+         "give the steps at which the rate falls, as in [4000, 4500]"),
+        ("batch: {images: 20}", "'batch.micro' is 8, which does not divide batch.images (20); "
+         "nearest that do: 5 and 10"),
+        ("optim: {nesterov: true, momentum: 0}", "'optim.nesterov' is true, which needs momentum, and "
+         "optim.momentum is 0: give a momentum such as 0.9, or leave nesterov out"),
+    ],
+)  # fmt: skip
+def test_a_fault_names_key_value_and_what_to_do(tmp_path, text, fault):
+    assert faults_of(tmp_path, text) == [f"r.yaml:1: {fault}"]
+
+
+def test_all_faults_come_at_once_in_the_order_of_the_lines(tmp_path):
+    text = """\
+batch:
+  images: 20
+schedule: {gamma: -1, name: step}
+optim:
+  lrr: 3
+  nesterov: true
+  name: adamw
+  lr: low
+model: {image_size: 5}
+epochs: 4
+"""
+    found = faults_of(tmp_path, text, "epochs=0", "optm.lr=3", "seed", "seed=1", "data.val=@")
+    assert [fault.split(" is ")[0] for fault in found] == [
+        "r.yaml:2: 'batch.micro'",
+        "r.yaml:3: 'schedule.gamma'",
+        "r.yaml:3: 'schedule.name'",
+        "r.yaml:5: key 'optim.lrr': no such key; did you mean 'optim.lr'?",
+        "r.yaml:6: 'optim.nesterov'",
+        "r.yaml:8: 'optim.lr'",
+        "r.yaml:9: 'model.image_size'",
+        "command line: key 'optm.lr': no such key; did you mean 'optim.lr'?",
+        "command line: 'seed': expected key=value, as in optim.lr=0.02",
+        "command line: 'data.val=@': this",
+        "command line: 'epochs'",
+    ]
+
+
+def test_a_clash_is_not_told_of_a_value_that_is_wrong_anyway(tmp_path):
+    assert len(faults_of(tmp_path, "batch: {images: many, micro: 7}")) == 1
+
+
+def test_an_alias_gives_the_line_of_its_use(tmp_path):
+    text = "loss: &x\n  box: 1\nmodel:\n  name: a\nema: *x\n"
+    assert faults_of(tmp_path, text) == ["r.yaml:5: key 'ema.box': no such key; did you mean 'loss.box'?"]
+
+
+def test_many_aliases_of_aliases_do_not_explode(tmp_path):
+    lines = ["a0: &a0 [1, 1]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    found = faults_of(tmp_path, "\n".join([*lines, "seed: *a29"]))
+    assert len(found) == 27
+    assert found[25] == "… and 5 more"
+    assert max(map(len, found)) < 300
+
+
+@pytest.mark.parametrize("text", ["", "\n# nothing\n", "{}", "---\n"])
+def test_an_empty_file_is_a_fault(tmp_path, text):
+    assert faults_of(tmp_path, text) == [
+        "r.yaml: the file is empty: expected at least one key, such as 'model:'"
+    ]
+
+
+@pytest.mark.parametrize("text", ["- 1", "digits", "3"])
+def test_a_file_without_keys_is_a_fault(tmp_path, text):
+    assert "expected a section with keys among task, model" in faults_of(tmp_path, text)[0]
+
+
+def test_a_source_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no recipe 'digit'.*digits, .*did you mean 'digits'\?$"):
+        load("digit")
+    Path("mine.yaml").write_text("seed: 1")
+    with pytest.raises(UserError, match=r"nime.yaml: no such file.*digits.*did you mean 'mine.yaml'\?$"):
+        load("nime.yaml")
+    with pytest.raises(UserError, match="a/b: no such file"):
+        load("a/b")
+    with pytest.raises(UserError, match="this is a folder"):
+        load(tmp_path)
+    Path("latin.yaml").write_bytes(b"seed: 1 # \xe9")
+    with pytest.raises(UserError, match=r"latin.yaml: this is no text in UTF-8"):
+        load("latin.yaml")
+    with pytest.raises(UserError, match=r"no shipped recipe 'yolov5'.*did you mean 'yolov4'\?$"):
+        shipped_text("yolov5")
+
+
+# --- reading recipes --------------------------------------------------------------------------------------
+
+
+def test_files_and_overrides(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_bytes(b"\xef\xbb\xbfseed: 3\noptim: {lr: 1}\nbatch: {images: 7}\n")
+    Path("plain").write_text("seed: 4")
+    overrides = ["batch.micro=7", "model.image_size=[192, 320]", "data={val: test, augment: {flip: 0}}",
+                 "optim.lr=5", "optim.lr=1e-2", "data.root=~/a=b", "checkpoint.every=5 min"]  # fmt: skip
+    assert load("mine.yaml", overrides) == Recipe(
+        seed=3,
+        optim=Optim(lr=0.01),
+        batch=Batch(images=7, micro=7),
+        model=Model(image_size=(192, 320)),
+        data=Data(val="test", root="~/a=b", augment=Augment(flip=0.0)),
+        checkpoint=Checkpoint(every="5 min"),
+    )
+    assert load("plain").seed == 4
+    assert load(Path("plain"), ["seed=5"]).seed == 5
+
+
+def test_an_override_heals_what_the_file_has_wrong(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("batch: {images: many}")
+    assert load(file, ["batch.images=16"]).batch.images == 16
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_shipped_recipes_load(name):
+    assert load(name).model.name
+    first, *_ = shipped_text(name).splitlines()
+    assert first == f"# {shipped()[name]}"
+    assert f"\n#   rankless train {name}" in shipped_text(name)
+
+
+def test_the_published_schedules():
+    """Darknet's cfg files: learning rate, burn-in 1000 with power 4, milestones, momentum and decay."""
+    for name, rate, milestones, momentum in [
+        ("yolov3", 1e-3, (400_000, 450_000), 0.9),
+        ("yolov3-tiny", 1e-3, (400_000, 450_000), 0.9),
+        ("yolov4", 1.3e-3, (400_000, 450_000), 0.949),
+        ("yolov4-tiny", 0.00261, (1_600_000, 1_800_000), 0.9),
+    ]:
+        recipe = load(name)
+        assert (recipe.optim.lr, recipe.schedule.milestones) == (rate, milestones)
+        assert (recipe.schedule.warmup, recipe.schedule.warmup_power, recipe.schedule.gamma) == (1000, 4, 0.1)
+        assert (recipe.optim.momentum, recipe.optim.weight_decay, recipe.batch.images) == (momentum, 5e-4, 64)
+
+
+def test_the_published_schedules_of_classifiers():
+    """90 epochs of 1,281,167 pictures in batches of 256, the rate a tenth after 30 and 60 epochs."""
+    for name in ("imagenet-resnet18", "imagenet-resnet50", "imagenet-densenet121"):
+        recipe = load(name)
+        assert (recipe.task, recipe.epochs, recipe.batch.images) == ("classify", 90, 256)
+        for epochs, milestone in zip((30, 60), recipe.schedule.milestones, strict=True):
+            assert 0 <= milestone - epochs * 1_281_167 / 256 < 1
+        assert (recipe.optim.lr, recipe.optim.momentum, recipe.optim.weight_decay) == (0.1, 0.9, 1e-4)
+        assert (recipe.data.augment.crop, recipe.data.augment.flip, recipe.schedule.gamma) == (0.08, 0.5, 0.1)
+
+
+# --- the way back -----------------------------------------------------------------------------------------
+
+_share = st.floats(0, 1, exclude_max=True)
+_fraction = st.floats(0, 1)
+_positive = st.floats(0, 64, exclude_min=True)
+_not_negative = st.floats(0, 1000) | st.integers(0, 99)
+_count = st.integers(1, 1000)
+_side = st.integers(1, 400).map(lambda n: 32 * n)
+_auto = st.just("auto")
+TRICKY = [
+    "off", "1e3", "012", "0o7", "~", ".5", "1:30", "2001-01-01", "a: b", " a", "a ", "x #y", "true", "null",
+    "=", "<<", "!x", "&a", "*a", "\x85", "\u2028", "é", "😀", "'", "-", "a\nb", "1.", "-.inf",
+    "x" * 300 + " y",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_text_stays_text(tmp_path, text):
+    (tmp_path / "r.yaml").write_text(dump(Recipe(data=Data(root=text))), "utf-8", newline="")
+    assert load(tmp_path / "r.yaml").data.root == text
+
+
+_text = st.sampled_from(TRICKY) | st.text(min_size=1, max_size=9)
+_minutes = st.from_regex(r"\A[1-9][0-9]{0,3}(\.[0-9]{1,3})? ?min\Z")
+
+_anchors = st.just("kmeans") | st.lists(st.tuples(_positive, _positive), min_size=1, max_size=3).map(tuple)
+
+recipes = st.builds(
+    Recipe,
+    task=_text,
+    model=st.builds(
+        Model, name=_text, image_size=_side | st.tuples(_side, _side), width=_positive, dropout=_share,
+        cfg=_text, anchors=_anchors,
+        freeze=_count,
+    ),
+    data=st.builds(Data, root=_text, train=_text, val=_text, train_images=_count,
+                   augment=st.builds(Augment, flip=_fraction, scale=_not_negative, translate=_share)),
+    batch=st.builds(lambda n, micro: Batch(images=n * micro, micro=micro), _count, _count),
+    epochs=_count,
+    seed=st.integers(0, 10**40),
+    loss=st.builds(Loss, name=st.sampled_from(["auto", "yolov3"]), box=_auto | _not_negative,
+                   ignore=_auto | _fraction, smoothing=_share),
+    optim=st.builds(Optim, name=st.sampled_from(["sgd", "adamw"]), lr=_positive, momentum=_share,
+                    betas=st.tuples(_share, _share), weight_decay=_not_negative),
+    schedule=st.builds(Schedule, warmup=_count, final=_fraction,
+                       milestones=st.sets(_count, max_size=4).map(lambda steps: tuple(sorted(steps)))),
+    precision=st.sampled_from(["auto", "fp32", "bf16"]),
+    ema=st.builds(Ema, decay=_share),
+    evaluate=st.builds(Evaluate, confidence=_fraction, iou=_fraction),
+    checkpoint=st.builds(Checkpoint, every=_count | _minutes, keep=_count),
+)  # fmt: skip
+
+
+@settings(settings.get_profile("files"))
+@given(recipes)
+def test_yaml_and_json_lead_back(tmp_path_factory, recipe):
+    file = tmp_path_factory.getbasetemp() / "back.yaml"
+    file.write_text(dump(recipe), "utf-8")
+    assert load(file) == recipe
+    assert from_json(to_json(recipe)) == recipe
+    # Two readers that know nothing of this package; PyYAML reads YAML 1.1, where '1e3' and 'off' differ.
+    assert yaml.safe_load(dump(recipe)) == json.loads(to_json(recipe))
+    assert "\n" not in to_json(recipe)
+
+
+_pieces = st.sampled_from([
+    "optim", "lr", "batch", "micro", "schedule", "milestones", ":", ": ", "\n", "  ", "- ", "[", "]", "{",
+    "}", ",", "1", "-3", "1e9", ".nan", "'", '"', "&a ", "*a", "!!int ", "#", "|", ">", "? ", "null",
+    "\\ud800", "%",
+])  # fmt: skip
+
+
+@settings(settings.get_profile("files"))
+@given(st.lists(_pieces, max_size=25).map("".join) | st.text(max_size=30))
+def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_text(text, "utf-8", newline="")
+    for read in (lambda: load(file), lambda: load("digits", [text]), lambda: from_json(text)):
+        try:
+            assert isinstance(read(), Recipe)
+        except UserError as error:
+            assert error.faults
+            assert all(len(fault) > 20 for fault in error.faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "w: this is not JSON"),
+        ("[]", "w: this recipe is []"),
+        ('{"optim": {"lrr": 1}}', "w: key 'optim.lrr': no such key; did you mean 'optim.lr'"),
+        ('{"batch": {"micro": 7}}', "w: 'batch.micro' is 7, which does not divide"),
+        ('{"optim": {"lr": NaN}}', "w: 'optim.lr' is nan"),
+    ],
+)
+def test_json_with_faults(text, sentence):
+    with pytest.raises(UserError) as caught:
+        from_json(text, "w")
+    assert str(caught.value).startswith(sentence)
+
+
+def test_differences_are_dotted_and_in_order():
+    old = Recipe()
+    new = Recipe(epochs=3, optim=Optim(lr=0.5), data=Data(augment=Augment(flip=0.0)))
+    assert differences(old, new) == [
+        ("data.augment.flip", 0.5, 0.0),
+        ("epochs", 100, 3),
+        ("optim.lr", 0.01, 0.5),
+    ]
+    assert differences(old, old) == []
+
+
+def test_the_schema_describes_every_key():
+    whole = schema()
+    json.dumps(whole)
+    assert whole["$defs"]["Optim"]["properties"]["lr"] == {
+        "default": 0.01,
+        "description": "the highest learning rate; the schedule is a factor on it.",
+        "exclusiveMinimum": 0,
+        "maximum": 1e9,
+        "type": "number",
+    }
+    value = whole["$defs"]["Augment"]["properties"]["value"]["description"]
+    assert value.startswith("largest factor on saturation and value")
+    assert "Attributes" not in whole["description"]
+    for definition in (whole, *whole["$defs"].values()):
+        for name, key in definition["properties"].items():
+            assert "$ref" in key or len(key["description"]) > 5, name

@@ -1,0 +1,67 @@
+"""What ``auto`` means, and what runs in which format."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.recipe import instruction_set, precision
+from rankless.recipe.precision import autocast, resolve
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("named", ["fp32", "bf16", "fp16"])
+def test_a_named_format_stays(named: precision.Precision) -> None:
+    assert resolve(named, CPU) == named == resolve(named, CUDA)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolve("auto", CUDA) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", "bf16"),
+        ("avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni", "fp32"),
+        ("avx2", "fp32"),
+        ("", "fp32"),
+    ],
+)
+def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, flags: str, expected: str) -> None:
+    monkeypatch.setattr(instruction_set, "flags", lambda: frozenset(flags.split()))
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    assert resolve("auto", CPU) == expected
+    assert resolve("auto", CPU, "avx2") == "fp32"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # the processor could, oneDNN may not
+    assert resolve("auto", CPU) == "fp32"
+
+
+def test_a_format_that_the_instruction_set_lacks_is_refused() -> None:
+    for named in ("bf16", "fp16"):
+        with pytest.raises(UserError, match=f"precision is '{named}', which cpu_isa 'avx2' does not compute"):
+            resolve(named, CPU, "avx2")
+        assert resolve(named, CUDA, "avx2") == named
+    assert resolve("fp32", CPU, "avx2") == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_forward_pass_is_in_the_format_and_the_weights_are_not(name: str, dtype: torch.dtype) -> None:
+    layer = nn.Linear(4, 4)
+    with autocast(name, CPU):
+        out = layer(torch.ones(1, 4))
+    assert out.dtype == dtype
+    out.float().sum().backward()
+    assert layer.weight.dtype == torch.float32
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+    assert layer(torch.ones(1, 4)).dtype == torch.float32

@@ -1,0 +1,67 @@
+"""A recipe built in Python refuses what cannot be trained."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from rankless.recipe.schema import Batch, Checkpoint, Evaluate, Model, Optim, Recipe, Schedule
+
+
+def test_lists_serve_where_tuples_are_kept():
+    assert Model(image_size=[192, 320]).image_size == (192, 320)
+    assert Schedule(milestones=[10, 20]).milestones == (10, 20)
+    assert Optim(betas=[0.8, 0.9]).betas == (0.8, 0.9)
+
+
+def test_whole_numbers_serve_as_floats():
+    assert repr(Optim(lr=1).lr) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: Batch(images=10, micro=4), "'batch.micro' is 4, which does not divide batch.images (10)"),
+        (lambda: Schedule(name="step"), "needs schedule.milestones"),
+        (lambda: Schedule(name="step", milestones=(5, 5)), "steps that rise"),
+        (lambda: Schedule(milestones=[1, "2"]), "milestones"),
+        (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not know"),
+        (lambda: Optim(nesterov=True, momentum=0.0), "optim.momentum is 0"),
+        (lambda: Optim(lr=math.nan), "lr"),
+        (lambda: Optim(lr=math.inf), "lr"),
+        (lambda: Optim(lr=0.0), "lr"),
+        (lambda: Batch(images=True), "images"),
+        (lambda: Recipe(model=Model(image_size=400)), "multiples of 32"),
+        (lambda: Model(image_size=[416, 416, 416]), "image_size"),
+        (lambda: Model(name=""), "name"),
+        (lambda: Checkpoint(every="10 minutes"), "every"),
+        (lambda: Checkpoint(every="0 min"), "every"),
+        (lambda: Checkpoint(every="00.0min"), "every"),
+        (lambda: Checkpoint(every=0), "every"),
+        (lambda: Evaluate(iou=1.1), "iou"),
+        (lambda: Recipe(epochs=2.0), "epochs"),
+        (lambda: Recipe(lr=0.1), "lr"),
+    ],
+)
+def test_refused(build, sentence):
+    with pytest.raises(ValidationError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
+        build()
+
+
+@pytest.mark.parametrize("every", ["10 min", "10min", "0.5 min", "00.05 min", "1.0 min", 1])
+def test_checkpoint_every(every):
+    assert Checkpoint(every=every).every == every
+
+
+@pytest.mark.parametrize(
+    ("images", "micro", "nearest"),
+    [(64, 7, "4 and 8"), (20, 8, "5 and 10"), (10, 16, "10"), (7, 2, "1 and 7"), (1, 2, "1")],
+)
+def test_nearest_divisors(images, micro, nearest):
+    with pytest.raises(ValidationError, match=f"nearest that do: {nearest} "):
+        Batch(images=images, micro=micro)
+
+
+def test_is_frozen():
+    with pytest.raises(AttributeError):
+        Recipe().epochs = 3

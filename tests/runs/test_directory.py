@@ -1,0 +1,141 @@
+"""The run directory: names of steps, pointers that are never half-written, and which weights are meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.files.writing import write_atomically
+from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
+
+
+def make(folder: Path, *steps: int, average: bool = True) -> RunDirectory:
+    run = RunDirectory(folder)
+    for step in steps:
+        run.step_directory(step).mkdir(parents=True)
+        (run.step_directory(step) / "model.safetensors").touch()
+        if average:
+            (run.step_directory(step) / "ema.safetensors").touch()
+    return run
+
+
+def test_steps_are_read_from_names_alone(tmp_path: Path) -> None:
+    run = make(tmp_path, 200, 5, 1_234_567_890_123)
+    assert run.step_directory(5).name == "step-000000005"
+    for other in ("step-5", "step-00000000x", ".step-000000007.12.tmp", "best"):
+        (run.checkpoints / other).mkdir()
+    (run.checkpoints / "step-000000008").symlink_to(run.checkpoints)
+    os.mkfifo(run.checkpoints / "step-000000009")  # to open it would be to wait for ever
+    assert run.steps() == [5, 200, 1_234_567_890_123]
+    assert RunDirectory(tmp_path / "none").steps() == []
+
+
+def test_pointers(tmp_path: Path) -> None:
+    run = make(tmp_path, 5)
+    assert run.pointed("last") is None
+    run.point("last", 5)
+    assert run.pointed("last") == 5
+    assert (run.checkpoints / "last").read_text() == "step-000000005\n"
+    (run.checkpoints / "best").write_text("nonsense")
+    assert run.pointed("best") is None
+
+
+def test_a_file_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    write_atomically(path, "ünew")
+    assert path.read_text(encoding="utf-8") == "ünew" and list(tmp_path.iterdir()) == [path]
+
+
+def test_new_runs_take_free_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("runs/digits", "runs/digits-2", "runs/digits-3"):
+        path = new_run_directory("digits")
+        assert path == Path(expected)
+        assert path.is_dir()
+
+
+def test_a_run_means_its_best_and_then_its_last(tmp_path: Path) -> None:
+    run = make(tmp_path, 5, 10)
+    run.point("last", 10)
+    assert weights_of(tmp_path) == run.step_directory(10) / "ema.safetensors"
+    run.point("best", 5)
+    assert weights_of(tmp_path) == run.step_directory(5) / "ema.safetensors"
+    assert weights_of(run.checkpoints / "last") == run.step_directory(10) / "ema.safetensors"
+    assert weights_of(run.checkpoints / "best") == run.step_directory(5) / "ema.safetensors"
+    assert weights_of(run.step_directory(10)) == run.step_directory(10) / "ema.safetensors"
+    file = run.step_directory(10) / "model.safetensors"
+    assert weights_of(file) == file
+
+
+def test_without_an_average_the_weights_are_the_models(tmp_path: Path) -> None:
+    run = make(tmp_path, 5, average=False)
+    run.point("last", 5)
+    assert weights_of(tmp_path) == run.step_directory(5) / "model.safetensors"
+
+
+def test_what_holds_no_weights_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: no such file or directory; expected a run"):
+        weights_of(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="not a run directory"):
+        weights_of(tmp_path)
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UserError, match=r"no checkpoint yet; train it on with --resume --run"):
+        weights_of(tmp_path)
+    run = make(tmp_path / "other")
+    run.checkpoints.mkdir(parents=True)
+    run.point("best", 7)
+    with pytest.raises(UserError, match=r"best: names a checkpoint that is not there .*; the run has none"):
+        weights_of(run.path)
+
+
+@pytest.mark.parametrize("what", ["names nothing", "damaged", "not text", "a line of 10 MB", "a folder"])
+def test_a_run_whose_best_is_gone_means_its_last_and_says_so(tmp_path: Path, what: str) -> None:
+    run = make(tmp_path, 5, 10)
+    run.point("last", 10)
+    best = run.checkpoints / "best"
+    if what == "a folder":
+        best.mkdir()
+    else:
+        content = {"names nothing": b"step-000000007\n", "damaged": b"step-00000\xff005\n"}
+        content |= {"not text": bytes(range(256)), "a line of 10 MB": b"step-" + b"1" * 10**7}
+        best.write_bytes(content[what])
+    said: list[str] = []
+    assert weights_of(tmp_path, said.append) == run.step_directory(10) / "ema.safetensors"
+    assert len(said) == 1 and said[0].startswith(f"{best}: ")
+    assert f"using {run.checkpoints / 'last'} (step-000000010) instead" in said[0]
+    (run.checkpoints / "last").write_bytes(b"\xff")
+    assert weights_of(tmp_path, said.append) == run.step_directory(10) / "ema.safetensors"
+    assert "using the newest checkpoint (step-000000010) instead" in said[1]
+    if what != "a folder":
+        with pytest.raises(UserError, match=r"best: .*the run has step-000000005, step-000000010"):
+            weights_of(best)
+
+
+def test_an_average_that_is_missing_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    run = make(tmp_path, 5)
+    run.point("last", 5)
+    folder = run.step_directory(5)
+    (folder / "state.json").touch()
+    sums = "".join(f"{'0' * 64}  {name}\n" for name in ("ema.safetensors", "model.safetensors"))
+    (folder / "SHA256SUMS").write_text(sums)
+    (folder / "ema.safetensors").unlink()
+    for target in (tmp_path, folder, run.checkpoints / "last"):
+        with pytest.raises(UserError, match=r"ema\.safetensors: is missing, but SHA256SUMS .* lists it"):
+            weights_of(target)
+    assert weights_of(folder / "model.safetensors") == folder / "model.safetensors"  # asked for by name
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match=r"SHA256SUMS: is missing or damaged, .*model\.safetensors"):
+        weights_of(tmp_path)

@@ -1,0 +1,128 @@
+"""The journal: every number once, whatever tore it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.runs import journal
+from rankless.runs.journal import Journal
+
+
+def write(path: Path, steps: range, start: int) -> None:
+    book = Journal(path, start)
+    book.write(event="resume" if start else "start", at=start)
+    for step in steps:
+        book.write(step=step, loss=1 / step, timing={"seconds": start})
+        if step % 4 == 0:
+            book.write(evaluation=step, scores={"AP": step / 10, "classes": {"ü": None}})
+    book.flush()
+    book.close()
+
+
+def test_a_disturbed_run_leaves_the_numbers_of_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, torn = tmp_path / "deep" / "whole.jsonl", tmp_path / "torn.jsonl"
+    write(whole, range(1, 13), 0)
+    write(torn, range(1, 10), 0)
+    with torn.open("a") as file:
+        file.write('{"step":10,"loss":0.0')  # killed in the middle of a line
+    write(torn, range(5, 13), 4)  # the checkpoint was of step 4
+    assert journal.numbers(torn) == journal.numbers(whole)
+    assert [entry["at"] for entry in journal.read(torn) if "event" in entry] == [0, 4]
+    assert all("timing" not in entry for entry in journal.numbers(torn))
+    # The evaluation after step 4 was before the checkpoint, and stays.
+    assert [entry["evaluation"] for entry in journal.numbers(torn) if "evaluation" in entry] == [4, 8, 12]
+
+
+def test_a_line_torn_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"step":1}\n{"step":2,"lo')
+    book = Journal(path, 1)
+    book.write(step=2, loss=0.5)
+    book.close()
+    assert list(journal.read(path)) == [{"step": 1}, {"step": 2, "loss": 0.5}]
+
+
+def test_each_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    book = Journal(path, 0)
+    for step in range(1, 4):
+        book.write(step=step)
+        assert len(path.read_text().splitlines()) == step
+    book.close()
+
+
+def test_what_is_no_entry_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"step":1}\n[1]\n7\n\n\xff\xfe\n{"event":"x"}\n')
+    assert list(journal.read(path)) == [{"step": 1}, {"event": "x"}]
+    assert journal.numbers(path) == [{"step": 1}]
+
+
+entries = st.dictionaries(
+    st.text(min_size=1, max_size=5),
+    st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    max_size=3,
+)
+
+
+@given(st.lists(entries, max_size=5))
+def test_floats_and_texts_come_back_as_they_were(tmp_path_factory: Any, lines: list[dict[str, Any]]) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    book = Journal(path, 0)
+    for line in lines:
+        book.write(**line)
+    book.close()
+    assert list(journal.read(path)) == lines
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (
+            {"event": "death", "at": 3, "rank": 1, "text": "rank 1 was killed by SIGKILL"},
+            "rank 1 was killed by",
+        ),
+        ({"event": "error", "at": 3, "text": "the disk is full"}, "the disk is full"),
+        ({"event": "stop", "at": 3, "text": "3% of 2.0 s"}, "it was asked to stop after step 3"),
+        ({"event": "end", "at": 3, "text": "3% of 2.0 s"}, "it was done after step 3"),
+        ({"evaluation": 3, "scores": {}}, "it ended without a word: its launcher was killed, or the machine"),
+        ({"event": "resume", "at": 0}, "it ended without a word"),
+    ],
+)
+def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], why: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert journal.ending(path) is None
+    write(path, range(1, 4), 0)
+    journal.append(path, event="stop", at=1, text="an earlier one")
+    journal.append(path, step=3, loss=0.1)
+    journal.append(path, **last)
+    journal.append(path, event="warning", text="says nothing about the end")
+    assert (journal.ending(path) or "").startswith(why)
+
+
+def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, range(1, 3000), 0)
+    assert path.stat().st_size > 1 << 16
+    before = journal.numbers(path)
+    with path.open("a") as file:
+        file.write('{"step":3000,"lo')
+    journal.append(path, event="death", at=2999, rank=0, code=1, text="rank 0 ended with code 1")
+    assert journal.numbers(path) == before
+    entries = journal.tail(path)
+    assert entries[-1]["event"] == "death"
+    assert max(journal.step_of(entry) for entry in entries) == 2999
+    assert len(entries) < 1500
+    assert journal.ending(path) == "rank 0 ended with code 1"
+    book = Journal(path, 2999)
+    book.close()
+    assert not book.left_out, "no line is damaged"

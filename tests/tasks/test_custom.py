@@ -1,0 +1,159 @@
+"""Tasks of the user's own: by module and by file, from Python, and what cannot be found."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+from rankless.tasks import open_task
+from rankless.tasks.custom import absolute, name_of
+
+METHODS = "model training_data evaluation_data collate loss predict score"
+TASK = """\
+    class Mine:
+        class_names, score_name = (), "s"
+
+        def __init__(self, recipe):
+            self.epochs = recipe.epochs
+
+""" + "".join(f"        def {name}(self, *_): ...\n" for name in METHODS.split())
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_by_file_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A name that is another module's, one that is no identifier, and one that needs its neighbour.
+    write(tmp_path / "neighbour_of_mine.py", "EPOCHS = 3\n")
+    for name in ("random.py", "my-task ü.py", "neighbourly.py"):
+        text = textwrap.dedent(TASK)
+        path = write(tmp_path / name, f"import neighbour_of_mine\n{text}")
+        monkeypatch.chdir(tmp_path)
+        for place in (name, str(path), f"./{name}"):
+            task: Any = open_task(Recipe(task=f"{place}:Mine", epochs=7))
+            assert task.epochs == 7
+        assert absolute(f"{name}:Mine") == f"{path}:Mine"
+    assert absolute("package.module:Mine") == "package.module:Mine"
+    import random
+
+    assert Path(random.__file__).parent != tmp_path
+
+
+@pytest.mark.processes
+def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path) -> None:
+    path = write(tmp_path / "random.py", TASK)
+    task = open_task(Recipe(task=f"{path}:Mine", epochs=5))
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).epochs)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(task), capture_output=True, check=True
+    )
+    assert done.stdout == b"5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "Nothing",
+            "task is 'Nothing': expected 'detect' or 'classify', or for a task of your own 'package.module",
+        ),
+        ("no_such_module:Mine", "the module 'no_such_module' cannot be imported .* run from the folder"),
+        ("none.py:Mine", "no such file .*/none.py; give the path of the file"),
+        ("mine.py:Nein", "'mine.py' has no 'Nein'; it has Mine, Bare$"),
+        ("mine.py:number", "task is 'mine.py:number': expected a class, found int"),
+        ("broken.py:Mine", r"broken.py cannot be imported \(No module named 'nowhere'\)"),
+        ("eager.py:Mine", 'put the call of rankless.train under `if __name__ == "__main__":`'),
+    ],
+)
+def test_what_cannot_be_found_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.py", TASK + "    class Bare: ...\n    number = 3\n")
+    write(tmp_path / "broken.py", "import nowhere\n")
+    write(tmp_path / "eager.py", "import rankless\nrankless.train(rankless.Recipe())\n")
+    with pytest.raises(UserError, match=said):
+        open_task(Recipe(task=name))
+
+
+def test_every_missing_method_is_named(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "half.py",
+        "class Half:\n    def model(self): ...\n    def loss(self): ...\n    score = 3\n",
+    )
+    with pytest.raises(UserError) as caught:
+        open_task(Recipe(task=f"{path}:Half"))
+    first, *rest = caught.value.faults
+    assert first.endswith("half.py:Half', which lacks 5 of a task's methods:")
+    assert [line.split("(")[0] for line in rest] == [
+        "training_data",
+        "evaluation_data",
+        "collate",
+        "predict",
+        "score",
+    ]
+
+
+SCRIPT = """\
+import sys
+sys.path.insert(0, {folder!r})
+import beside
+from rankless.tasks.custom import name_of
+class Here: ...
+def inner():
+    class Local: ...
+    return Local
+for made in (Here, beside.Mine, inner(), "any:Name", 3):
+    try:
+        print(name_of(made))
+    except Exception as error:
+        print(error)
+"""
+
+
+def names(folder: Path, *words: str, text: str = "") -> list[str]:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        input=text or None,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("src"))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.processes
+def test_the_name_of_a_class(tmp_path: Path) -> None:
+    beside = write(tmp_path / "far" / "beside.py", TASK)
+    script = write(tmp_path / "near" / "script.py", SCRIPT.format(folder=str(beside.parent)))
+    found = names(tmp_path, str(script))
+    # A module that only the script's own path leads to is told by its file.
+    assert found[:2] == [f"{script}:Here", f"{beside}:Mine"]
+    assert "cannot reach into a function" in found[2] and "inner.<locals>.Local" in found[2]
+    assert found[3] == "any:Name"
+    assert found[4] == "task is 3: expected a class, such as task=MyTask, or its name 'package.module:MyTask'"
+    # From its own folder it is a module like any other.
+    assert names(beside.parent, str(script))[1] == "beside:Mine"
+    assert names(script.parent, "-m", "script")[0] == "script:Here"
+    # Typed, not written into a file: as in a notebook.
+    assert "stands in no file" in names(tmp_path, "-", text=script.read_text())[0]
+    assert name_of(Recipe) == "rankless.recipe.schema:Recipe"
