@@ -1,6 +1,6 @@
 """The yardstick: the loop that one writes in plain PyTorch to train on one device.
 
-The same model, loss, precision, memory layout, micro-batches, optimiser and average as Rankless, and nothing
+The same model, loss, precision, memory layout, micro-batches, optimizer and average as Rankless, and nothing
 of its machinery: plain accumulation in autograd, the batch norms' own running statistics, no journal.
 """
 
@@ -35,7 +35,7 @@ def train(
     average = copy.deepcopy(model).eval().requires_grad_(False) if recipe.ema.decay else None
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
-    optimiser = torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         [{"params": decayed, "weight_decay": recipe.optim.weight_decay}, {"params": others}],
         lr=recipe.optim.lr,
         momentum=recipe.optim.momentum,
@@ -43,7 +43,7 @@ def train(
     )
     for step in itertools.count(1):
         warm = min(1.0, step / max(recipe.schedule.warmup, 1))
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = recipe.optim.lr * warm
         total = torch.zeros((), device=device)
         for _ in range(recipe.batch.micro_batches):
@@ -52,8 +52,8 @@ def train(
                 loss = task.loss(model, batch).sum / recipe.batch.images
             loss.backward()
             total += loss.detach()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if average is not None:
             follow(average, model, recipe.ema.decay)
         float(total)  # what a loop shows its user
@@ -79,7 +79,7 @@ def follow(average: torch.nn.Module, model: torch.nn.Module, decay: float) -> No
 
 
 class Drawn(Dataset[Any]):
-    """The training pictures, drawn one by one."""
+    """The training images, drawn one by one."""
 
     def __init__(self, task: Task) -> None:
         self.data = task.training_data()

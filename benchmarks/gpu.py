@@ -150,7 +150,7 @@ def digests(report: Report, sizes: Sizes) -> bool:
 
 
 def digest(step: int, subject: Subject) -> str:
-    """Of weights, running statistics, average and optimiser state."""
+    """Of weights, running statistics, average and optimizer state."""
     from rankless.engine.evaluate import fingerprint
 
     return fingerprint(dict(subject.state.tensors()))
@@ -229,7 +229,7 @@ def peak_memory(step: int, subject: Any) -> int:
 
 
 def operations(text: str) -> float:
-    """Floating-point operations of forward and backward of one picture: those of the convolutions."""
+    """Floating-point operations of forward and backward of one image: those of the convolutions."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -240,10 +240,10 @@ def operations(text: str) -> float:
     model = build(loaded.model, 10)
     side: Any = loaded.model.image_size
     height, width = (side, side) if isinstance(side, int) else side
-    pictures = 2  # a single one has no variance where the map is 1×1
+    samples = 2  # a single one has no variance where the map is 1×1
     with FlopCounterMode(display=False) as counter:
-        sum(out.sum() for out in model(torch.zeros(pictures, 3, height, width))).backward()
-    return counter.get_total_flops() / pictures
+        sum(out.sum() for out in model(torch.zeros(samples, 3, height, width))).backward()
+    return counter.get_total_flops() / samples
 
 
 def say(what: str) -> None:

@@ -1,4 +1,4 @@
-"""How fast training pictures are made, by one process with one thread, beside other libraries.
+"""How fast training images are made, by one process with one thread, beside other libraries.
 
     python benchmarks/input.py [FOLDER] [--peers-python PATH] [--turns 15]
 
@@ -44,7 +44,7 @@ class Contender:
             env={**os.environ, **one},
         )
         self.state = self._answer()
-        self.seconds: list[float] = []  # of CPU per picture, by turn
+        self.seconds: list[float] = []  # of CPU per image, by turn
 
     def turn(self, batches: int) -> None:
         """Let it make some batches."""
@@ -76,7 +76,7 @@ def draw(folder: Path, count: int = 256) -> None:
 
 
 def measure(folder: Path, mosaic: bool, python: str, turns: int, batches: int) -> dict[str, list[float]]:
-    """Seconds per picture of every contender that is there, by turn."""
+    """Seconds per image of every contender that is there, by turn."""
     made = [Contender(name, folder, mosaic, sys.executable) for name in OURS]
     made += [Contender(name, folder, mosaic, python) for name in PEERS]
     there = [each for each in made if each.state == "ready"]
@@ -93,7 +93,7 @@ def measure(folder: Path, mosaic: bool, python: str, turns: int, batches: int) -
 
 
 def tell(title: str, found: dict[str, list[float]]) -> None:
-    """A table: pictures per second, and how many times as fast Rankless is, turn by turn."""
+    """A table: images per second, and how many times as fast Rankless is, turn by turn."""
     heads = "".join(f"{ours + ' is … times as fast: best, median':>52}" for ours in RATIOS)
     print(f"\n{title}\n{'':16}{'best/s':>9}{'median/s':>10}{heads}")
     for name, seconds in found.items():
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, help="JPEGs; made if not given")
     parser.add_argument("--peers-python", default=os.environ.get("INPUT_PEERS_PYTHON", sys.executable))
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=2, help="of 16 pictures, in a turn")
+    parser.add_argument("--batches", type=int, default=2, help="of 16 images, in a turn")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:

@@ -1,11 +1,11 @@
-"""What ``input.py`` measures: one process that makes batches of training pictures in one library's way.
+"""What ``input.py`` measures: one process that makes batches of training images in one library's way.
 
     python input_contenders.py NAME FOLDER [mosaic]
 
 It says ``ready``, or ``missing: …`` and ends; then, for every number n on a line of its input, it makes n
 batches and answers with the seconds of CPU and of the clock that they took. Every contender reads JPEGs of
 ``FOLDER`` in turn, with ten boxes each, and makes uint8 batches of 16 × 3 × 416 × 416: letterboxed, scaled by
-up to a half, moved by up to a tenth of a side, recoloured (hue 0.015, saturation 0.7, value 0.4) and half of
+up to a half, moved by up to a tenth of a side, recolored (hue 0.015, saturation 0.7, value 0.4) and half of
 them mirrored. Only its own library is imported, so that it can run under another Python.
 """
 
@@ -28,7 +28,7 @@ Step = Callable[[list[int]], Any]
 
 
 def boxes_of(number: int, height: int = 480, width: int = 640) -> np.ndarray:
-    """Ten boxes xyxy in pixels, (10, 4), of picture ``number``."""
+    """Ten boxes xyxy in pixels, (10, 4), of image ``number``."""
     chance = np.random.default_rng(number)
     corner = chance.uniform(0, 0.7, (BOXES, 2))
     sides = chance.uniform(0.05, 0.3, (BOXES, 2))
@@ -49,8 +49,8 @@ def decode_alone(files: list[str], mosaic: bool) -> Step:
 
 
 def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str = "data") -> Step:
-    """Rankless: what its loader processes do, 16 pictures being a micro-batch."""
-    from rankless.data.datasets.annotated import BoxedPictures
+    """Rankless: what its loader processes do, 16 images being a micro-batch."""
+    from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.images.image_cache import open_cache
     from rankless.data.images.image_file import Shown, size
@@ -84,16 +84,16 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
         mosaic=float(mosaic),
         partners=partners,  # type: ignore[arg-type]
     )
-    examples = DetectionExamples(BoxedPictures(known, cache), (SIDE, SIDE), 0, options)
+    examples = DetectionExamples(BoxedImages(known, cache), (SIDE, SIDE), 0, options)
     epoch = itertools.count()
     if cache is not None:
         for number in range(len(files)):
-            examples.pictures.shown_picture(number, examples.shown)  # type: ignore[attr-defined]
+            examples.images.shown_image(number, examples.shown)  # type: ignore[attr-defined]
     return lambda numbers: collate(examples.items([(next(epoch), number) for number in numbers], 0))
 
 
 def torchvision(files: list[str], mosaic: bool) -> Step:
-    """Torchvision's transforms v2 with tv_tensors, pictures decoded by its own decoder."""
+    """Torchvision's transforms v2 with tv_tensors, images decoded by its own decoder."""
     import warnings
 
     import torch
@@ -104,9 +104,9 @@ def torchvision(files: list[str], mosaic: bool) -> Step:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     move = v2.RandomAffine(0, (TRANSLATE, TRANSLATE), (1 - SCALE, 1 + SCALE), fill=114)
-    colour = v2.ColorJitter(VALUE, 0, SATURATION, HUE)
+    color = v2.ColorJitter(VALUE, 0, SATURATION, HUE)
     after = v2.Compose(
-        [move, colour, v2.RandomHorizontalFlip(), v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes()]
+        [move, color, v2.RandomHorizontalFlip(), v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes()]
     )
 
     def read(number: int) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ def torchvision(files: list[str], mosaic: bool) -> Step:
 
 
 def albumentations(files: list[str], mosaic: bool) -> Step:
-    """Albumentations, pictures decoded by OpenCV."""
+    """Albumentations, images decoded by OpenCV."""
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
     import albumentations as lib
     import cv2
@@ -189,7 +189,7 @@ def albumentations(files: list[str], mosaic: bool) -> Step:
 
 
 def ultralytics(files: list[str], mosaic: bool) -> Step:
-    """Ultralytics' own data set: a mosaic has one new picture and three of the last ones read."""
+    """Ultralytics' own data set: a mosaic has one new image and three of the last ones read."""
     os.environ["YOLO_OFFLINE"] = "1"
     import cv2
     from ultralytics.cfg import get_cfg

@@ -4,7 +4,7 @@
     python benchmarks/instruction_sets.py --emulate Haswell   # a CPU that qemu-user emulates, too: slow
     python benchmarks/instruction_sets.py --cost              # step times of digits, side by side
 
-Model, loss, optimiser and augmentation are the recipe's; the data is the built-in digits, the input and the
+Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits, the input and the
 batch are small, and two steps are trained in one process. What is compared is the SHA-256 of the weights.
 """
 
@@ -46,7 +46,7 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
 
     import torch
 
-    from rankless.engine.loop import Rehearsal
+    from rankless.engine.loop import DryRun
     from rankless.engine.loop import train as run
     from rankless.engine.settings import computes_like
     from rankless.models.checkpoints.weights import digest
@@ -72,7 +72,7 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
             RunDirectory(Path(folder)),
             world,
             resume=False,
-            rehearsal=Rehearsal(steps, 1),
+            dry_run=DryRun(steps, 1),
             observe=observe,
         )
     seconds = [after - before for before, after in itertools.pairwise(times[2:])] or [0.0]

@@ -44,7 +44,7 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
     Args:
         turns: ends it.
         recipe: as JSON, its precision resolved.
-        drawn: draw the pictures while training; else micro-batches that lie ready in memory are used.
+        drawn: draw the images while training; else micro-batches that lie ready in memory are used.
     """
     loaded = from_json(recipe)
     with ExitStack() as stack:
@@ -102,7 +102,7 @@ class Ready:
         self.batches = ready_batches(task, recipe)  # the loader leaves pinned memory as it is
 
     def training_data(self) -> Numbers:
-        """Pictures that are only numbers."""
+        """Images that are only numbers."""
         return Numbers(self.recipe.data.train_images)
 
     def collate(self, items: Sequence[Any]) -> DetectionBatch:

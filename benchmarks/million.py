@@ -1,8 +1,8 @@
-"""A million annotated pictures: how long reading takes, and opening afterwards, and what they hold in memory.
+"""A million annotated images: how long reading takes, and opening afterwards, and what they hold in memory.
 
-    python benchmarks/million.py --pictures 1000000 --boxes 5
+    python benchmarks/million.py --images 1000000 --boxes 5
 
-The data is made by this script in a temporary folder: label files as Darknet has them, pictures that are hard
+The data is made by this script in a temporary folder: label files as Darknet has them, images that are hard
 links to a few small JPEGs; then the same boxes in one file. Every figure is of a fresh process. The files are
 as warm as they were left by making them, so no disk is measured.
 """
@@ -30,15 +30,15 @@ from rankless.data.order import Line
 LINKS = 30_000  # hard links to one file; ext4 allows 65,000
 WORKERS = 4
 EPOCHS = 5
-LOOKUPS = 20_000  # pictures an epoch, drawn from all
+LOOKUPS = 20_000  # images an epoch, drawn from all
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--pictures", type=int, default=1_000_000)
-    asked.add_argument("--boxes", type=int, default=5, help="of each picture")
+    asked.add_argument("--images", type=int, default=1_000_000)
+    asked.add_argument("--boxes", type=int, default=5, help="of each image")
     asked.add_argument(
-        "--folder", type=int, default=10_000, help="pictures in each folder; 0 is one folder of all"
+        "--folder", type=int, default=10_000, help="images in each folder; 0 is one folder of all"
     )
     asked.add_argument("--where", default=None, help="a folder for the temporary one")
     asked.add_argument("--phase", nargs=3, metavar=("NAME", "ROOT", "FORMAT"), help=argparse.SUPPRESS)
@@ -49,26 +49,24 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="million-", dir=options.where) as made:
         os.environ["RANKLESS_CACHE"] = f"{made}/cache"
-        folder = options.folder or options.pictures
+        folder = options.folder or options.images
         roots = {"darknet": Path(made) / "darknet"}
         started = time.perf_counter()
-        paths = darknet(roots["darknet"], options.pictures, options.boxes, folder)
+        paths = darknet(roots["darknet"], options.images, options.boxes, folder)
         roots["lines"] = Path(made) / "lines"
         lines(roots["lines"], paths, options.boxes)
-        print(f"made {options.pictures} pictures in {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"made {options.images} images in {time.perf_counter() - started:.0f} s", flush=True)
         for format, root in roots.items():
-            report(format, root, options.pictures)
+            report(format, root, options.images)
 
 
-def report(format: str, root: Path, pictures: int) -> None:
+def report(format: str, root: Path, images: int) -> None:
     """Measure and print one format's row."""
     first = phase("first", root, format)
     again = [phase("open", root, format) for _ in range(3)]
     seconds = sorted(one["seconds"] for one in again)
-    print(f"{format}: {first['pictures']} pictures, {first['boxes']} boxes")
-    print(
-        f"  first reading: {first['seconds']:.1f} s, {pictures / first['seconds']:.0f} pictures/s", flush=True
-    )
+    print(f"{format}: {first['images']} images, {first['boxes']} boxes")
+    print(f"  first reading: {first['seconds']:.1f} s, {images / first['seconds']:.0f} images/s", flush=True)
     print(f"  from the cache, best and worst of three: {seconds[0]:.2f} s, {seconds[-1]:.2f} s")
     private = phase("workers", root, format)
     print("  private MiB of each loader process")
@@ -91,7 +89,7 @@ def opened(root: str, format: str) -> dict[str, float]:
     started = time.perf_counter()
     found = open_annotations(root, "train", format)
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "pictures": len(found), "boxes": len(found.boxes)}
+    return {"seconds": seconds, "images": len(found), "boxes": len(found.boxes)}
 
 
 class Nothing:
@@ -106,12 +104,12 @@ class Nothing:
 
 def workers(root: str, format: str) -> dict[str, list[Any]]:
     """Private memory of loader processes, epoch by epoch."""
-    from rankless.data.datasets.annotated import BoxedPictures
+    from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.datasets.opening import open_annotations
     from rankless.data.loader import micro_batches
 
-    examples = DetectionExamples(BoxedPictures(open_annotations(root, "train", format)), (64, 64), 0, None)
+    examples = DetectionExamples(BoxedImages(open_annotations(root, "train", format)), (64, 64), 0, None)
     warnings.filterwarnings("ignore", "This DataLoader will create")
     bare, found = [], []
     with micro_batches(examples, collate, lookups(len(examples)), workers=WORKERS) as batches:
@@ -126,7 +124,7 @@ def workers(root: str, format: str) -> dict[str, list[Any]]:
 
 
 def lookups(count: int) -> Iterator[Line]:
-    """A plan of random pictures."""
+    """A plan of random images."""
     chance = np.random.default_rng(0)
     for epoch in range(EPOCHS):
         for _ in range(LOOKUPS // 50):
@@ -143,13 +141,13 @@ def private() -> list[float]:
     return found
 
 
-def darknet(root: Path, pictures: int, boxes: int, folder: int) -> list[str]:
-    """Make label files and pictures; the pictures' paths."""
+def darknet(root: Path, images: int, boxes: int, folder: int) -> list[str]:
+    """Make label files and images; the images' paths."""
     from PIL import Image
 
     chance = np.random.default_rng(0)
     made, jpeg = [], root / "none"
-    for number in range(pictures):
+    for number in range(images):
         name = f"{number // folder:03}"
         if number % folder == 0:
             for kind in ("images", "labels"):
@@ -171,7 +169,7 @@ def darknet(root: Path, pictures: int, boxes: int, folder: int) -> list[str]:
 
 
 def lines(root: Path, paths: list[str], boxes: int) -> None:
-    """The same pictures in one file of annotation lines."""
+    """The same images in one file of annotation lines."""
     chance = np.random.default_rng(0)
     root.mkdir()
     with (root / "train.txt").open("w", encoding="utf-8") as file:
@@ -182,7 +180,7 @@ def lines(root: Path, paths: list[str], boxes: int) -> None:
 
 
 def draw(chance: np.random.Generator, boxes: int) -> list[tuple[int, float, float]]:
-    """Class and centre of some boxes."""
+    """Class and center of some boxes."""
     return [(int(3 * k), 0.2 + 0.6 * x, 0.2 + 0.6 * y) for k, x, y in chance.random((boxes, 3)).tolist()]
 
 

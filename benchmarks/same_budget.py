@@ -2,7 +2,7 @@
 
     python benchmarks/same_budget.py path/to/BCCD [--epochs 40] [--devices 2] [--only ROW]
 
-Each is trained on the training pictures and scored on the test pictures, which no choice was made by. The
+Each is trained on the training images and scored on the test images, which no choice was made by. The
 rows differ in nothing but their network and its loss.
 """
 
@@ -32,7 +32,7 @@ ROWS = {
 
 
 def trained(name: str, data: str, epochs: int, devices: int, folder: Path) -> dict[str, Any]:
-    """Train one row; its scores on the test pictures, and how long the training took."""
+    """Train one row; its scores on the test images, and how long the training took."""
     recipe = rankless.load_recipe(
         "blood-cells",
         [f"data.root={json.dumps(data)}", f"epochs={epochs}", *ROWS[name]],

@@ -60,7 +60,7 @@ CASES = (
     (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
     (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
 )
-# The gradients are large and the pictures tiny, so that the peak is that of the gradients.
+# The gradients are large and the images tiny, so that the peak is that of the gradients.
 MEMORY = Case(
     "memory", "yolov4-tiny", ("model.image_size=64", "batch.images=8", "batch.micro=1", "precision=fp32")
 )
@@ -123,10 +123,10 @@ def several_processes(report: Report, count: int) -> None:
         f"speed: {speeds[0]:.1f} img/s with one process, {speeds[1]:.1f} with two",
     )
     report.note(
-        "evaluate_ms_per_picture",
+        "evaluate_ms_per_image",
         round(times["evaluate"] * 1000, 2),
-        f"evaluation: {times['evaluate'] * 1000:.1f} ms a picture, drawing and scoring included "
-        f"(a training step takes {step / images * 1000:.1f} ms a picture)",
+        f"evaluation: {times['evaluate'] * 1000:.1f} ms an image, drawing and scoring included "
+        f"(a training step takes {step / images * 1000:.1f} ms an image)",
     )
     report.note(
         "save_ms",
@@ -136,13 +136,13 @@ def several_processes(report: Report, count: int) -> None:
 
 
 def evaluate_and_save(step: int, subject: Subject) -> dict[str, float]:
-    """Seconds of an evaluation, per picture, and of a checkpoint; the better of two each."""
-    pictures = subject.recipe.data.val_images
+    """Seconds of an evaluation, per image, and of a checkpoint; the better of two each."""
+    samples = subject.recipe.data.val_images
     evaluations, saves = [], []
     for _ in range(2):
         began = time.perf_counter()
         evaluate(subject.task, subject.state.scored, subject.recipe, subject.world)
-        evaluations.append((time.perf_counter() - began) / pictures)
+        evaluations.append((time.perf_counter() - began) / samples)
         began = time.perf_counter()
         checkpoint.save(subject.run, subject.state.snapshot(step), subject.recipe, subject.task.class_names)
         saves.append(time.perf_counter() - began)

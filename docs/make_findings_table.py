@@ -15,7 +15,7 @@ THEN = {
     "stops": "**stops** before the first step",
     "dropped": "left out, counted",
     "clipped": "clipped, counted",
-    "replaced": "another picture takes its place, counted",
+    "replaced": "another image takes its place, counted",
     "told": "counted",
 }
 

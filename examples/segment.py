@@ -14,14 +14,14 @@ import rankless
 
 class Digits:
     def __init__(self, first, last, seed):
-        self.pictures, self.seed = torch.tensor(load_digits().images[first:last] / 16).float(), seed
+        self.images, self.seed = torch.tensor(load_digits().images[first:last] / 16).float(), seed
 
     def __len__(self):
-        return len(self.pictures)
+        return len(self.images)
 
     def item(self, index, epoch):  # chance has a key, what it is for: no rank and no loader process matters
         noise = rankless.generator(self.seed, "noise", epoch, index).normal(0, 0.3, (8, 8))
-        return torch.stack([self.pictures[index] + torch.tensor(noise), self.pictures[index] > 0.4]).float()
+        return torch.stack([self.images[index] + torch.tensor(noise), self.images[index] > 0.4]).float()
 
 
 class Segment:
@@ -41,13 +41,13 @@ class Segment:
         return Digits(1500, 1797, 0)
 
     def collate(self, items):
-        return torch.stack(items)  # (B, 2, 8, 8): pictures and masks
+        return torch.stack(items)  # (B, 2, 8, 8): images and masks
 
     def loss(self, model, batch):  # a sum, and what divides it once it is added up over all devices
         entropy = nn.BCEWithLogitsLoss(reduction="sum")(model(batch[:, :1]), batch[:, 1:])
         return rankless.LossSum(entropy, torch.tensor(len(batch)))
 
-    def predict(self, model, batch):  # of each picture: pixels that are ink in both, and in either
+    def predict(self, model, batch):  # of each image: pixels that are ink in both, and in either
         found, truth = model(batch[:, :1]) > 0, batch[:, 1:] > 0
         return [(int((f & t).sum()), int((f | t).sum())) for f, t in zip(found, truth, strict=True)]
 

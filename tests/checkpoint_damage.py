@@ -63,7 +63,7 @@ hostile_json = st.sampled_from(
         "9" * 5000,
         '{"step": ' + "9" * 5000 + "}",
         '{"step": 1e999}',
-        '{"step": NaN, "pictures": Infinity}',
+        '{"step": NaN, "images": Infinity}',
         "\ufeff{}",
         '"' + "x" * 100_000 + '"',
     ]

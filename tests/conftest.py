@@ -191,7 +191,7 @@ ema: {decay: 0.95}
 
 @pytest.fixture(scope="session")
 def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A recipe: 21 training and 11 validation pictures of 64 × 64, bright rectangles of two classes."""
+    """A recipe: 21 training and 11 validation images of 64 × 64, bright rectangles of two classes."""
     folder = tmp_path_factory.mktemp("shapes")
     chance = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):

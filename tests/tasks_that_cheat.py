@@ -31,7 +31,7 @@ class LossByRank(Detect):
 
 
 class AugmentByRank(Detect):
-    """Pictures varied by a generator that the rank seeds."""
+    """Images varied by a generator that the rank seeds."""
 
     def training_data(self) -> DetectionExamples:
         examples = super().training_data()
@@ -52,9 +52,9 @@ class BufferByRank(Detect):
 
     def model(self) -> nn.Module:
         model = super().model()
-        model.register_buffer("pictures_seen", torch.zeros(()))
+        model.register_buffer("images_seen", torch.zeros(()))
         return model
 
     def loss(self, model: Any, batch: DetectionBatch) -> LossSum:
-        model.pictures_seen += len(batch.indices) + rank()
+        model.images_seen += len(batch.indices) + rank()
         return super().loss(model, batch)

@@ -37,7 +37,7 @@ def faults(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 def found(*detections: object, classes: tuple[dict[str, object], ...] = ()) -> SimpleNamespace:
-    """A picture's report."""
+    """An image's report."""
     return SimpleNamespace(source="a.jpg", detections=list(detections), classes=list(classes))
 
 
@@ -47,7 +47,7 @@ class Calls:
 
     asked: list[tuple[object, ...]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
-    pictures: list[SimpleNamespace] = field(default_factory=lambda: [found(1, 2), found(3)])
+    images: list[SimpleNamespace] = field(default_factory=lambda: [found(1, 2), found(3)])
     scores: dict[str, object] = field(default_factory=dict)
     ok: bool = True
 
@@ -62,9 +62,9 @@ class Calls:
 
     def predict(self, target, sources, *, out, confidence, force):
         self.asked.append((target, sources, out, confidence, force))
-        report = SimpleNamespace(pictures=self.pictures, failed=self.failed, out=out)
+        report = SimpleNamespace(images=self.images, failed=self.failed, out=out)
         report.exit_code = 1 if self.failed else 0
-        report.as_json = lambda: {"pictures": []}
+        report.as_json = lambda: {"images": []}
         return report
 
     def verify(self, recipe, worlds, steps, echo):
@@ -145,7 +145,7 @@ def test_the_module_runs():
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
         (["evaluate"], "TARGET requires an argument"),
         (["evaluate", "run", "other"], "'other': expected key=value"),
-        (["predict", "run"], "no pictures given"),
+        (["predict", "run"], "no images given"),
         (
             ["predict", "run", "a.jpg", "--confidence", "25"],
             "--confidence is 25: expected a number from 0 to 1",
@@ -276,20 +276,20 @@ def test_evaluate_prints_a_confusion_matrix(calls, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; --json prints it"
 
 
-def test_predict_says_what_each_picture_shows(calls, capsys):
-    calls.pictures = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
+def test_predict_says_what_each_image_shows(calls, capsys):
+    calls.images = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
     assert cli.main(["predict", "w", "a.jpg", "--out", "found"]) == 0
-    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 found; pictures: 1; results in found\n"
+    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 found; images: 1; results in found\n"
 
 
 def test_predict(calls, capsys):
     assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
     assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
-    assert capsys.readouterr().out == "3 found; pictures: 2; results in found\n"
+    assert capsys.readouterr().out == "3 found; images: 2; results in found\n"
     calls.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"pictures": []}
+    assert json.loads(out) == {"images": []}
     assert err == "c.jpg: cut short\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from rankless import cli
-from rankless.data.datasets.classification import open_pictures
+from rankless.data.datasets.classification import open_images
 from rankless.errors import UserError
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
 
 
-def picture(file: Path, seed: int, size: tuple[int, int] = (64, 48)) -> None:
+def image(file: Path, seed: int, size: tuple[int, int] = (64, 48)) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
@@ -33,10 +33,10 @@ def picture(file: Path, seed: int, size: tuple[int, int] = (64, 48)) -> None:
 
 @pytest.fixture
 def cells():
-    """Darknet labels: eight training pictures with a red and every other a white one, two for validation."""
+    """Darknet labels: eight training images with a red and every other a white one, two for validation."""
     for number in range(10):
         split = "train" if number < 8 else "val"
-        picture(Path(f"cells/images/{split}/{number}.png"), number)
+        image(Path(f"cells/images/{split}/{number}.png"), number)
         lines = ["0 0.5 0.5 0.25 0.25"] + ["1 0.25 0.25 0.125 0.5"] * (number % 2)
         label = Path(f"cells/labels/{split}/{number}.txt")
         label.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def cells():
 def pets():
     """Class folders."""
     for number in range(12):
-        picture(
+        image(
             Path(f"pets/{'train' if number < 8 else 'val'}/{('cat', 'dog')[number % 2]}/{number}.png"), number
         )
     return "pets"
@@ -117,7 +117,7 @@ def test_help_imports_nothing_heavy(words):
         ),
         (["show", "cells", "--seed", "-1"], "--seed"),
         (["anchors", "cells", "--count", "x"], "--count has 'x'"),
-        (["anchors", "pets"], "its pictures have classes and no boxes"),
+        (["anchors", "pets"], "its images have classes and no boxes"),
         (["convert", "cells", "--out", "new"], "--to"),
         (["convert", "cells", "--to", "coco"], "--out"),
         (
@@ -134,7 +134,7 @@ def test_help_imports_nothing_heavy(words):
         ),
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: it is there already"),
-        (["split", "cells", "--out", "new", "--group", "images"], "all 10 pictures into one group, 'images'"),
+        (["split", "cells", "--out", "new", "--group", "images"], "all 10 images into one group, 'images'"),
         (["split", "cells", "--out", "cells/new"], "--out cells/new: it lies in the data set cells"),
         (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "lies in the data set cells"),
         (["pack", "cells", "--out", "cells/../cells/shards"], "lies in the data set cells"),
@@ -156,9 +156,9 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words
     ("files", "said"),
     [
         ([], "the folder is empty"),
-        (["b.jpg", "c.png"], "pictures (2) and no labels"),
-        (["a.jpg", "b.xyz", "c.xyz"], "pictures (1) and other files (2) of no known layout"),
-        (["a.md", "b.md", "c"], "no pictures, but other files (3: 2 .md, 1 without an ending)"),
+        (["b.jpg", "c.png"], "images (2) and no labels"),
+        (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout"),
+        (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an ending)"),
     ],
 )
 def test_what_is_no_data_set_is_said_first(capsys, files, said):
@@ -172,9 +172,9 @@ def test_what_is_no_data_set_is_said_first(capsys, files, said):
     assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
 
 
-def test_a_picture_is_no_data_set(cells, capsys):
+def test_a_image_is_no_data_set(cells, capsys):
     assert cli.main(["data", "check", "cells/images/val/8.png"]) == 2
-    assert "no known data set: it is a picture. Expected" in capsys.readouterr().err
+    assert "no known data set: it is an image. Expected" in capsys.readouterr().err
 
 
 def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):
@@ -199,9 +199,9 @@ def test_check_and_fix(cells, capsys):
     said = run(capsys, "check", cells, code=1)
     assert "✗ boxes have a class number without a name: 1 (a training stops)" in said
     assert "cells/labels/train/3.txt:2: class 7 at" in said
-    assert "✗ boxes reach over the edge of their picture: 1 (a training clips them)" in said
-    assert "✗ pictures cannot be read: 1 (a training stops)" in said
-    assert "between the splits\n  ✗ pictures are in two splits, byte for byte" in said
+    assert "✗ boxes reach over the edge of their image: 1 (a training clips them)" in said
+    assert "✗ images cannot be read: 1 (a training stops)" in said
+    assert "between the splits\n  ✗ images are in two splits, byte for byte" in said
     assert said.endswith("wrong: 4 findings (✗); --fix writes a copy without them\n")
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
@@ -210,16 +210,16 @@ def test_check_and_fix(cells, capsys):
     assert len(fixed["changes"]) == 4
     again = report(capsys, "check", "cells-fixed")
     assert again["ok"] is True
-    assert {name: split["pictures"] for name, split in again["splits"].items()} == {"train": 6, "val": 2}
+    assert {name: split["images"] for name, split in again["splits"].items()} == {"train": 6, "val": 2}
 
 
 def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
-    picture(Path("pets/val/eel/1.png"), 99)
+    image(Path("pets/val/eel/1.png"), 99)
     Path("pets/val/empty").mkdir()
-    Path("pets/train/cat/notes.txt").write_text("not a picture")
+    Path("pets/train/cat/notes.txt").write_text("not an image")
     said = run(capsys, "check", pets, code=1)
     assert "✗ 'val' has classes that 'train' does not have: 'eel' (a training stops)" in said
-    assert "  · 1 folders hold no pictures and are no classes: 'empty'" in said
+    assert "  · 1 folders hold no images and are no classes: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
@@ -227,8 +227,8 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     assert any("'empty'" in sentence for sentence in found["splits"]["val"]["told"])
     assert report(capsys, "check", pets, "--split", "val")["ok"] is True
     with pytest.raises(UserError, match="classes that the model does not have: 'eel'"):  # so does a training
-        names = open_pictures("pets", "train").class_names
-        open_pictures("pets", "val", names)
+        names = open_images("pets", "train").class_names
+        open_images("pets", "val", names)
 
 
 def test_check_one_split(cells, capsys):
@@ -239,7 +239,7 @@ def test_check_one_split(cells, capsys):
 def test_stats(cells, capsys):
     said = run(capsys, "stats", cells, "--out", "stats.png")
     rows = {" ".join(line.split()[:-2]): line.split()[-2:] for line in said.splitlines() if line}
-    assert rows["pictures"] == ["8", "2"]
+    assert rows["images"] == ["8", "2"]
     assert rows["width"] == ["64", "64"]
     assert "red        8  66.7%    2  66.7%" in said
     assert said.endswith("\ndrawn: stats.png\n")
@@ -291,7 +291,7 @@ def test_anchors(cells, capsys):
 @pytest.mark.parametrize("format", ["voc", "coco", "lines", "csv", "webdataset", "darknet"])
 def test_convert(cells, capsys, format):
     said = run(capsys, "convert", cells, "--to", format, "--out", "new")
-    assert "read back and compared: pictures' sizes, classes and boxes are equal, bit for bit" in said
+    assert "read back and compared: images' sizes, classes and boxes are equal, bit for bit" in said
     assert run(capsys, "check", "new").endswith("\nnothing is wrong\n")
     assert report(capsys, "convert", "new", "--to", "darknet", "--out", "back")["equal"] is True
 
@@ -305,9 +305,9 @@ def test_split(cells, capsys):
     words = ["--val", "0.3", "--stratify", "--out", "new"]
     said = run(capsys, "split", cells, *words)
     rows = [line.split() for line in said.splitlines()]
-    assert ["pictures", "7", "70.0%", "3", "30.0%"] in rows
+    assert ["images", "7", "70.0%", "3", "30.0%"] in rows
     assert ["wanted", "70.0%", "30.0%"] in rows
-    assert {split["pictures"] for split in report(capsys, "check", "new")["splits"].values()} == {7, 3}
+    assert {split["images"] for split in report(capsys, "check", "new")["splits"].values()} == {7, 3}
 
 
 def test_pack(cells, capsys):
@@ -329,7 +329,7 @@ def snapshot(folder):
 
 @pytest.mark.parametrize("verb", ["show", "stats"])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_picture_of_the_data_is_never_replaced(cells, capsys, verb, force):
+def test_a_image_of_the_data_is_never_replaced(cells, capsys, verb, force):
     Path("linked.png").symlink_to(f"{cells}/images/train/0.png")
     before = snapshot(cells)
     for out in (f"{cells}/images/train/0.png", "linked.png"):
@@ -349,7 +349,7 @@ def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
     Path("cells/images/val").rename("elsewhere")
     Path("cells/images/val").symlink_to(Path("elsewhere").absolute())
     Path("cells/masks").mkdir()
-    picture(Path("cells/masks/8.png"), 8)
+    image(Path("cells/masks/8.png"), 8)
     Path("label.png").symlink_to("cells/labels/val/8.txt")
     before = snapshot(".")
     outs = ["elsewhere/8.png", "cells/images/val/9.png", "label.png"]
@@ -385,7 +385,7 @@ def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
         (["check", "cells", "--fix", "--out", "new", "--link"], True),
     ],
 )
-def test_a_new_data_set_has_pictures_of_its_own_unless_links_are_asked_for(cells, capsys, words, linked):
+def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, capsys, words, linked):
     run(capsys, *words)
     old = {path.stat().st_ino: path.read_bytes() for path in Path(cells).rglob("*.png")}
     new = {path.stat().st_ino: path.read_bytes() for path in Path("new").rglob("*.png")}

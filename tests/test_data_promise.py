@@ -1,7 +1,7 @@
-"""The promise as far as data goes: what is read and varied is a function of pictures and recipe alone.
+"""The promise as far as data goes: what is read and varied is a function of images and recipe alone.
 
-One small data set with some dirt in it, everything on that varies pictures. The same weights come from any
-number of loader processes and ranks, from kept pictures, from tar shards, from other formats, and from a run
+One small data set with some dirt in it, everything on that varies images. The same weights come from any
+number of loader processes and ranks, from kept images, from tar shards, from other formats, and from a run
 that was stopped amid an epoch and went on elsewhere.
 """
 
@@ -29,7 +29,7 @@ from rankless.world.process_group import World
 
 pytestmark = pytest.mark.processes
 
-PICTURES, SCORED, STEPS = 19, 5, 8  # 8 pictures a step: epochs end inside steps 3 and 5
+IMAGES, SCORED, STEPS = 19, 5, 8  # 8 images a step: epochs end inside steps 3 and 5
 CUT, SIDEWAYS, LARGE, OVER_THE_EDGE = 2, 4, 5, 6
 FILES = ("model", "ema", "training")
 
@@ -56,7 +56,7 @@ class Way:
     """A way to the same weights.
 
     Attributes:
-        data: the format that the pictures are read from.
+        data: the format that the images are read from.
         ranks: so many processes train.
         more: what is changed in the recipe.
         stop: after this step the run is stopped, and goes on with ``goes_on``: ranks, loader processes.
@@ -92,8 +92,8 @@ def annotation(name: str, boxes: list[tuple[str, int, int, int, int]]) -> str:
     return f"<annotation><filename>{name}</filename>{objects}</annotation>"
 
 
-def put_picture(root: Path, chance: np.random.Generator, number: int, stem: str) -> None:
-    """A picture with bright rectangles, and its annotation; some numbers have a fault."""
+def put_image(root: Path, chance: np.random.Generator, number: int, stem: str) -> None:
+    """An image with bright rectangles, and its annotation; some numbers have a fault."""
     width, height = (320, 240) if number == LARGE else (int(chance.integers(60, 90)), 72)
     pixels = chance.integers(0, 90, (height, width, 3), dtype=np.uint8)
     boxes = []
@@ -126,11 +126,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for each in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / each).mkdir(parents=True)
     chance = np.random.default_rng(3)
-    for split, count in (("train", PICTURES), ("val", SCORED)):
+    for split, count in (("train", IMAGES), ("val", SCORED)):
         # Not in the order of their names, which another format has to keep all the same.
         stems = [f"{split}-{number * 7 % count:02}" for number in range(count)]
         for number, stem in enumerate(stems):
-            put_picture(root, chance, number if split == "train" else -1, stem)
+            put_image(root, chance, number if split == "train" else -1, stem)
         (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(stems) + "\n")
     for name in ("coco", "darknet"):
         assert cli.main(["data", "convert", str(root), "--to", name, "--out", str(folder / name)]) == 0
@@ -159,7 +159,7 @@ def work(world: World, words: list[str], folder: str, resume: bool, stop_after: 
 def outcome(
     ranks: Any, sources: dict[str, str], way: Way, folder: Path
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """The SHA-256 of weights, average and optimiser after the last step; the journal's numbers."""
+    """The SHA-256 of weights, average and optimizer after the last step; the journal's numbers."""
     words = [sources["recipe.yaml"], f"data.root={sources[way.data]}", *way.more]
     done = ranks(way.ranks, work, words, str(folder), False, way.stop)
     run = RunDirectory(folder)
@@ -181,7 +181,7 @@ def first(ranks: Any, sources: dict[str, str], tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_the_weights_do_not_know_how_pictures_came(
+def test_the_weights_do_not_know_how_images_came(
     ranks: Any, sources: dict[str, str], first: Any, tmp_path: Path, name: str
 ) -> None:
     digests, numbers = outcome(ranks, sources, WAYS[name], tmp_path / "run")
@@ -190,7 +190,7 @@ def test_the_weights_do_not_know_how_pictures_came(
 
 
 def test_the_data_is_as_dirty_as_it_should_be(first: Any, sources: dict[str, str], capsys: Any) -> None:
-    """Else equal weights would say less: the damaged picture was drawn, sizes changed, the rest is there."""
+    """Else equal weights would say less: the damaged image was drawn, sizes changed, the rest is there."""
     _, numbers = first
     steps = [entry for entry in numbers if "step" in entry]
     assert len(steps) == STEPS
@@ -198,11 +198,11 @@ def test_the_data_is_as_dirty_as_it_should_be(first: Any, sources: dict[str, str
     assert len({tuple(entry["size"]) for entry in steps}) > 1
     assert cli.main(["data", "check", sources["voc"]]) == 1
     report = capsys.readouterr().out
-    assert "pictures cannot be read: 1 " in report
-    assert "boxes reach over the edge of their picture: 1 " in report
+    assert "images cannot be read: 1 " in report
+    assert "boxes reach over the edge of their image: 1 " in report
 
 
-def test_other_pictures_give_other_weights(
+def test_other_images_give_other_weights(
     ranks: Any, sources: dict[str, str], first: Any, tmp_path: Path
 ) -> None:
     """Else equal digests would say nothing."""

@@ -346,7 +346,7 @@ def test_estimated_sizes_are_those_of_the_built_network():
         assert sizes.parameters(network) == floats
 
 
-def test_pictures_that_claim_to_be_huge(data: Path, capsys: pytest.CaptureFixture[str]):
+def test_images_that_claim_to_be_huge(data: Path, capsys: pytest.CaptureFixture[str]):
     images = data / "images" / "train"
     Image.new("RGB", (16, 16)).save(images / "huge.jpg")
     jpeg = bytearray((images / "huge.jpg").read_bytes())
@@ -359,4 +359,4 @@ def test_pictures_that_claim_to_be_huge(data: Path, capsys: pytest.CaptureFixtur
     assert main(["data", "check", "d"]) == 1
     said = capsys.readouterr().out
     assert "more than 178 million pixels" in said
-    assert "it has 1,099,511,627,776 bytes, more than the 1,073,741,824 that a picture may have" in said
+    assert "it has 1,099,511,627,776 bytes, more than the 1,073,741,824 that an image may have" in said

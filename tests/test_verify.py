@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankless.engine.loop import Rehearsal, train
+from rankless.engine.loop import DryRun, train
 from rankless.engine.settings import computes_like
 from rankless.engine.trace import Trace
 from rankless.errors import UserError
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 SMALL = ["batch.images=8", "batch.micro=2", "schedule.warmup=0"]
 
 
-def rehearse(world: World, recipe: str, run: str, steps: int, traces: str) -> None:
+def dry_run_steps(world: World, recipe: str, run: str, steps: int, traces: str) -> None:
     """What a rank that ``verify`` started does."""
     os.environ["RANK"] = str(world.rank)
     found = from_json(recipe)
@@ -36,7 +36,7 @@ def rehearse(world: World, recipe: str, run: str, steps: int, traces: str) -> No
             RunDirectory(Path(run)),
             world,
             resume=False,
-            rehearsal=Rehearsal(steps),
+            dry_run=DryRun(steps),
             observe=Trace(Path(traces) / f"trace-{world.rank}.jsonl"),
         )
         world.barrier()
@@ -47,13 +47,13 @@ def on_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """``verify`` in this process, its ranks those of the tests: much quicker than starting anew."""
 
     def launched(
-        recipe: Recipe, run: Path, *, devices: int, resume: bool, rehearse: int, traces: Path
+        recipe: Recipe, run: Path, *, devices: int, resume: bool, dry_run_steps: int, traces: Path
     ) -> int:
         assert not resume
-        ranks(devices, on_rank, to_json(recipe), str(run), rehearse, str(traces))
+        ranks(devices, on_rank, to_json(recipe), str(run), dry_run_steps, str(traces))
         return 0
 
-    on_rank = rehearse
+    on_rank = dry_run_steps
     monkeypatch.setattr(local, "train", launched)
 
 
@@ -70,7 +70,7 @@ def recipe(task: str, file: str) -> Recipe:
         ("LossByRank", "step 1, model/"),
         ("AugmentByRank", "step 1, model/"),
         ("ScoreByRank", "the scores after step 2 (beside the first world)"),
-        ("BufferByRank", "step 1, model/pictures_seen and 1 more (rank 1 beside rank 0)"),
+        ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 beside rank 0)"),
     ],
 )
 def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: str | None) -> None:

@@ -1,7 +1,7 @@
-"""Words that several rooms share: what one picture, one batch, one loss and one detection are.
+"""Words that several rooms share: what one image, one batch, one loss and one detection are.
 
 Inside the program a box is ``xyxy`` in pixels, everywhere. Images are ``uint8`` RGB ``(3, H, W)`` until the
-model's input is normalised on the device.
+model's input is normalized on the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Unreadable(NamedTuple):
-    """A picture that could not be read when it was needed.
+    """An image that could not be read when it was needed.
 
     Attributes:
         index: its number in its data set.
@@ -29,8 +29,8 @@ class Unreadable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture with its ground truth, in the pixels of ``image``.
+class Sample:
+    """One image with its ground truth, in the pixels of ``image``.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
@@ -49,7 +49,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How a picture was placed on the network's input: ``input = source * stretch * scale + (left, top)``.
+    """How an image was placed on the network's input: ``input = source * stretch * scale + (left, top)``.
 
     Attributes:
         scale: pixels of the input per pixel of the source.
@@ -74,11 +74,11 @@ class DetectionItem:
         image: uint8 RGB of the network's size, (3, H, W).
         boxes: float32 xyxy in pixels of the network input, (N, 4).
         labels: int64, (N,).
-        index: the picture's number in its data set.
-        letterbox: how the source picture lies on the input; of no meaning for a training picture that is
+        index: the image's number in its data set.
+        letterbox: how the source image lies on the input; of no meaning for a training image that is
             mirrored or made of several.
-        unreadable: what could not be read for it: of a training picture others stand in its place, one that
-            is to be scored is grey.
+        unreadable: what could not be read for it: of a training image others stand in its place, one that
+            is to be scored is gray.
     """
 
     image: Tensor
@@ -98,7 +98,7 @@ class DetectionBatch:
         boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
         labels: int64, (B, T); zeros where ``valid`` is false.
         valid: bool, (B, T).
-        indices: the pictures' numbers, length B.
+        indices: the images' numbers, length B.
         letterboxes: how each source lies on its input, length B.
         unreadable: what could not be read for its items, in their order.
     """
@@ -136,8 +136,8 @@ class ClassificationItem:
 
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 share of each class, (C,); the sum is 1, and one of them unless pictures were mixed.
-        index: the picture's number in its data set.
+        target: float32 share of each class, (C,); the sum is 1, and one of them unless images were mixed.
+        index: the image's number in its data set.
         unreadable: as of a :class:`DetectionItem`.
     """
 
@@ -149,12 +149,12 @@ class ClassificationItem:
 
 @dataclass
 class ClassificationBatch:
-    """One micro-batch of pictures, each of one class or of a mixture.
+    """One micro-batch of images, each of one class or of a mixture.
 
     Attributes:
         images: uint8, (B, 3, H, W).
         targets: float32 share of each class, (B, C).
-        indices: the pictures' numbers, length B.
+        indices: the images' numbers, length B.
         unreadable: what could not be read for its items, in their order.
     """
 
@@ -196,14 +196,14 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one picture, in pixels of the source picture, best first.
+    """What was found in one image, in pixels of the source image, best first.
 
     Attributes:
-        index: the picture's number in its data set (or in the list of sources).
+        index: the image's number in its data set (or in the list of sources).
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64, (K,).
-        unreadable: the picture could not be read, so that this is no answer to be scored.
+        unreadable: the image could not be read, so that this is no answer to be scored.
     """
 
     index: int
@@ -215,12 +215,12 @@ class Detections:
 
 @dataclass(frozen=True)
 class Classification:
-    """What one picture was taken for.
+    """What one image was taken for.
 
     Attributes:
-        index: the picture's number in its data set (or in the list of sources).
+        index: the image's number in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: the picture could not be read, so that this is no answer to be scored.
+        unreadable: the image could not be read, so that this is no answer to be scored.
     """
 
     index: int

@@ -20,7 +20,7 @@ from PIL import Image
 
 from rankless.curation import data_set
 from rankless.data.formats import registry
-from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index import scan
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
@@ -32,7 +32,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``small`` a format beside the real ones, asked first."""
     page: Any = ModuleType("rankless.data.formats.small")
     page.TITLE, page.LAYOUT = "small boxes", "a 'boxes.json'"
-    page.recognise = lambda root: "it has 'boxes.json'" if (root / "boxes.json").is_file() else ""
+    page.recognize = lambda root: "it has 'boxes.json'" if (root / "boxes.json").is_file() else ""
     page.splits = lambda root: list(_content(root)["splits"])
     page.read, page.write = read, write
     monkeypatch.setitem(sys.modules, page.__name__, page)
@@ -59,7 +59,7 @@ def read(root: Path, split: str) -> Raw:
         sizes=sizes,
         stated=np.zeros_like(sizes),
         places=[str(root / "boxes.json")] * len(files),
-        picture=table[:, 0].astype(np.int64),
+        image=table[:, 0].astype(np.int64),
         boxes=table[:, 1:5],
         labels=table[:, 5].astype(np.int64),
         flags=np.zeros(len(rows), np.uint8),
@@ -70,7 +70,7 @@ def read(root: Path, split: str) -> Raw:
     )
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     content: dict[str, Any] = {"names": [], "splits": {}}
     for split, whole in splits.items():
         content["names"] = list(whole.class_names)
@@ -88,8 +88,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> 
     return []
 
 
-def picture(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
-    """A picture of its own for every seed; ``size`` is width and height."""
+def image(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
+    """An image of its own for every seed; ``size`` is width and height."""
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
@@ -98,16 +98,16 @@ def picture(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
 def detection(
     root: Path, splits: Mapping[str, Sequence[Sequence[Sequence[float]]]], names: Sequence[str] = NAMES
 ) -> Path:
-    """A data set: split to pictures, a picture to its boxes ``[x1, y1, x2, y2, label]``."""
+    """A data set: split to images, an image to its boxes ``[x1, y1, x2, y2, label]``."""
     root.mkdir(parents=True)
     content: dict[str, Any] = {"names": list(names), "splits": {}}
     seed = 0
-    for split, pictures in splits.items():
+    for split, images in splits.items():
         entries = []
-        for number, boxes in enumerate(pictures):
+        for number, boxes in enumerate(images):
             seed += 1
             name = f"images/{split}-{number:03}.png"
-            picture(root / name, seed)
+            image(root / name, seed)
             entries.append({"file": name, "boxes": [list(box) for box in boxes]})
         content["splits"][split] = entries
     (root / "boxes.json").write_text(json.dumps(content))
@@ -115,11 +115,11 @@ def detection(
 
 
 def classes(root: Path, counts: Mapping[str, Mapping[str, int]]) -> Path:
-    """Class folders: split to class to number of pictures."""
+    """Class folders: split to class to number of images."""
     seed = 0
     for split, of_class in counts.items():
         for name, count in of_class.items():
             for number in range(count):
                 seed += 1
-                picture(root / split / name / f"{number:03}.png", seed, (32, 24))
+                image(root / split / name / f"{number:03}.png", seed, (32, 24))
     return root

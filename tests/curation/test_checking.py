@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_data import classes, detection, picture
+from small_data import classes, detection, sample
 
 from rankless.curation.agreement import disagreements
 from rankless.curation.checking import LEAK, TWIN, check
@@ -33,23 +33,23 @@ def test_nothing_is_wrong_with_good_data(tmp_path):
     assert found.between.counts == {}
 
 
-def test_a_picture_cut_short_is_found_by_decoding_alone(tmp_path):
+def test_a_image_cut_short_is_found_by_decoding_alone(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     cut_short(root / "images/train-001.png")
     assert check(str(root), quick=True).ok
     found = check(str(root))
     assert not found.ok
-    assert counts(found) == {"train": {"unreadable picture": 1}}
-    assert found.findings["train"].first["unreadable picture"][0].place == str(root / "images/train-001.png")
+    assert counts(found) == {"train": {"unreadable image": 1}}
+    assert found.findings["train"].first["unreadable image"][0].place == str(root / "images/train-001.png")
     assert found.unreadable == {"train": {1}}
 
 
 def test_a_broken_header_is_counted_once(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
-    (root / "images/train-000.png").write_bytes(b"no picture")
+    (root / "images/train-000.png").write_bytes(b"no image")
     (root / "images/train-002.png").unlink()
     found = check(str(root))
-    assert found.findings["train"].counts["unreadable picture"] == 2
+    assert found.findings["train"].counts["unreadable image"] == 2
     assert found.unreadable == {"train": {0, 2}}
 
 
@@ -68,14 +68,14 @@ def test_a_leak_is_named_and_fails(tmp_path):
 def test_as_many_bytes_are_no_leak(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD[:1], "val": GOOD[:1]})
     for seed, name in enumerate(("train-000", "val-000")):  # BMPs of one size have equally many bytes
-        picture(root / f"images/{name}.bmp", seed)
+        sample(root / f"images/{name}.bmp", seed)
         (root / f"images/{name}.bmp").replace(root / f"images/{name}.png")
     sizes = {file.stat().st_size for file in (root / "images").iterdir()}
     assert len(sizes) == 1
     assert check(str(root)).ok
 
 
-def test_a_picture_twice_in_a_split_is_told_and_does_not_fail(tmp_path):
+def test_a_image_twice_in_a_split_is_told_and_does_not_fail(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     shutil.copy(root / "images/train-000.png", root / "images/train-002.png")
     found = check(str(root))
@@ -116,9 +116,9 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
     fixed = fix(found, tmp_path / "clean", drop_faulty=True)
     assert fixed.changes == [
         "train: 1 boxes have a class number without a name: left out",
-        "train: 1 boxes reach over the edge of their picture: clipped",
-        "train: 1 pictures cannot be read: left out",
-        "train: 1 pictures that another split has as well: left out",
+        "train: 1 boxes reach over the edge of their image: clipped",
+        "train: 1 images cannot be read: left out",
+        "train: 1 images that another split has as well: left out",
     ]
     again = check(str(tmp_path / "clean"))
     assert again.ok
@@ -133,7 +133,7 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
 def test_a_split_of_which_nothing_is_left_is_not_written(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD[:1]})
     cut_short(root / "images/val-000.png")
-    with pytest.raises(UserError, match="no picture of the split 'val' would be left"):
+    with pytest.raises(UserError, match="no image of the split 'val' would be left"):
         fix(check(str(root)), tmp_path / "clean")
     assert not (tmp_path / "clean").exists()
 
@@ -143,7 +143,7 @@ def test_class_folders_are_checked_and_mended_too(tmp_path):
     shutil.copy(root / "train/cat/000.png", root / "val/cat/000.png")
     cut_short(root / "train/dog/001.png")
     found = check(str(root))
-    assert counts(found)["train"] == {"unreadable picture": 1}
+    assert counts(found)["train"] == {"unreadable image": 1}
     assert found.between.counts == {LEAK: 1}
     fix(found, tmp_path / "clean")
     again = check(str(tmp_path / "clean"))
@@ -151,7 +151,7 @@ def test_class_folders_are_checked_and_mended_too(tmp_path):
     assert {name: len(each) for name, each in again.data.splits.items()} == {"train": 3, "val": 2}
 
 
-def test_a_turned_picture_is_readable(tmp_path):
+def test_a_turned_image_is_readable(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD[:1]})
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -160,18 +160,18 @@ def test_a_turned_picture_is_readable(tmp_path):
     assert check(str(root)).ok
 
 
-def test_two_pictures_alone_of_their_size_are_compared(tmp_path):
+def test_two_images_alone_of_their_size_are_compared(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
-    picture(root / "images/train-001.png", 9, (17, 90))
+    sample(root / "images/train-001.png", 9, (17, 90))
     shutil.copy(root / "images/train-001.png", root / "images/val-002.png")
     assert check(str(root)).between.counts == {LEAK: 1}
 
 
-def test_few_unreadable_pictures_are_replaced_and_more_stop_a_training(tmp_path):
+def test_few_unreadable_images_are_replaced_and_more_stop_a_training(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD[:1] * 100})
-    for number, outcome in enumerate(("replaced", "stops")):  # 1 % of the pictures, then 2 %
+    for number, outcome in enumerate(("replaced", "stops")):  # 1 % of the images, then 2 %
         cut_short(root / f"images/train-{number:03}.png")
-        report = check(str(root)).as_json()["splits"]["train"]["findings"]["unreadable picture"]
+        report = check(str(root)).as_json()["splits"]["train"]["findings"]["unreadable image"]
         assert (report["count"], report["outcome"]) == (number + 1, outcome)
 
 
@@ -191,5 +191,5 @@ def test_splits_of_boxes_that_number_classes_differently_are_wrong(tmp_path, mon
 
 def test_one_class_alone_is_wrong(tmp_path):
     found = check(str(classes(tmp_path / "c", {"train": {"cat": 2}, "val": {"cat": 1}})))
-    assert found.classes == ["'train' has pictures of one class only ('cat'), expected two or more"]
+    assert found.classes == ["'train' has images of one class only ('cat'), expected two or more"]
     assert found.wrong == 1

@@ -51,7 +51,7 @@ def test_everything_reads_back(tmp_path_factory, corners):
 
 
 @pytest.mark.parametrize("how", ["link", "copy"])
-def test_pictures_are_linked_or_copied(tmp_path, how):
+def test_images_are_linked_or_copied(tmp_path, how):
     root = detection(tmp_path / "d", SPLITS)
     convert(str(root), "small", tmp_path / "out", how=how)
     old, new = root / "images/train-000.png", tmp_path / "out/train/train-000.png"
@@ -79,11 +79,11 @@ def test_a_lost_box_is_told(after):
     assert told.endswith("train-000.png: it has 1 boxes, expected 2")
 
 
-def test_a_lost_picture_is_told(after):
-    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 pictures, expected 2"]
+def test_a_lost_image_is_told(after):
+    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 images, expected 2"]
 
 
-def test_an_exchanged_picture_is_told(after):
+def test_an_exchanged_image_is_told(after):
     def exchange(content):
         entries = content["splits"]["train"]
         entries[0]["file"], entries[1]["file"] = entries[1]["file"], entries[0]["file"]
@@ -128,4 +128,4 @@ def test_faulty_data_is_not_converted(tmp_path):
 def test_what_is_left_out_is_said(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
-    assert said.startswith("train: boxes reach over the edge of their picture: 1, clipped")
+    assert said.startswith("train: boxes reach over the edge of their image: 1, clipped")

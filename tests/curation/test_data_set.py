@@ -25,7 +25,7 @@ def of(whole, number):
 
 @settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=st.lists(st.integers(0, 3), max_size=6))
-def test_a_subset_has_the_chosen_pictures_in_that_order(tmp_path_factory, chosen):
+def test_a_subset_has_the_chosen_images_in_that_order(tmp_path_factory, chosen):
     root = tmp_path_factory.mktemp("data") / "d"
     whole = open_data_set(str(detection(root, {"train": TRAIN})), examined=True).splits["train"]
     part = subset(whole, chosen)
@@ -33,7 +33,7 @@ def test_a_subset_has_the_chosen_pictures_in_that_order(tmp_path_factory, chosen
     assert part.offsets[-1] == len(part.boxes) == len(part.flags) == len(part.areas)
 
 
-def test_splits_together_take_a_picture_once(tmp_path):
+def test_splits_together_take_a_image_once(tmp_path):
     root = detection(tmp_path / "d", {"train": TRAIN, "val": VAL})
     splits = open_data_set(str(root)).splits
     whole = together([splits["train"], splits["val"], splits["train"]])

@@ -23,12 +23,12 @@ def test_nothing_is_decoded_after_it(
     recipe = load(small_recipe)
     plain = Detect(recipe).training_data()
     done = fill(recipe)
-    assert [(one.split, one.pictures, one.unreadable) for one in done] == [("train", 21, ()), ("val", 11, ())]
+    assert [(one.split, one.images, one.unreadable) for one in done] == [("train", 21, ()), ("val", 11, ())]
     assert all(str(tmp_path) in note for one in done for note in one.notes)
     expected = [plain.item(index, 3).image for index in range(21)]
 
     def never(*_: object, **__: object) -> None:
-        raise AssertionError("a picture was decoded again")
+        raise AssertionError("an image was decoded again")
 
     monkeypatch.setattr(image_file, "read_for", never)
     task = Detect(replace(recipe, data=replace(recipe.data, cache="disk")))
@@ -38,6 +38,6 @@ def test_nothing_is_decoded_after_it(
     fill(recipe)
 
 
-def test_pictures_of_no_files() -> None:
+def test_images_of_no_files() -> None:
     with pytest.raises(UserError, match="come from no files"):
         fill(Recipe())

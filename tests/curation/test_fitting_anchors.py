@@ -1,7 +1,7 @@
 """Anchors of data whose best anchors are known."""
 
 import pytest
-from small_data import classes, detection, picture
+from small_data import classes, detection, image
 
 from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.errors import UserError
@@ -10,11 +10,11 @@ from rankless.recipe import load
 
 @pytest.fixture
 def root(tmp_path):
-    """Boxes of three sizes alone, on pictures half as large as the input."""
+    """Boxes of three sizes alone, on images half as large as the input."""
     boxes = [[1, 1, 11, 21, 0], [5, 5, 45, 25, 1], [0, 0, 60, 70, 2]]
     made = detection(tmp_path / "d", {"train": [boxes] * 4, "val": [[]]})
     for number in range(4):
-        picture(made / f"images/train-00{number}.png", number, (104, 104))
+        image(made / f"images/train-00{number}.png", number, (104, 104))
     return str(made)
 
 
@@ -56,5 +56,5 @@ def test_mistakes(root, options, sentence):
 
 def test_class_folders_have_no_boxes(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    with pytest.raises(UserError, match="its pictures have classes and no boxes"):
+    with pytest.raises(UserError, match="its images have classes and no boxes"):
         fitted_anchors(str(root))

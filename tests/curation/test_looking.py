@@ -1,4 +1,4 @@
-"""The pictures that are shown, and the sheet they are shown on."""
+"""The images that are shown, and the sheet they are shown on."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import classes, detection, picture
+from small_data import classes, detection, sample
 
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown, select
@@ -33,7 +33,7 @@ def recipe(task):
 # --- which ------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_with_its_boxes(tmp_path):
+def test_a_image_with_its_boxes(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 2, 9, 8, 2], [5, 5, 50, 30, 0]]]})
     found = select(str(root))
     assert found.title == "d · train · 1 of 1"
@@ -63,13 +63,13 @@ def test_an_unknown_class_names_the_known(tmp_path):
         select(str(detection(tmp_path / "d", {"train": BOXES})), class_name="dgo")
 
 
-def test_a_broken_picture_has_its_place_and_its_reason(tmp_path):
+def test_a_broken_image_has_its_place_and_its_reason(tmp_path):
     root = detection(tmp_path / "d", {"train": BOXES[:2]})
     (root / "images/train-001.png").write_bytes(b"nothing")
     good, broken = select(str(root)).shown
     assert good.image is not None
     assert broken.image is None
-    assert broken.caption == "train-001.png: its content is no picture of a known format"
+    assert broken.caption == "train-001.png: its content is no image of a known format"
 
 
 def test_class_folders(tmp_path):
@@ -110,15 +110,15 @@ def test_the_built_in_data_with_one_class():
 # --- the sheet --------------------------------------------------------------------------------------------
 
 
-def grey(width, height, marks=(), caption="a.png"):
+def gray(width, height, marks=(), caption="a.png"):
     return Shown(Image.new("RGB", (width, height), (90, 90, 90)), list(marks), caption, frozenset())
 
 
 def test_boxes_are_drawn_where_they_are_at_the_sheets_scale():
-    one = grey(800, 400, [Mark((200, 100, 600, 300), "", 0)])
+    one = gray(800, 400, [Mark((200, 100, 600, 300), "", 0)])
     image = np.asarray(contact_sheet.sheet(Selection("t", ("cat",), [one])))
     rows, columns = np.nonzero((image == color(0)).all(2))
-    # The legend's colour is above; the frame is just outside 100..300 × 50..150 of a picture 400 wide.
+    # The legend's color is above; the frame is just outside 100..300 × 50..150 of an image 400 wide.
     top = contact_sheet._TITLE + contact_sheet._LEGEND
     frame = rows > top
     assert abs(columns[frame].min() - 14 - 100) <= 4
@@ -129,19 +129,19 @@ def test_boxes_are_drawn_where_they_are_at_the_sheets_scale():
 
 def test_rows_of_four():
     shapes = {
-        count: contact_sheet.sheet(Selection("t", (), [grey(40, 40)] * count)).size for count in (1, 4, 5)
+        count: contact_sheet.sheet(Selection("t", (), [gray(40, 40)] * count)).size for count in (1, 4, 5)
     }
     assert shapes[4][0] == shapes[5][0] == 4 * shapes[1][0] - 3 * 14
     assert shapes[5][1] > shapes[4][1] == shapes[1][1]
 
 
-def test_tall_wide_tiny_and_broken_pictures_fit():
-    shown = [grey(10, 4000), grey(4000, 10), grey(1, 1), Shown(None, [], "gone", frozenset())]
+def test_tall_wide_tiny_and_broken_images_fit():
+    shown = [gray(10, 4000), gray(4000, 10), gray(1, 1), Shown(None, [], "gone", frozenset())]
     assert contact_sheet.sheet(Selection("t" * 500, (), shown)).width == 4 * 414 + 14
 
 
 def test_a_page_needs_nothing_else(tmp_path):
-    shown = [grey(40, 40, [Mark((1, 1, 9, 9), "<b>", 0)], "<script>.png")]
+    shown = [gray(40, 40, [Mark((1, 1, 9, 9), "<b>", 0)], "<script>.png")]
     contact_sheet.write(Selection("<i>", ("<b>",), shown), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "<script" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
@@ -153,12 +153,12 @@ def test_a_page_needs_nothing_else(tmp_path):
     ("name", "shown", "sentence"),
     [
         ("sheet.doc", 1, "ends in .png, .jpg or .html"),
-        ("sheet.png", 0, "there is no such picture to show"),
+        ("sheet.png", 0, "there is no such image to show"),
         ("file/sheet.png", 1, "it cannot be written"),
     ],
 )
 def test_mistakes(tmp_path, name, shown, sentence):
-    picture(tmp_path / "file.png", 0)
+    sample(tmp_path / "file.png", 0)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match=sentence):
-        contact_sheet.write(Selection("t", (), [grey(40, 40)] * shown), tmp_path / name)
+        contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name)

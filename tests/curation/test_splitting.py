@@ -20,7 +20,7 @@ def names(whole):
 
 
 def many(root, count, first=0):
-    """``count`` pictures, of which each third has one of three classes."""
+    """``count`` images, of which each third has one of three classes."""
     return detection(root, {"train": [[[1, 1, 9, 9, number % 3]] for number in range(first, count)]})
 
 
@@ -39,7 +39,7 @@ def test_a_test_split_that_comes_later_takes_from_train_alone(hashed, val, test)
     assert ((before == 1) == (after == 1)).all()
 
 
-def test_pictures_that_come_later_move_none(tmp_path):
+def test_images_that_come_later_move_none(tmp_path):
     few = split(str(many(tmp_path / "few", 40)), tmp_path / "a", val=0.3, test=0.2).splits
     more = split(str(many(tmp_path / "more", 60)), tmp_path / "b", val=0.3, test=0.2).splits
     for name in ("train", "val", "test"):
@@ -68,8 +68,8 @@ def test_shares_are_about_right_and_what_is_written_is_what_was_said(tmp_path):
 
 
 def test_the_paper_by_hand():
-    # Labels a and b: a, a, b, ab. Wanted of each half: 2 pictures, 1.5 a, 1 b. The rarest is b: picture 2
-    # goes to the first half (equal wishes), 3 to the second, which alone wants b. Of a: picture 0 to the
+    # Labels a and b: a, a, b, ab. Wanted of each half: 2 images, 1.5 a, 1 b. The rarest is b: image 2
+    # goes to the first half (equal wishes), 3 to the second, which alone wants b. Of a: image 0 to the
     # first (1.5 against 0.5), and 1 to the second (0.5 each; the first half is full).
     counts = np.array([[1, 0], [1, 0], [0, 1], [1, 1]])
     assert stratified(counts, np.ones(4, int), [0.5, 0.5]).tolist() == [0, 1, 0, 1]
@@ -79,7 +79,7 @@ def test_the_paper_by_hand():
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=200),
     shares=st.sampled_from([(0.8, 0.2), (0.7, 0.2, 0.1), (0.5, 0.5)]),
 )
-def test_with_one_label_each_every_class_has_its_share_to_one_picture(labels, shares):
+def test_with_one_label_each_every_class_has_its_share_to_one_image(labels, shares):
     counts = np.eye(4, dtype=int)[labels]
     where = stratified(counts, np.ones(len(labels), int), shares)
     for label in range(4):
@@ -88,15 +88,15 @@ def test_with_one_label_each_every_class_has_its_share_to_one_picture(labels, sh
             assert abs(here - share * counts[:, label].sum()) < 1 + 1e-9
 
 
-def test_a_group_counts_as_many_times_as_it_has_pictures():
-    # Four pictures wanted of each half; without labels the half that wants most takes the next: 3 to the
+def test_a_group_counts_as_many_times_as_it_has_images():
+    # Four images wanted of each half; without labels the half that wants most takes the next: 3 to the
     # first (wants 1), 1 to the second (3), 1 to the second (2), 3 to the second (-1).
     nothing = np.zeros((4, 1), int)
     assert stratified(nothing, np.array([3, 1, 1, 3]), [0.5, 0.5]).tolist() == [0, 1, 1, 1]
 
 
 def test_a_rare_class_is_in_every_split(tmp_path):
-    # Four in a hundred pictures: drawn by chance, a fifth of them would often have none.
+    # Four in a hundred images: drawn by chance, a fifth of them would often have none.
     boxes = [[[1, 1, 9, 9, 2 if number % 25 == 0 else 0], [1, 1, 20, 20, 1]] for number in range(100)]
     root = str(detection(tmp_path / "d", {"train": boxes}))
     for seed in range(3):
@@ -125,12 +125,12 @@ def test_a_group_stays_together(tmp_path, stratify):
             groups[re.search(r"-(\d\d)", file)[1]].add(name)
     assert len(groups) == 12
     assert all(len(splits) == 1 for splits in groups.values())
-    assert done.notes == ["12 groups of 120 pictures"]
+    assert done.notes == ["12 groups of 120 images"]
 
 
 def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     done = split(str(many(tmp_path / "d", 40)), tmp_path / "out", val=0.4, group=r"-00\d")
-    assert done.notes == ["10 groups of 10 pictures", "30 names do not fit --group; they stand alone"]
+    assert done.notes == ["10 groups of 10 images", "30 names do not fit --group; they stand alone"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
         ({"val": 0}, "--val and --test are 0"),
         ({"group": "("}, r"--group is '\(': expected a regular expression"),
         ({"group": "patient"}, "--group 'patient' fits none of the 4 names, such as 'images/train-000.png'"),
-        ({"val": 1e-6}, "the split 'val' would have none of the 4 pictures"),
+        ({"val": 1e-6}, "the split 'val' would have none of the 4 images"),
     ],
 )
 def test_a_mistake_writes_nothing(tmp_path, options, sentence):

@@ -1,4 +1,4 @@
-"""Numbers that were counted by hand, and the picture of them."""
+"""Numbers that were counted by hand, and the image of them."""
 
 import json
 from dataclasses import replace
@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import classes, detection, picture
+from small_data import classes, detection, sample
 
 from rankless.curation.data_set import open_data_set
-from rankless.curation.statistics import box_centres, box_sides, object_areas, statistics
+from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
 from rankless.curation.statistics_plot import plot
 from rankless.errors import UserError
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Three pictures of 200 × 100 (width × height) and one of 50 × 100."""
+    """Three images of 200 × 100 (width × height) and one of 50 × 100."""
     boxes = [
         # 10 × 20 = 200 is small; 100 × 50 = 5,000 medium; 100 × 100 = 10,000 large
         [[0, 0, 10, 20, 0], [0, 0, 100, 50, 1], [100, 0, 200, 100, 0]],
@@ -26,30 +26,30 @@ def data(tmp_path):
     ]
     root = detection(tmp_path / "d", {"train": boxes, "val": [[]]})
     for number in range(3):
-        picture(root / f"images/train-00{number}.png", number, (200, 100))
-    picture(root / "images/train-003.png", 3, (50, 100))
+        sample(root / f"images/train-00{number}.png", number, (200, 100))
+    sample(root / "images/train-003.png", 3, (50, 100))
     (root / "images/val-000.png").write_bytes(b"nothing")
     return open_data_set(str(root), examined=True)
 
 
 def test_counts(data):
     train = statistics(data).splits["train"]
-    assert (train.pictures, train.boxes, train.empty, train.unreadable) == (4, 5, 1, 0)
+    assert (train.images, train.boxes, train.empty, train.unreadable) == (4, 5, 1, 0)
     assert train.classes == {"cat": 4, "dog": 1, "eel": 0}
     assert (train.small, train.medium, train.large) == (1, 3, 1)
     assert train.common_sizes == {"200 × 100": 3, "50 × 100": 1}
     assert (train.width.least, train.width.median, train.width.most) == (50, 200, 200)
     assert (train.aspect.least, train.aspect.most, train.aspect.mean) == (0.5, 2, 1.625)
-    assert (train.boxes_per_picture.median, train.boxes_per_picture.mean) == (1, 1.25)
-    # The share of the picture's area, as a side: of 10 × 20 in 200 × 100 it is √(0.05 · 0.2) = 0.1.
+    assert (train.boxes_per_image.median, train.boxes_per_image.mean) == (1, 1.25)
+    # The share of the image's area, as a side: of 10 × 20 in 200 × 100 it is √(0.05 · 0.2) = 0.1.
     assert train.box_side.least == pytest.approx(0.1)
     assert train.box_side.most == pytest.approx(1)
     assert (train.box_aspect.least, train.box_aspect.most) == (0.5, 2)
 
 
-def test_places_are_shares_of_the_picture(data):
+def test_places_are_shares_of_the_image(data):
     train = data.splits["train"]
-    assert box_centres(train)[1].tolist() == [0.25, 0.25]
+    assert box_centers(train)[1].tolist() == [0.25, 0.25]
     assert box_sides(train)[4].tolist() == [1, 1]
     assert object_areas(train).tolist() == [200, 5000, 10000, 1024, 5000]
 
@@ -64,7 +64,7 @@ def test_remarks(data):
     assert statistics(data).remarks == [
         "train: nothing of 1 of the 3 classes: eel",
         "val: nothing of 3 of the 3 classes: cat, dog, eel",
-        "val: 1 pictures cannot be read",
+        "val: 1 images cannot be read",
         f"1 finding: rankless data check {data.root}",
     ]
 
@@ -74,7 +74,7 @@ def test_uneven_classes_are_remarked(tmp_path):
     found = statistics(open_data_set(str(root)))
     assert found.remarks == ["train: 10 times as much of 'cat' as of 'dog'"]
     assert found.splits["train"].boxes is None
-    assert found.splits["train"].boxes_per_picture is None
+    assert found.splits["train"].boxes_per_image is None
 
 
 def test_nothing_is_no_number(data):
@@ -85,13 +85,13 @@ def test_nothing_is_no_number(data):
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_picture_is_drawn(data, tmp_path, ending):
+def test_the_image_is_drawn(data, tmp_path, ending):
     plot(data, tmp_path / f"stats.{ending}")
     begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert (tmp_path / f"stats.{ending}").read_bytes().startswith(begin)
 
 
-def test_the_picture_shows_something(data, tmp_path):
+def test_the_image_shows_something(data, tmp_path):
     plot(data, tmp_path / "stats.png")
     with Image.open(tmp_path / "stats.png") as image:
         assert len(image.convert("RGB").getcolors(1_000_000)) > 100

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from rankless.data.images.image_file import UnreadablePicture
-from rankless.structures import Picture
+from rankless.data.images.image_file import UnreadableImage
+from rankless.structures import Sample
 
 
 class Noise:
-    """Pictures of noise; number 13 cannot be read."""
+    """Images of noise; number 13 cannot be read."""
 
     class_names = ("x",)
 
@@ -22,18 +22,18 @@ class Noise:
     def source(self, index: int) -> str:
         return str(index)
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         if index == 13:
-            raise UnreadablePicture("thirteen.jpg", "cut short")
+            raise UnreadableImage("thirteen.jpg", "cut short")
         chance = torch.Generator().manual_seed(index)
         image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=chance)
-        return Picture(
+        return Sample(
             image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long()
         )
 
 
 class Strict:
-    """Items that are pictures of noise, or a fault."""
+    """Items that are images of noise, or a fault."""
 
     items = ("data", "and no method")
 
@@ -41,12 +41,12 @@ class Strict:
         return 20
 
     def item(self, index: int, epoch: int) -> int:
-        Noise().picture(index)
+        Noise().image(index)
         return index
 
 
 class WholeLines:
-    """Items that know their step and their neighbours; step 7 is one short."""
+    """Items that know their step and their neighbors; step 7 is one short."""
 
     def __len__(self) -> int:
         return 20

@@ -14,9 +14,9 @@ from torchvision.ops import box_iou
 
 from rankless.data import anchors
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import DetectionExamples, open_pictures
+from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
 
@@ -54,10 +54,10 @@ def test_close_to_the_best_there_is(count: int) -> None:
 
 def test_clusters_that_lie_apart_are_found() -> None:
     chance = np.random.default_rng(0)
-    centres = np.array([[10.0, 12], [80, 20], [25, 90], [150, 160]])
-    sizes = (centres[:, None] * np.exp(chance.normal(0, 0.03, (4, 200, 2)))).reshape(-1, 2)
+    centers = np.array([[10.0, 12], [80, 20], [25, 90], [150, 160]])
+    sizes = (centers[:, None] * np.exp(chance.normal(0, 0.03, (4, 200, 2)))).reshape(-1, 2)
     found = np.array(kmeans_anchors(sizes, 4, 5))
-    assert np.abs(found / centres - 1).max() < 0.01  # both from the smallest area to the largest
+    assert np.abs(found / centers - 1).max() < 0.01  # both from the smallest area to the largest
 
 
 @pytest.mark.parametrize("count", [3, 6, 9])
@@ -65,8 +65,8 @@ def test_not_worse_than_scikit_learn(count: int) -> None:
     chance = np.random.default_rng(count)
     side, shape = np.exp(chance.uniform(2.5, 5.5, 2000)), np.exp(chance.normal(0, 0.4, 2000))
     sizes = np.stack((side * shape, side / shape), 1)
-    centres = np.exp(KMeans(count, n_init=5, random_state=0).fit(np.log(sizes)).cluster_centers_)
-    assert average_iou(sizes, kmeans_anchors(sizes, count, 0)) >= average_iou(sizes, centres)
+    centers = np.exp(KMeans(count, n_init=5, random_state=0).fit(np.log(sizes)).cluster_centers_)
+    assert average_iou(sizes, kmeans_anchors(sizes, count, 0)) >= average_iou(sizes, centers)
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,7 +97,7 @@ def test_as_many_sizes_as_anchors_are_the_anchors() -> None:
 
 
 def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
-    """And nothing is decoded for them: the pictures end after their headers."""
+    """And nothing is decoded for them: the images end after their headers."""
     chance = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (tmp_path / folder / "train").mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
         Image.fromarray(noise).save(tmp_path / f"images/train/{number}.jpg")
         rows = [f"0 .5 .5 {chance.uniform(0.1, 1):.3f} {chance.uniform(0.1, 1):.3f}" for _ in range(number)]
         (tmp_path / f"labels/train/{number}.txt").write_text("\n".join(rows))
-    data = open_pictures(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
+    data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
     items = [DetectionExamples(data, (64, 96), 0, None).item(index, 0) for index in range(3)]
     expected = torch.cat([item.boxes[:, 2:] - item.boxes[:, :2] for item in items]).numpy()
     for file in (tmp_path / "images/train").iterdir():
@@ -117,12 +117,12 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
 
 def test_built_in_scenes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     few = DigitScenes("train", 6, 0, (64, 64))
-    boxes = torch.cat([few.picture(index).boxes for index in range(6)])
+    boxes = torch.cat([few.image(index).boxes for index in range(6)])
     assert np.abs(box_sizes(few, (32, 128)) - (boxes[:, 2:] - boxes[:, :2]).numpy() / 2).max() < 1e-6
     assert SCENES == 500
     monkeypatch.setattr(anchors, "SCENES", 9)
     many = DigitScenes("train", 10**9, 0, (64, 64))
-    asked = sum(len(many.picture(number * 10**9 // 9).labels) for number in range(9))
+    asked = sum(len(many.image(number * 10**9 // 9).labels) for number in range(9))
     assert len(box_sizes(many, (64, 64))) == asked
 
 
@@ -137,17 +137,17 @@ def test_difficult_and_no_boxes() -> None:
         def ground_truth(self, index: int):
             return self.boxes, torch.zeros(3), 100, 100, torch.tensor([True, False, False])
 
-        def picture(self, index: int):
+        def image(self, index: int):
             raise AssertionError
 
-        source = picture
+        source = image
 
     assert box_sizes(Hard(), (50, 50)).tolist() == [[15, 20]]
     Hard.boxes = Hard.boxes[2:].repeat(3, 1)
     assert box_sizes(Hard(), (50, 50)).shape == (0, 2)
 
 
-def test_flat_arrays_give_the_sizes_that_pictures_give_one_by_one() -> None:
+def test_flat_arrays_give_the_sizes_that_images_give_one_by_one() -> None:
     chance = np.random.default_rng(3)
     counts = [2, 0, 3, 1, 4]
     corners = chance.uniform(0, 20, (10, 2)).astype(np.float32)
@@ -173,4 +173,4 @@ def test_flat_arrays_give_the_sizes_that_pictures_give_one_by_one() -> None:
         for row, scale in enumerate(np.repeat(scales, counts))
         if flags[row] == 0
     ]
-    np.testing.assert_array_equal(box_sizes(BoxedPictures(found), (64, 96)), expected)
+    np.testing.assert_array_equal(box_sizes(BoxedImages(found), (64, 96)), expected)

@@ -1,4 +1,4 @@
-"""Augmentation: boxes follow their pixels, colour follows the colour wheel, nothing else moves."""
+"""Augmentation: boxes follow their pixels, color follows the color wheel, nothing else moves."""
 
 import colorsys
 import math
@@ -9,21 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.augment.resample import augment, colour_matrix, recolour
-from rankless.geometry.letterbox import GREY, letterbox, to_input
+from rankless.data.augment.resample import augment, color_matrix, recolor
+from rankless.geometry.letterbox import GRAY, letterbox, to_input
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 OFF = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
 MOVES = Augment(flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3)
 SIZE = (128, 160)
 
 
-def picture(height: int, width: int, box: tuple[int, int, int, int]) -> Picture:
+def sample(height: int, width: int, box: tuple[int, int, int, int]) -> Sample:
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     image[:, box[1] : box[3], box[0] : box[2]] = 255
-    return Picture(image, torch.tensor([box], dtype=torch.float32), torch.tensor([3]))
+    return Sample(image, torch.tensor([box], dtype=torch.float32), torch.tensor([3]))
 
 
 @given(height=st.integers(5, 300), width=st.integers(5, 300), seed=st.integers(0, 99))
@@ -31,7 +31,7 @@ def test_all_off_is_the_letterbox_bit_for_bit(height: int, width: int, seed: int
     image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
     boxes = torch.tensor([[0.0, 0, width, height], [1, 1, 1.5, 1.5]])
     got, got_boxes, labels, where = augment(
-        Picture(image, boxes, torch.tensor([1, 2])), SIZE, OFF, generator(seed)
+        Sample(image, boxes, torch.tensor([1, 2])), SIZE, OFF, generator(seed)
     )
     expected, expected_where = letterbox(image, SIZE)
     assert torch.equal(got, expected) and where == expected_where
@@ -44,8 +44,8 @@ def test_a_box_follows_its_pixels(seed: int, height: int, width: int) -> None:
     chance = np.random.default_rng(seed)
     x, y = int(chance.integers(0, width - 30)), int(chance.integers(0, height - 30))
     box = (x, y, int(chance.integers(x + 20, width)), int(chance.integers(y + 20, height)))
-    image, boxes, labels, _ = augment(picture(height, width, box), SIZE, MOVES, generator(seed))
-    bright = (image[0] > 184).numpy()  # above the grey around, brighter than half
+    image, boxes, labels, _ = augment(sample(height, width, box), SIZE, MOVES, generator(seed))
+    bright = (image[0] > 184).numpy()  # above the gray around, brighter than half
     if len(boxes) == 0:
         return
     rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))
@@ -58,9 +58,9 @@ def test_most_boxes_stay_and_cut_ones_go() -> None:
     options = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.99)
     kept = 0
     for seed in range(200):
-        source = picture(128, 160, (0, 0, 160, 128))
+        source = sample(128, 160, (0, 0, 160, 128))
         image, boxes, _, _ = augment(source, SIZE, options, generator(seed))
-        share = float((image[0] == 255).float().mean())  # of the box, which is the whole picture
+        share = float((image[0] == 255).float().mean())  # of the box, which is the whole image
         assert len(boxes) == (share >= 0.25), share
         if len(boxes):
             kept += 1
@@ -77,7 +77,7 @@ def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
     seen = set()
     for seed in range(400):
         _, boxes, labels, where = augment(
-            Picture(image, torch.cat((sliver, tiny)), torch.tensor([0, 1])), SIZE, options, generator(seed)
+            Sample(image, torch.cat((sliver, tiny)), torch.tensor([0, 1])), SIZE, options, generator(seed)
         )
         left = 4 + where.left  # pixels of the sliver still on the input, if it is cut
         if where.left < 0:
@@ -91,7 +91,7 @@ def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
 def test_draws_cover_their_ranges_evenly() -> None:
     image = torch.full((3, *SIZE), 200, dtype=torch.uint8)
     options = Augment(flip=0.3, hue=0.0, saturation=0.0, value=0.0, scale=1.0, translate=0.2)
-    source = Picture(image, torch.tensor([[0.0, 0, 20, 128]]), torch.tensor([0]))
+    source = Sample(image, torch.tensor([[0.0, 0, 20, 128]]), torch.tensor([0]))
     scales, flips = [], 0
     for seed in range(1000):
         _, boxes, _, where = augment(source, SIZE, options, generator(seed, "t"))
@@ -103,17 +103,17 @@ def test_draws_cover_their_ranges_evenly() -> None:
 
 
 def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() -> None:
-    source = picture(100, 120, (10, 10, 60, 60))
+    source = sample(100, 120, (10, 10, 60, 60))
     first = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
     again = augment(source, SIZE, Augment(), generator(1, "augment", 2, 3))
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-    uncoloured = augment(source, SIZE, Augment(hue=0.0), generator(1, "augment", 2, 3))
-    assert uncoloured[3] == first[3]
+    uncolored = augment(source, SIZE, Augment(hue=0.0), generator(1, "augment", 2, 3))
+    assert uncolored[3] == first[3]
     assert int(source.image.max()) == 255 and source.boxes.tolist() == [[10, 10, 60, 60]]  # untouched
 
 
 def test_threads_do_not_change_a_bit() -> None:
-    source = picture(301, 403, (20, 30, 200, 280))
+    source = sample(301, 403, (20, 30, 200, 280))
     source.image.copy_(torch.randint(0, 256, source.image.shape, dtype=torch.uint8))
     threads = torch.get_num_threads()
     try:
@@ -126,8 +126,8 @@ def test_threads_do_not_change_a_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_a_picture_without_boxes() -> None:
-    source = Picture(
+def test_a_image_without_boxes() -> None:
+    source = Sample(
         torch.zeros(3, 50, 60, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     )
     for seed in range(4):
@@ -136,28 +136,28 @@ def test_a_picture_without_boxes() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 20), (640, 200)])
-def test_the_grey_around_is_not_recoloured(height: int, width: int) -> None:
+def test_the_gray_around_is_not_recolored(height: int, width: int) -> None:
     options = Augment(flip=0.0, hue=0.1, saturation=0.5, value=0.9, scale=0.0, translate=0.0)
     for seed in range(6):
-        source = picture(height, width, (0, 0, width, height))
+        source = sample(height, width, (0, 0, width, height))
         placed, _, _, _ = augment(source, SIZE, options, generator(seed))
-        assert bool((placed[:, :, :50] == GREY).all()) and bool((placed[:, :, 115:] == GREY).all())
+        assert bool((placed[:, :, :50] == GRAY).all()) and bool((placed[:, :, 115:] == GRAY).all())
 
 
-def test_a_third_of_the_circle_sends_red_to_green_and_grey_stays() -> None:
-    assert np.allclose(colour_matrix(1 / 3, 1, 1) @ [1, 0, 0], [0, 1, 0], atol=1e-6)
-    assert np.allclose(colour_matrix(1 / 3, 1, 1) @ [0, 1, 0], [0, 0, 1], atol=1e-6)
-    assert np.allclose(colour_matrix(0, 1, 1), np.eye(3))
+def test_a_third_of_the_circle_sends_red_to_green_and_gray_stays() -> None:
+    assert np.allclose(color_matrix(1 / 3, 1, 1) @ [1, 0, 0], [0, 1, 0], atol=1e-6)
+    assert np.allclose(color_matrix(1 / 3, 1, 1) @ [0, 1, 0], [0, 0, 1], atol=1e-6)
+    assert np.allclose(color_matrix(0, 1, 1), np.eye(3))
     for hue, saturation in ((0.2, 0.5), (0.7, 2), (0.4, 0)):
-        assert np.allclose(colour_matrix(hue, saturation, 1.5) @ [0.3, 0.3, 0.3], [0.45] * 3, atol=1e-6)
+        assert np.allclose(color_matrix(hue, saturation, 1.5) @ [0.3, 0.3, 0.3], [0.45] * 3, atol=1e-6)
 
 
 @given(rgb=st.tuples(*[st.floats(0.2, 0.8)] * 3), hue=st.floats(-0.05, 0.05), value=st.floats(0.5, 1.2))
-def test_hue_turns_as_on_the_colour_wheel(rgb: tuple[float, float, float], hue: float, value: float) -> None:
+def test_hue_turns_as_on_the_color_wheel(rgb: tuple[float, float, float], hue: float, value: float) -> None:
     before = colorsys.rgb_to_hsv(*rgb)
-    after = colorsys.rgb_to_hsv(*(colour_matrix(hue, 1.0, value) @ np.array(rgb)).tolist())
+    after = colorsys.rgb_to_hsv(*(color_matrix(hue, 1.0, value) @ np.array(rgb)).tolist())
     if before[1] < 0.15:
-        return  # greys have no hue to speak of
+        return  # grays have no hue to speak of
     turned = (after[0] - before[0] + 0.5) % 1 - 0.5
     # The hexagon of HSV against the circle of a rotation: their angles differ by at most 1.12°, either end.
     assert abs(turned - hue) < 2 * 1.2 / 360 + 1e-3
@@ -168,7 +168,7 @@ def test_hue_turns_as_on_the_colour_wheel(rgb: tuple[float, float, float], hue: 
     st.integers(0, 2**31),
     st.sampled_from([1, 7, 64, 333]),
 )
-def test_recolouring_adds_without_rounding(numbers: list[float], seed: int, width: int) -> None:
+def test_recoloring_adds_without_rounding(numbers: list[float], seed: int, width: int) -> None:
     """In integers, with the rounded matrix, the result is the same: no order of adding can change it."""
     matrix = np.array(numbers, np.float32).reshape(3, 3)
     image = np.random.default_rng(seed).integers(0, 256, (3, 2, width), dtype=np.uint8)
@@ -177,20 +177,20 @@ def test_recolouring_adds_without_rounding(numbers: list[float], seed: int, widt
     whole = np.rint(matrix.astype(np.float64) * steps).astype(np.int64)
     sums = np.einsum("ij,jhw->ihw", whole, image.astype(np.int64))
     expected = ((sums + steps // 2) // steps).clip(0, 255)
-    assert np.array_equal(recolour(torch.from_numpy(image), matrix).numpy(), expected)
+    assert np.array_equal(recolor(torch.from_numpy(image), matrix).numpy(), expected)
 
 
-def test_recolour_against_float64() -> None:
+def test_recolor_against_float64() -> None:
     image = torch.randint(0, 256, (3, 37, 53), dtype=torch.uint8)
-    matrix = colour_matrix(0.1, 1.4, 1.2)
+    matrix = color_matrix(0.1, 1.4, 1.2)
     exact = np.einsum("ij,jhw->ihw", matrix.astype(np.float64), image.numpy().astype(np.float64)).clip(0, 255)
-    got = recolour(image, matrix).numpy()
+    got = recolor(image, matrix).numpy()
     assert np.abs(got - exact).max() <= 0.5 + 0.05  # the matrix is rounded
-    assert torch.equal(recolour(image, np.eye(3, dtype=np.float32)), image)
+    assert torch.equal(recolor(image, np.eye(3, dtype=np.float32)), image)
 
 
 def test_upside_down_changes_no_other_draw() -> None:
-    source = picture(100, 120, (10, 20, 60, 50))
+    source = sample(100, 120, (10, 20, 60, 50))
     for seed in range(8):
         upright = augment(source, SIZE, Augment(), generator(seed))
         turned = augment(source, SIZE, Augment(flip_vertical=1.0), generator(seed))

@@ -16,10 +16,10 @@ from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_scenery import HEADROOM, Chance, colour
+from rankless.data.datasets.builtin_scenery import HEADROOM, Chance, color
 from rankless.errors import UserError
 from rankless.randomness import generator
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,12 @@ def val() -> DigitScenes:
 
 
 @pytest.fixture(scope="module")
-def pictures(train: DigitScenes) -> list[Picture]:
-    return [train.picture(index) for index in range(400)]
+def samples(train: DigitScenes) -> list[Sample]:
+    return [train.image(index) for index in range(400)]
 
 
-def digest(picture: Picture) -> str:
-    parts = (picture.image, picture.boxes, picture.labels)
+def digest(sample: Sample) -> str:
+    parts = (sample.image, sample.boxes, sample.labels)
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 
@@ -48,9 +48,9 @@ def shown_and_hidden(scenes: DigitScenes, index: int, digit: int) -> NDArray[np.
     return np.abs(shown.image.numpy().astype(float) - hidden.image.numpy()).max(axis=0)
 
 
-def alone(picture: Picture, digit: int) -> bool:
+def alone(sample: Sample, digit: int) -> bool:
     """Whether no other box touches this one."""
-    return int((box_iou(picture.boxes[digit : digit + 1], picture.boxes) > 0).sum()) == 1
+    return int((box_iou(sample.boxes[digit : digit + 1], sample.boxes) > 0).sum()) == 1
 
 
 # ----- the split ------------------------------------------------------------------------------------------
@@ -79,80 +79,80 @@ def test_split_is_stratified(train: DigitScenes, val: DigitScenes) -> None:
 # ----- determinism ----------------------------------------------------------------------------------------
 
 
-def test_a_scene_does_not_depend_on_order_or_number_of_scenes(pictures: list[Picture]) -> None:
+def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Sample]) -> None:
     other = DigitScenes("train", 12, seed=3)
     for index in (11, 0, 7):
-        assert digest(other.picture(index)) == digest(pictures[index])
+        assert digest(other.image(index)) == digest(samples[index])
 
 
 @pytest.mark.processes
-def test_a_scene_is_the_same_in_another_process(pictures: list[Picture]) -> None:
+def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
     program = (
         "import sys, hashlib, pickle\n"
         "scenes = pickle.load(sys.stdin.buffer)\n"
         "for index in (5, 2):\n"
-        "    p = scenes.picture(index)\n"
+        "    p = scenes.image(index)\n"
         "    data = b''.join(part.numpy().tobytes() for part in (p.image, p.boxes, p.labels))\n"
         "    print(hashlib.sha256(data).hexdigest())\n"
         "print('sklearn' in sys.modules)\n"
     )
     scenes = DigitScenes("train", 1000, seed=3)
-    scenes.picture(0)  # what this makes must not travel
+    scenes.image(0)  # what this makes must not travel
     sent = pickle.dumps(scenes)
     assert len(sent) < 120_000
     out = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
-    assert out.stdout.decode().split() == [digest(pictures[5]), digest(pictures[2]), "False"]
+    assert out.stdout.decode().split() == [digest(samples[5]), digest(samples[2]), "False"]
 
 
-def test_scenes_do_not_depend_on_threads_or_global_generators(pictures: list[Picture]) -> None:
+def test_scenes_do_not_depend_on_threads_or_global_generators(samples: list[Sample]) -> None:
     before = torch.get_num_threads()
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     try:
         torch.set_num_threads(2)
-        assert digest(DigitScenes("train", 9, seed=3).picture(8)) == digest(pictures[8])
+        assert digest(DigitScenes("train", 9, seed=3).image(8)) == digest(samples[8])
     finally:
         torch.set_num_threads(before)
 
 
 def test_seed_split_and_index_each_change_the_scene(val: DigitScenes) -> None:
     scenes = [DigitScenes("train", 2, seed=seed) for seed in (0, 1)]
-    digests = {digest(s.picture(index)) for s in (*scenes, val) for index in (0, 1)}
+    digests = {digest(s.image(index)) for s in (*scenes, val) for index in (0, 1)}
     assert len(digests) == 6
 
 
 # ----- what a scene holds ---------------------------------------------------------------------------------
 
 
-def test_types_and_shapes(pictures: list[Picture]) -> None:
-    for picture in pictures[:20]:
-        count = len(picture.labels)
-        assert picture.image.shape == (3, 256, 256)
-        assert picture.image.dtype == torch.uint8
-        assert picture.image.is_contiguous()
-        assert picture.boxes.shape == (count, 4)
-        assert picture.boxes.dtype == torch.float32
-        assert picture.labels.dtype == torch.int64
+def test_types_and_shapes(samples: list[Sample]) -> None:
+    for sample in samples[:20]:
+        count = len(sample.labels)
+        assert sample.image.shape == (3, 256, 256)
+        assert sample.image.dtype == torch.uint8
+        assert sample.image.is_contiguous()
+        assert sample.boxes.shape == (count, 4)
+        assert sample.boxes.dtype == torch.float32
+        assert sample.labels.dtype == torch.int64
 
 
-def test_one_to_twelve_digits_evenly(pictures: list[Picture]) -> None:
-    counts = np.bincount([len(picture.labels) for picture in pictures], minlength=14)
+def test_one_to_twelve_digits_evenly(samples: list[Sample]) -> None:
+    counts = np.bincount([len(sample.labels) for sample in samples], minlength=14)
     assert counts[0] == counts[13:].sum() == 0
     # 400 scenes over 12 numbers: 33.3 each, deviation 5.5
     assert counts[1:13].min() >= 12
     assert counts[1:13].max() <= 55
 
 
-def test_classes_in_balance(pictures: list[Picture]) -> None:
-    counts = torch.bincount(torch.cat([picture.labels for picture in pictures]), minlength=10)
+def test_classes_in_balance(samples: list[Sample]) -> None:
+    counts = torch.bincount(torch.cat([sample.labels for sample in samples]), minlength=10)
     expected = counts.sum().item() / 10
     chi_squared = ((counts - expected) ** 2 / expected).sum().item()
     assert len(counts) == 10
     assert chi_squared < 27.9  # the 99.9th percentile with nine degrees of freedom
 
 
-def test_sizes_are_roughly_log_uniform(pictures: list[Picture]) -> None:
-    boxes = torch.cat([picture.boxes for picture in pictures])
+def test_sizes_are_roughly_log_uniform(samples: list[Sample]) -> None:
+    boxes = torch.cat([sample.boxes for sample in samples])
     heights = boxes[:, 3] - boxes[:, 1]
     assert heights.min() >= 11
     assert heights.max() <= 118
@@ -160,24 +160,24 @@ def test_sizes_are_roughly_log_uniform(pictures: list[Picture]) -> None:
     assert min(octaves) > 0.2  # a third each if sizes were exactly log-uniform and never shrunk for room
 
 
-def test_boxes_lie_inside_and_are_not_empty(pictures: list[Picture]) -> None:
-    for picture in pictures:
-        x1, y1, x2, y2 = picture.boxes.T
+def test_boxes_lie_inside_and_are_not_empty(samples: list[Sample]) -> None:
+    for sample in samples:
+        x1, y1, x2, y2 = sample.boxes.T
         assert min(x1.min(), y1.min()) >= 0
         assert max(x2.max(), y2.max()) <= 256
         assert (x2 - x1).min() >= 3
         assert (y2 - y1).min() >= 3
 
 
-def test_boxes_overlap_at_most_slightly(pictures: list[Picture]) -> None:
+def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
     touching = 0
-    for picture in pictures:
-        iou = box_iou(picture.boxes, picture.boxes).fill_diagonal_(0)
+    for sample in samples:
+        iou = box_iou(sample.boxes, sample.boxes).fill_diagonal_(0)
         assert iou.max() <= 0.05 + 1e-6
-        low = torch.maximum(picture.boxes[:, None, :2], picture.boxes[None, :, :2])
-        high = torch.minimum(picture.boxes[:, None, 2:], picture.boxes[None, :, 2:])
+        low = torch.maximum(sample.boxes[:, None, :2], sample.boxes[None, :, :2])
+        high = torch.minimum(sample.boxes[:, None, 2:], sample.boxes[None, :, 2:])
         shared = (high - low).clamp(min=0).prod(-1)
-        area = (picture.boxes[:, 2:] - picture.boxes[:, :2]).prod(-1)
+        area = (sample.boxes[:, 2:] - sample.boxes[:, :2]).prod(-1)
         assert ((shared / area).fill_diagonal_(0)).max() <= 0.1 + 1e-6
         touching += int((iou > 0).any())
     assert touching > 40  # and they do overlap sometimes
@@ -186,14 +186,14 @@ def test_boxes_overlap_at_most_slightly(pictures: list[Picture]) -> None:
 # ----- the ink --------------------------------------------------------------------------------------------
 
 
-def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, pictures: list[Picture]) -> None:
+def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sample]) -> None:
     checked = 0
     for index in range(40):
-        for digit in range(len(pictures[index].labels)):
-            if not alone(pictures[index], digit):
+        for digit in range(len(samples[index].labels)):
+            if not alone(samples[index], digit):
                 continue
             change = shown_and_hidden(train, index, digit)
-            x1, y1, x2, y2 = pictures[index].boxes[digit].int().tolist()
+            x1, y1, x2, y2 = samples[index].boxes[digit].int().tolist()
             outside = change.copy()
             outside[y1:y2, x1:x2] = 0
             assert outside.max() == 0  # no ink beyond the box
@@ -207,13 +207,13 @@ def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, pictures: list[Pict
     assert checked > 100  # nearly all of them to the pixel
 
 
-def test_every_digit_can_be_seen(train: DigitScenes, pictures: list[Picture]) -> None:
+def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> None:
     for index in range(25):
-        image = pictures[index].image.double()
-        for digit in range(len(pictures[index].labels)):
+        image = samples[index].image.double()
+        for digit in range(len(samples[index].labels)):
             change = torch.from_numpy(shown_and_hidden(train, index, digit))
             ink, paper = change > 0.6 * change.max(), torch.zeros_like(change, dtype=torch.bool)
-            x1, y1, x2, y2 = pictures[index].boxes[digit].int().tolist()
+            x1, y1, x2, y2 = samples[index].boxes[digit].int().tolist()
             paper[y1:y2, x1:x2] = True
             paper &= change == 0
             luma = (image * torch.tensor([0.299, 0.587, 0.114]).double()[:, None, None]).sum(0)
@@ -221,16 +221,16 @@ def test_every_digit_can_be_seen(train: DigitScenes, pictures: list[Picture]) ->
 
 
 def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
-    """The nearest neighbour among scikit-learn's own digits agrees, as far as a warped digit lets it."""
+    """The nearest neighbor among scikit-learn's own digits agrees, as far as a warped digit lets it."""
     known = DigitScenes("train", 1)._digits
     stored = np.concatenate(known).reshape(-1, 64).astype(float)
     stored_labels = np.repeat(np.arange(10), [len(images) for images in known])
     right = total = 0
     for index in range(60):
-        picture = val.picture(index)
-        for digit in range(len(picture.labels)):
-            x1, y1, x2, y2 = picture.boxes[digit].int().tolist()
-            if y2 - y1 < 24 or not alone(picture, digit):
+        sample = val.image(index)
+        for digit in range(len(sample.labels)):
+            x1, y1, x2, y2 = sample.boxes[digit].int().tolist()
+            if y2 - y1 < 24 or not alone(sample, digit):
                 continue
             ink = shown_and_hidden(val, index, digit)[y1:y2, x1:x2]
             sheet = np.zeros((y2 - y1, max(y2 - y1, x2 - x1)))
@@ -239,17 +239,17 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
             small = np.asarray(Image.fromarray(sheet.astype(np.float32)).resize((8, 8), Image.Resampling.BOX))
             vector = small.reshape(64) * (16 / small.max())
             nearest = stored_labels[((stored - vector) ** 2).sum(1).argmin()]
-            right += int(nearest == picture.labels[digit])
+            right += int(nearest == sample.labels[digit])
             total += 1
     assert total > 80
     assert right / total > 0.8  # a tenth if labels and ink did not belong together
 
 
-def test_no_colour_leaves_the_headroom() -> None:
-    chance = Chance(generator(0, "colours"))
-    colours = np.array([colour(chance, chance.uniform(HEADROOM, 255 - HEADROOM)) for _ in range(500)])
-    assert colours.min() >= HEADROOM
-    assert colours.max() <= 255 - HEADROOM
+def test_no_color_leaves_the_headroom() -> None:
+    chance = Chance(generator(0, "colors"))
+    colors = np.array([color(chance, chance.uniform(HEADROOM, 255 - HEADROOM)) for _ in range(500)])
+    assert colors.min() >= HEADROOM
+    assert colors.max() <= 255 - HEADROOM
 
 
 # ----- sizes and faults -----------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def test_no_colour_leaves_the_headroom() -> None:
 def test_other_sizes(size: tuple[int, int]) -> None:
     scenes = DigitScenes("train", 6, size=size)
     for index in range(6):
-        picture = scenes.picture(index)
-        assert picture.image.shape == (3, *size)
-        assert len(picture.labels) >= 1
-        assert picture.boxes.min() >= 0
-        assert picture.boxes[:, 2].max() <= size[1]
-        assert picture.boxes[:, 3].max() <= size[0]
+        sample = scenes.image(index)
+        assert sample.image.shape == (3, *size)
+        assert len(sample.labels) >= 1
+        assert sample.boxes.min() >= 0
+        assert sample.boxes[:, 2].max() <= size[1]
+        assert sample.boxes[:, 3].max() <= size[0]
 
 
 def test_names(val: DigitScenes) -> None:
@@ -284,4 +284,4 @@ def test_faults_are_told_together() -> None:
 @pytest.mark.parametrize("index", [-1, 256])
 def test_no_such_scene(val: DigitScenes, index: int) -> None:
     with pytest.raises(IndexError, match="0 to 255"):
-        val.picture(index)
+        val.image(index)

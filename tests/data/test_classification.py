@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_digits import DigitPictures
-from rankless.data.datasets.classification import ClassificationExamples, collate, open_pictures
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.datasets.builtin_digits import DigitImages
+from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
+from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
 from rankless.structures import Unreadable
@@ -21,8 +21,8 @@ from rankless.structures import Unreadable
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 
 
-class Greys:
-    """Picture n is grey of level 10 n, its class n % 3."""
+class Grays:
+    """Image n is gray of level 10 n, its class n % 3."""
 
     class_names = ("a", "b", "c")
     notes = ("told",)
@@ -41,13 +41,13 @@ class Greys:
 
 
 def examples(
-    varied: bool = True, seed: int = 0, epochs: int | None = None, **options
+    augmented: bool = True, seed: int = 0, epochs: int | None = None, **options
 ) -> ClassificationExamples:
     augment = Augment(**{**OFF.__dict__, **options})
-    return ClassificationExamples(Greys(), (8, 8), seed, augment, varied=varied, epochs=epochs)
+    return ClassificationExamples(Grays(), (8, 8), seed, augment, augmented=augmented, epochs=epochs)
 
 
-def test_an_item_is_a_placed_picture_and_its_class():
+def test_an_item_is_a_placed_image_and_its_class():
     found = examples()
     assert len(found) == 20 and found.notes == ("told",)
     item = found.item(4, 0)
@@ -56,23 +56,25 @@ def test_an_item_is_a_placed_picture_and_its_class():
     assert found.labels().tolist() == [n % 3 for n in range(20)]
 
 
-class Damaged(Greys):
+class Damaged(Grays):
     """Of which number 4 cannot be read."""
 
     def image(self, index: int) -> Tensor:
         if index == 4:
-            raise UnreadablePicture("four.jpg", "cut short")
+            raise UnreadableImage("four.jpg", "cut short")
         return super().image(index)
 
 
-def damaged(varied: bool, **options) -> ClassificationExamples:
-    return ClassificationExamples(Damaged(), (8, 8), 0, Augment(**{**OFF.__dict__, **options}), varied=varied)
+def damaged(augmented: bool, **options) -> ClassificationExamples:
+    return ClassificationExamples(
+        Damaged(), (8, 8), 0, Augment(**{**OFF.__dict__, **options}), augmented=augmented
+    )
 
 
 FOUR = Unreadable(4, "four.jpg", "cut short")
 
 
-def test_another_picture_with_its_own_class_is_trained_on_in_place_of_one_that_cannot_be_read():
+def test_another_image_with_its_own_class_is_trained_on_in_place_of_one_that_cannot_be_read():
     item = damaged(True).item(4, 0)
     assert item.index == 4 and item.unreadable == (FOUR,)
     number = int(item.image[0, 0, 0]) // 10
@@ -85,7 +87,7 @@ def test_another_picture_with_its_own_class_is_trained_on_in_place_of_one_that_c
     assert 1 <= sum(map(len, mixed)) <= 40
 
 
-def test_to_be_scored_an_unreadable_picture_is_grey():
+def test_to_be_scored_an_unreadable_image_is_gray():
     item = damaged(False).item(4, 0)
     assert item.image.eq(114).all() and item.image.shape == (3, 8, 8)
     assert item.unreadable == (FOUR,) and item.target.tolist() == [0, 1, 0]
@@ -119,7 +121,7 @@ def test_partners_come_from_the_whole_data_by_key(options):
 
 
 @pytest.mark.parametrize("way", ["mixup", "cutmix"])
-def test_a_share_of_the_pictures_is_mixed_and_none_in_the_last_epochs(way):
+def test_a_share_of_the_images_is_mixed_and_none_in_the_last_epochs(way):
     half = examples(**{way: 1.0}, mixup_chance=0.25)
     always = examples(**{way: 1.0})
     mixed = 0
@@ -129,7 +131,7 @@ def test_a_share_of_the_pictures_is_mixed_and_none_in_the_last_epochs(way):
             mixed += 1
         else:
             assert item.image.eq(40).all() and item.target.tolist() == [0, 1, 0]
-    assert 28 < mixed < 80  # 50; a partner may be the picture itself, and a cut may be empty
+    assert 28 < mixed < 80  # 50; a partner may be the image itself, and a cut may be empty
     closed = examples(**{way: 1.0}, close_mosaic=3, epochs=10)
     for epoch in range(12):
         if epoch < 7:
@@ -145,7 +147,7 @@ def test_both_ways_of_mixing_happen():
 
 
 def test_evaluation_neither_varies_nor_mixes():
-    found = examples(varied=False, mixup=1.0, cutmix=1.0, erase=1.0, value=0.5, policy="randaugment")
+    found = examples(augmented=False, mixup=1.0, cutmix=1.0, erase=1.0, value=0.5, policy="randaugment")
     for index in range(20):
         item = found.item(index, 3)
         assert item.image.eq(10 * index).all() and item.target[index % 3] == 1
@@ -164,7 +166,7 @@ def test_the_digits_are_scikit_learns_and_split_as_in_the_scenes():
     known = {image.astype(np.uint8).tobytes(): label for image, label in zip(*stored_of(stored), strict=True)}
     seen = {}
     for split in ("train", "val"):
-        digits = DigitPictures(split)
+        digits = DigitImages(split)
         assert digits.class_names == tuple("0123456789")
         levels = [level.tobytes() for level in digits._levels]
         assert [known[level] for level in levels] == [digits.label(index) for index in range(len(digits))]
@@ -173,13 +175,13 @@ def test_the_digits_are_scikit_learns_and_split_as_in_the_scenes():
         assert scenes == seen[split]
     assert not seen["train"] & seen["val"] and len(seen["train"]) + len(seen["val"]) == 1797
     assert len(seen["val"]) == 359
-    image = DigitPictures("val").image(7)
+    image = DigitImages("val").image(7)
     assert image.shape == (3, 64, 64) and image.dtype == torch.uint8
     assert torch.equal(image[0], image[2]) and image.max() > 230 and image.min() == 0
     small = torch.nn.functional.avg_pool2d(image[:1].float(), 8)[0] / 255 * 16
-    assert np.corrcoef(small.flatten(), DigitPictures("val")._levels[7].ravel())[0, 1] > 0.95
+    assert np.corrcoef(small.flatten(), DigitImages("val")._levels[7].ravel())[0, 1] > 0.95
     with pytest.raises(IndexError):
-        DigitPictures("val").image(359)
+        DigitImages("val").image(359)
 
 
 def stored_of(stored) -> tuple:
@@ -187,10 +189,10 @@ def stored_of(stored) -> tuple:
 
 
 def test_opening(tmp_path):
-    assert isinstance(open_pictures("digits", "val"), DigitPictures)
+    assert isinstance(open_images("digits", "val"), DigitImages)
     with pytest.raises(UserError, match="no split 'test'"):
-        open_pictures("digits", "test")
+        open_images("digits", "test")
     with pytest.raises(UserError, match="the model has 2 others"):
-        open_pictures("digits", "val", ("cat", "dog"))
+        open_images("digits", "val", ("cat", "dog"))
     with pytest.raises(UserError, match="no such file or folder"):
-        open_pictures(str(tmp_path / "none"), "train")
+        open_images(str(tmp_path / "none"), "train")

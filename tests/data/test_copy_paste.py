@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.augment.copy_paste import MOST, copy_paste
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 SIZE = (128, 128)
 
 
-def drawn(seed: int, height: int, width: int, colour: int, count: int) -> Picture:
-    """Black, with filled boxes of whole pixels of one colour."""
+def drawn(seed: int, height: int, width: int, color: int, count: int) -> Sample:
+    """Black, with filled boxes of whole pixels of one color."""
     chance = np.random.default_rng(seed)
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     boxes = []
@@ -23,8 +23,8 @@ def drawn(seed: int, height: int, width: int, colour: int, count: int) -> Pictur
         x, y = int(chance.integers(width - 8)), int(chance.integers(height - 8))
         right, bottom = x + int(chance.integers(4, 40)), y + int(chance.integers(4, 40))
         boxes.append([x, y, min(right, width), min(bottom, height)])
-        image[colour, y:bottom, x:right] = 255
-    return Picture(image, torch.tensor(boxes).float().reshape(-1, 4), torch.full((count,), colour))
+        image[color, y:bottom, x:right] = 255
+    return Sample(image, torch.tensor(boxes).float().reshape(-1, 4), torch.full((count,), color))
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(0, 20), others=st.integers(0, 20))
@@ -55,10 +55,10 @@ def test_pasted_objects_are_in_their_boxes_and_cover_little(seed: int, count: in
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
-def test_an_object_is_as_large_on_the_input_as_in_its_own_picture(factor: int) -> None:
-    """The other picture in other resolutions of itself."""
+def test_an_object_is_as_large_on_the_input_as_in_its_own_image(factor: int) -> None:
+    """The other image in other resolutions of itself."""
     one = drawn(0, 100, 160, 0, 0)
-    other = Picture(
+    other = Sample(
         torch.zeros(3, 100 * factor, 160 * factor, dtype=torch.uint8),
         torch.tensor([[20.0, 10, 50, 30]]) * factor,
         torch.tensor([1]),
@@ -70,7 +70,7 @@ def test_an_object_is_as_large_on_the_input_as_in_its_own_picture(factor: int) -
 
 
 def test_a_box_between_pixels_stays_between_them() -> None:
-    other = Picture(
+    other = Sample(
         torch.zeros(3, 50, 50, dtype=torch.uint8), torch.tensor([[3.25, 4.5, 9.75, 8.125]]), torch.tensor([1])
     )
     for seed in range(9):
@@ -80,13 +80,13 @@ def test_a_box_between_pixels_stays_between_them() -> None:
 
 
 def test_what_is_too_large_or_finds_no_place_is_not_pasted() -> None:
-    full = Picture(
+    full = Sample(
         torch.zeros(3, 50, 50, dtype=torch.uint8), torch.tensor([[0.0, 0, 50, 50]]), torch.tensor([0])
     )
-    wide = Picture(
+    wide = Sample(
         torch.zeros(3, 40, 80, dtype=torch.uint8), torch.tensor([[0.0, 0, 80, 20]]), torch.tensor([1])
     )
-    tall = Picture(
+    tall = Sample(
         torch.zeros(3, 80, 40, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     )
     for seed in range(9):

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.augment.crop import cropped
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 
-def numbered(height: int, width: int, boxes: torch.Tensor) -> Picture:
-    """A picture whose pixels tell where they are."""
+def numbered(height: int, width: int, boxes: torch.Tensor) -> Sample:
+    """An image whose pixels tell where they are."""
     y, x = np.mgrid[:height, :width]
     image = torch.from_numpy(np.stack([x % 256, y % 256, x // 256 * 16 + y // 256]).astype(np.uint8))
-    return Picture(image, boxes, torch.arange(len(boxes)))
+    return Sample(image, boxes, torch.arange(len(boxes)))
 
 
 def corner_of(image: torch.Tensor) -> tuple[int, int]:

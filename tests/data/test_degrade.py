@@ -21,7 +21,7 @@ def noise() -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 80), dtype=np.uint8))
 
 
-def test_off_is_the_picture_itself() -> None:
+def test_off_is_the_image_itself() -> None:
     image = noise()
     assert degrade(image, OFF, key(1)) is image
 
@@ -62,7 +62,7 @@ def test_the_noise_has_its_deviation_and_no_bias() -> None:
     assert all(abs(float(one.mean()) - 128) < 1 for one in found)
 
 
-def test_jpeg_leaves_traces_and_the_picture() -> None:
+def test_jpeg_leaves_traces_and_the_image() -> None:
     y, x = np.mgrid[:64, :80]
     smooth = torch.from_numpy(np.stack([x * 3, y * 3, x + y]).astype(np.uint8))
     for index in range(10):

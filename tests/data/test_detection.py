@@ -8,16 +8,16 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data.datasets.detection import DetectionExamples, collate, open_pictures
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.datasets.detection import DetectionExamples, collate, open_images
+from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.geometry.letterbox import letterbox, to_input, to_source
 from rankless.recipe.schema import Augment
-from rankless.structures import DetectionItem, Letterbox, Picture, Unreadable
+from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable
 
 
 class Drawn:
-    """Six pictures of different sizes, number i with i boxes."""
+    """Six images of different sizes, number i with i boxes."""
 
     class_names = ("x", "y")
 
@@ -27,13 +27,13 @@ class Drawn:
     def source(self, index: int) -> str:
         return f"drawn/{index}"
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         chance = np.random.default_rng(index)
         height, width = 60 + 10 * index, 90 - 5 * index
         corner = chance.uniform(0, 30, (index, 2))
         boxes = np.concatenate((corner, corner + chance.uniform(5, 25, (index, 2))), 1).astype(np.float32)
         image = torch.from_numpy(chance.integers(0, 256, (3, height, width), dtype=np.uint8))
-        return Picture(image, torch.from_numpy(boxes), torch.arange(index) % 2)
+        return Sample(image, torch.from_numpy(boxes), torch.arange(index) % 2)
 
 
 SIZE = (64, 96)
@@ -42,7 +42,7 @@ SIZE = (64, 96)
 def test_evaluation_items_are_letterboxed_whatever_the_epoch() -> None:
     examples = DetectionExamples(Drawn(), SIZE, seed=3, augment=None)
     for index in range(len(examples)):
-        source, item = Drawn().picture(index), examples.item(index, epoch=index)
+        source, item = Drawn().image(index), examples.item(index, epoch=index)
         image, where = letterbox(source.image, SIZE)
         assert torch.equal(item.image, image) and item.letterbox == where and item.index == index
         assert torch.equal(item.boxes, to_input(source.boxes, where))
@@ -68,22 +68,22 @@ def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
 class Damaged(Drawn):
     """Of which number 4 cannot be read."""
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         if index == 4:
-            raise UnreadablePicture("four.jpg", "cut short")
-        return super().picture(index)
+            raise UnreadableImage("four.jpg", "cut short")
+        return super().image(index)
 
     def ground_truth(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         if index == 4:
             return torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, 0
-        picture = super().picture(index)
-        return picture.boxes, picture.labels, picture.image.shape[1], picture.image.shape[2]
+        sample = super().image(index)
+        return sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2]
 
 
 FOUR = Unreadable(4, "four.jpg", "cut short")
 
 
-def test_another_picture_is_trained_on_in_place_of_one_that_cannot_be_read() -> None:
+def test_another_image_is_trained_on_in_place_of_one_that_cannot_be_read() -> None:
     options = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
     examples = DetectionExamples(Damaged(), SIZE, 1, options)
     item = examples.item(4, 0)
@@ -102,14 +102,14 @@ def test_a_mosaic_tells_of_every_partner_that_cannot_be_read() -> None:
     assert 0 < sum(met) < 60 and max(met) <= 4
 
 
-def test_to_be_scored_an_unreadable_picture_is_grey() -> None:
+def test_to_be_scored_an_unreadable_image_is_gray() -> None:
     examples = DetectionExamples(Damaged(), SIZE, 1, None)
     item = examples.item(4, 0)
     assert (item.image == 114).all() and item.image.shape == (3, *SIZE)
     assert item.unreadable == (FOUR,) and not len(item.labels)
 
 
-def test_pictures_of_like_aspect_share_a_small_input() -> None:
+def test_images_of_like_aspect_share_a_small_input() -> None:
     whole = DetectionExamples(Damaged(), (128, 128), 1, None)
     examples = DetectionExamples(Damaged(), (128, 128), 1, None, rectangular=True)
     assert whole.evaluation_order() is None
@@ -126,14 +126,14 @@ def test_pictures_of_like_aspect_share_a_small_input() -> None:
 
 
 class Wide(Drawn):
-    """Pictures of 193 × 256: on an input of 128 × 128 they are 96 and a half pixels high."""
+    """Images of 193 × 256: on an input of 128 × 128 they are 96 and a half pixels high."""
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         image = torch.full((3, 193, 256), 7, dtype=torch.uint8)
-        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        return Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
 
-def test_a_small_input_makes_no_picture_smaller() -> None:
+def test_a_small_input_makes_no_image_smaller() -> None:
     whole = DetectionExamples(Wide(), (128, 128), 1, None)
     (item,) = DetectionExamples(Wide(), (128, 128), 1, None, rectangular=True).items([(0, 0)], 0)
     assert item.image.shape == (3, 96, 128) and item.letterbox.scale == 0.5
@@ -166,11 +166,11 @@ def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
 
 
 def test_digits_are_built_in() -> None:
-    pictures = open_pictures("digits", "val", images=3, seed=0, size=(64, 96))
-    assert len(pictures) == 3 and len(pictures.class_names) == 10
-    assert pictures.picture(0).image.shape == (3, 64, 96)
-    item = DetectionExamples(pictures, (64, 96), 0, None).item(1, 0)
-    assert torch.equal(item.image, pictures.picture(1).image)
+    samples = open_images("digits", "val", images=3, seed=0, size=(64, 96))
+    assert len(samples) == 3 and len(samples.class_names) == 10
+    assert samples.image(0).image.shape == (3, 64, 96)
+    item = DetectionExamples(samples, (64, 96), 0, None).item(1, 0)
+    assert torch.equal(item.image, samples.image(1).image)
 
 
 def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
@@ -181,14 +181,14 @@ def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
     (tmp_path / "labels" / "val" / "a.txt").write_text("0 .5 .5 .5 .5")
     (tmp_path / "data.yaml").write_text("val: images/val\nnames: [x]\n")
     for root in (tmp_path, tmp_path / "data.yaml"):
-        pictures = open_pictures(str(root), "val", images=9, seed=0, size=(64, 64))
-        assert pictures.class_names == ("x",) and len(pictures) == 1
+        samples = open_images(str(root), "val", images=9, seed=0, size=(64, 64))
+        assert samples.class_names == ("x",) and len(samples) == 1
         (folder / "a.png").touch()
-        truth = DetectionExamples(pictures, (64, 64), 0, None).ground_truth(0)
+        truth = DetectionExamples(samples, (64, 64), 0, None).ground_truth(0)
         assert (truth.boxes.tolist(), truth.height, truth.width) == ([[10, 5, 30, 15]], 20, 40)
     with pytest.raises(UserError, match="'digits'"):
-        open_pictures(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))
+        open_images(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))
     (tmp_path / "val.csv").write_text("filename,label\nimages/val/a.png,x\n")
     with pytest.raises(UserError, match=r"read as 'csv', .* no boxes.* Set 'task: classify'"):
-        open_pictures(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="csv")
-    assert len(open_pictures(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="darknet")) == 1
+        open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="csv")
+    assert len(open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="darknet")) == 1

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.geometry.letterbox import GREY, letterbox, place, stretched, to_input, to_source
+from rankless.geometry.letterbox import GRAY, letterbox, place, stretched, to_input, to_source
 from rankless.structures import Letterbox
 
 SIDES = st.integers(1, 700)
 SIZE = (96, 128)
 
 
-def test_a_picture_of_the_right_size_is_returned_as_it_is() -> None:
+def test_a_image_of_the_right_size_is_returned_as_it_is() -> None:
     image = torch.randint(0, 256, (3, *SIZE), dtype=torch.uint8)
     placed, where = letterbox(image, SIZE)
     assert placed is image
@@ -24,11 +24,11 @@ def test_a_picture_of_the_right_size_is_returned_as_it_is() -> None:
 
 
 @given(height=SIDES, width=SIDES)
-def test_the_picture_fills_one_side_and_lies_in_the_middle(height: int, width: int) -> None:
+def test_the_image_fills_one_side_and_lies_in_the_middle(height: int, width: int) -> None:
     placed, where = letterbox(torch.full((3, height, width), 7, dtype=torch.uint8), SIZE)
     assert placed.shape == (3, *SIZE) and placed.dtype == torch.uint8
     inside = placed[0] == 7
-    assert bool(((placed == 7) | (placed == GREY)).all())
+    assert bool(((placed == 7) | (placed == GRAY)).all())
     rows, columns = int(inside.any(1).sum()), int(inside.any(0).sum())
     scale = min(SIZE[0] / height, SIZE[1] / width)
     assert where.scale == scale and (where.height, where.width) == (height, width)
@@ -54,22 +54,22 @@ def test_every_pixel_lies_where_the_placement_says(height: int, width: int, zoom
         offset = where.left if axis == 1 else where.top
         assert abs(offset - (left if axis == 1 else top)) < 1
         values = placed[0].double()
-        source = (torch.arange(SIZE[axis]) + 0.5 - offset) / scale - 0.5  # pixel centres
+        source = (torch.arange(SIZE[axis]) + 0.5 - offset) / scale - 0.5  # pixel centers
         source = source if axis == 1 else source[:, None]
         expected = (source * 255 / (side - 1)).expand(*SIZE)
         rows = (torch.arange(SIZE[0]) + 0.5 - where.top) / scale
         columns = (torch.arange(SIZE[1]) + 0.5 - where.left) / scale
-        margin = 2 + 2 / scale  # at the picture's own edge the filter is cut off
+        margin = 2 + 2 / scale  # at the image's own edge the filter is cut off
         inside = (
             ((rows > margin) & (rows < height - margin))[:, None]
             & (columns > margin)
             & (columns < width - margin)
         )
         assert int(inside.sum()) > 100
-        level = 255 / (side - 1)  # a ramp's step in grey levels, rounded to whole ones twice
+        level = 255 / (side - 1)  # a ramp's step in gray levels, rounded to whole ones twice
         error = (values - expected)[inside]
         assert error.abs().max() < 1.01 + 0.5 * level * (level > 1)
-        assert abs(error.mean()) < 0.1  # no shift: below a tenth of a grey level on average
+        assert abs(error.mean()) < 0.1  # no shift: below a tenth of a gray level on average
 
 
 def test_resampling_agrees_with_another_library() -> None:
@@ -124,13 +124,13 @@ def test_to_source_clips() -> None:
 
 
 @pytest.mark.parametrize(("left", "top"), [(-1000, 0), (1000, 0), (0, -1000), (0, 1000)])
-def test_a_picture_shifted_out_of_sight_leaves_grey(left: int, top: int) -> None:
+def test_a_image_shifted_out_of_sight_leaves_gray(left: int, top: int) -> None:
     placed, _ = place(torch.zeros(3, 50, 60, dtype=torch.uint8), SIZE, 1.3, left, top)
-    assert bool((placed == GREY).all())
+    assert bool((placed == GRAY).all())
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([(32, 64), (64, 32), (32, 32)]))
-def test_a_stretched_picture_fills_the_input_and_boxes_come_back(height, width, size):
+def test_a_stretched_image_fills_the_input_and_boxes_come_back(height, width, size):
     image = torch.full((3, height, width), 200, dtype=torch.uint8)
     placed, where = stretched(image, size)
     assert placed.shape == (3, *size)

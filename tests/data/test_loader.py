@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rankless.data.datasets.detection import DetectionExamples, collate
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.images.image_file import UnreadableImage
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
@@ -27,8 +27,8 @@ from examples_for_loader import Facts, Noise, Strict, WholeLines
 pytestmark = pytest.mark.timeout(120)
 
 
-def lines(*pictures: Sequence[tuple[int, int]]) -> list[Line]:
-    return [Line(step, each) for step, each in enumerate(pictures)]
+def lines(*samples: Sequence[tuple[int, int]]) -> list[Line]:
+    return [Line(step, each) for step, each in enumerate(samples)]
 
 
 def endless(drawn: list[int], seed: int = 5) -> Iterator[Line]:
@@ -64,18 +64,18 @@ def test_the_number_of_processes_changes_no_batch() -> None:
         for name in ("images", "boxes", "labels", "valid"):
             assert torch.equal(getattr(a, name), getattr(b, name))
     seen = [index for batch in runs[0][:4] for index in batch.indices]
-    assert sorted(seen) == list(range(12))  # one epoch of 12 pictures in four micro-batches of 3
+    assert sorted(seen) == list(range(12))  # one epoch of 12 images in four micro-batches of 3
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_faulty_picture_is_told_as_itself(workers: int) -> None:
+def test_a_faulty_image_is_told_as_itself(workers: int) -> None:
     plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)])
     batches = micro_batches(Strict(), list, plan, workers=workers)
     assert next(batches) == [1, 2]
     with pytest.raises(UserError) as caught:
         next(batches)
-    assert type(caught.value) is UnreadablePicture
+    assert type(caught.value) is UnreadableImage
     assert (caught.value.path, caught.value.reason) == ("thirteen.jpg", "cut short")
     with pytest.raises(StopIteration):
         next(batches)
@@ -144,7 +144,7 @@ def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: 
     batches = micro_batches(WholeLines(), list, plan, workers=workers)
     assert next(batches) == ["3: 4 of 2 in 0", "3: 5 of 2 in 1"]
     assert next(batches) == ["4: 6 of 1 in 1"]
-    with pytest.raises(UserError, match=r"items\(\) of WholeLines gave 1 items for 2 pictures"):
+    with pytest.raises(UserError, match=r"items\(\) of WholeLines gave 1 items for 2 images"):
         next(batches)
 
 

@@ -1,4 +1,4 @@
-"""Mixed pictures: the target says what the picture is made of."""
+"""Mixed images: the target says what the image is made of."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def test_a_cut_covers_what_its_target_says():
         columns += (image[0] == 0).float().mean(0)
     assert 0.5 < np.mean(shares) < 0.75  # λ's mean is 1/2, and what lies outside is not cut
     assert (columns > 0).all()
-    assert WHITE[0].eq(255).all() and BLACK[0].eq(0).all()  # nobody else's picture was changed
+    assert WHITE[0].eq(255).all() and BLACK[0].eq(0).all()  # nobody else's image was changed

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rankless.data.augment.mosaic import mosaic
 from rankless.data.datasets.detection import DetectionExamples
-from rankless.geometry.letterbox import GREY
+from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 SIZE = (128, 160)
-COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], dtype=torch.uint8) * 255
+COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], dtype=torch.uint8) * 255
 STILL = Augment(flip=0.0, hue=0.0, saturation=0.0, value=0.0, scale=0.0, translate=0.0)
 MOVES = Augment(
     flip=0.5, flip_vertical=0.5, hue=0.0, saturation=0.0, value=0.0, scale=0.8, translate=0.3, mosaic=1.0
@@ -25,14 +25,14 @@ MOVES = Augment(
 
 
 class Drawn:
-    """Black pictures with a filled rectangle each; the n-th that is read has the n-th colour and label n."""
+    """Black images with a filled rectangle each; the n-th that is read has the n-th color and label n."""
 
     def __init__(self, seed: int) -> None:
         self.chance = np.random.default_rng(seed)
         self.asked: list[int] = []
         self.shapes: list[tuple[int, int, tuple[int, ...]]] = []
 
-    def __call__(self, number: int) -> Picture:
+    def __call__(self, number: int) -> Sample:
         height, width = self.chance.integers(60, 400, 2).tolist()
         x, y = int(self.chance.integers(0, width - 30)), int(self.chance.integers(0, height - 30))
         box = (
@@ -42,16 +42,16 @@ class Drawn:
             int(self.chance.integers(y + 20, height + 1)),
         )
         image = torch.zeros(3, height, width, dtype=torch.uint8)
-        image[:, box[1] : box[3], box[0] : box[2]] = COLOURS[len(self.asked)][:, None, None]
+        image[:, box[1] : box[3], box[0] : box[2]] = COLORS[len(self.asked)][:, None, None]
         label = torch.tensor([len(self.asked)])
         self.asked.append(number)
         self.shapes.append((height, width, box))
-        return Picture(image, torch.tensor([box], dtype=torch.float32), label)
+        return Sample(image, torch.tensor([box], dtype=torch.float32), label)
 
 
 def seen(image: torch.Tensor, label: int) -> np.ndarray:
-    """Where the input has the colour, bool (H, W)."""
-    return ((image > 127) == (COLOURS[label] > 127)[:, None, None]).all(0).numpy()
+    """Where the input has the color, bool (H, W)."""
+    return ((image > 127) == (COLORS[label] > 127)[:, None, None]).all(0).numpy()
 
 
 def extent(where: np.ndarray) -> list[int]:
@@ -121,21 +121,21 @@ def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6), height=st.integers(8, 300), width=st.integers(8, 300))
-def test_four_pictures_meet_in_the_middle_part(seed: int, height: int, width: int) -> None:
-    """Pictures of one grey each: four rectangles that share a corner, and 114 around."""
-    greys: list[int] = []
+def test_four_images_meet_in_the_middle_part(seed: int, height: int, width: int) -> None:
+    """Images of one gray each: four rectangles that share a corner, and 114 around."""
+    grays: list[int] = []
 
-    def read(number: int) -> Picture:
-        greys.append(20 * (len(greys) + 1))
-        image = torch.full((3, height, width), greys[-1], dtype=torch.uint8)
-        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    def read(number: int) -> Sample:
+        grays.append(20 * (len(grays) + 1))
+        image = torch.full((3, height, width), grays[-1], dtype=torch.uint8)
+        return Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
     image, boxes, labels = mosaic(read, 0, range(1), SIZE, STILL, generator(seed))
-    assert boxes.shape == (0, 4) and labels.shape == (0,) and len(greys) == 4
-    assert torch.equal(image[0], image[1]) and set(image.unique().tolist()) <= {*greys, GREY}
+    assert boxes.shape == (0, 4) and labels.shape == (0,) and len(grays) == 4
+    assert torch.equal(image[0], image[1]) and set(image.unique().tolist()) <= {*grays, GRAY}
     corners = []
-    for place, grey in enumerate(greys):
-        where = (image[0] == grey).numpy()
+    for place, gray in enumerate(grays):
+        where = (image[0] == gray).numpy()
         x1, y1, x2, y2 = extent(where)
         assert where[y1:y2, x1:x2].all()  # a whole rectangle
         corners.append((x1 if place % 2 else x2, y1 if place // 2 else y2))
@@ -145,7 +145,7 @@ def test_four_pictures_meet_in_the_middle_part(seed: int, height: int, width: in
         assert 0.2 * side - 2 <= min(found) and max(found) <= 0.8 * side + 2
 
 
-def test_the_picture_itself_is_in_any_place_and_the_others_are_of_all() -> None:
+def test_the_image_itself_is_in_any_place_and_the_others_are_of_all() -> None:
     places, others = set(), set()
     for seed in range(200):
         drawn = Drawn(seed)
@@ -156,7 +156,7 @@ def test_the_picture_itself_is_in_any_place_and_the_others_are_of_all() -> None:
     assert places == {0, 1, 2, 3} and others == set(range(6))
 
 
-def test_pictures_of_which_nothing_is_seen_are_not_read() -> None:
+def test_images_of_which_nothing_is_seen_are_not_read() -> None:
     far = Augment(**{**vars(STILL), "translate": 0.95})
     counts = set()
     for seed in range(100):
@@ -171,9 +171,9 @@ def test_the_zoom_is_of_all_four_and_covers_its_range_evenly() -> None:
     corners = torch.cartesian_prod(torch.arange(0.0, 152, 16), torch.arange(0.0, 120, 16))
     squares = torch.cat((corners, corners + 8), 1)
 
-    def read(number: int) -> Picture:
+    def read(number: int) -> Sample:
         image = torch.zeros(3, *SIZE, dtype=torch.uint8)
-        return Picture(image, squares, torch.zeros(len(squares), dtype=torch.int64))
+        return Sample(image, squares, torch.zeros(len(squares), dtype=torch.int64))
 
     zooms = []
     for seed in range(300):
@@ -198,19 +198,19 @@ def test_mirrors_turn_the_whole_and_change_no_other_draw(key: str, axis: int) ->
                 assert torch.equal(turned[1][:, first], plain[1][:, first])
 
 
-def test_colour_is_of_each_picture() -> None:
-    def read(number: int) -> Picture:
+def test_color_is_of_each_image() -> None:
+    def read(number: int) -> Sample:
         image = torch.full((3, 160, 160), 100, dtype=torch.uint8)
-        return Picture(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        return Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
     options = Augment(**{**vars(STILL), "value": 0.5})
     image, *_ = mosaic(read, 0, range(1), SIZE, options, generator(3))
-    tones = set(image.unique().tolist()) - {GREY}
+    tones = set(image.unique().tolist()) - {GRAY}
     assert len(tones) == 4 and min(tones) >= 66 and max(tones) <= 150
 
 
 class Six:
-    """Six pictures of noise."""
+    """Six images of noise."""
 
     class_names = ("x",)
 
@@ -220,10 +220,10 @@ class Six:
     def source(self, index: int) -> str:
         return f"six/{index}"
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         chance = np.random.default_rng(index)
         image = torch.from_numpy(chance.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
-        return Picture(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))
+        return Sample(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))
 
 
 def test_the_order_of_calls_changes_no_bit() -> None:

@@ -1,9 +1,9 @@
-"""A picture is read once, and what went wrong with it is told each time."""
+"""An image is read once, and what went wrong with it is told each time."""
 
 import pytest
 
 from rankless.data.datasets.memoize import once
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.images.image_file import UnreadableImage
 
 
 def test_every_number_is_asked_for_once() -> None:
@@ -24,11 +24,11 @@ def test_what_cannot_be_read_raises_the_same_each_time_and_holds_no_frames() -> 
 
     def read(number: int) -> int:
         asked.append(number)
-        raise UnreadablePicture("a.jpg", "cut short")
+        raise UnreadableImage("a.jpg", "cut short")
 
     reading, depths = once(read), []
     for _ in range(3):
-        with pytest.raises(UnreadablePicture, match="cut short") as told:
+        with pytest.raises(UnreadableImage, match="cut short") as told:
             reading(7)
         depths.append(len(told.traceback))
     assert asked == [7] and len(set(depths)) == 1

@@ -1,4 +1,4 @@
-"""A split is opened from what was kept; a picture that was replaced in secret is told, and then read anew."""
+"""A split is opened from what was kept; an image that was replaced in secret is told, and then read anew."""
 
 import pickle
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rankless.data.datasets import opening
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.index.raw import Raw
 from rankless.data.index.scan import headers
@@ -34,7 +34,7 @@ class OneBoxEach:
             sizes=sizes,
             stated=np.zeros_like(sizes),
             places=paths,
-            picture=np.arange(count),
+            sample=np.arange(count),
             boxes=np.tile([2.0, 1, 8, 90], (count, 1)),
             labels=np.zeros(count, np.int64),
             flags=np.zeros(count, np.uint8),
@@ -51,7 +51,7 @@ class OneBoxEach:
 def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneBoxEach:
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
     made = OneBoxEach()
-    monkeypatch.setattr(opening, "recognise", lambda root, format: ("voc", "its files end so"))
+    monkeypatch.setattr(opening, "recognize", lambda root, format: ("voc", "its files end so"))
     monkeypatch.setattr(opening, "format_named", lambda name: made)
     (tmp_path / "data").mkdir()
     for number in range(3):
@@ -66,7 +66,7 @@ def test_what_was_kept_says_the_same(format: OneBoxEach) -> None:
     assert format.times == 1
     assert first.about == again.about
     assert again.about == (
-        "data: read as one box each because its files end so: 3 pictures of 'train'",
+        "data: read as one box each because its files end so: 3 images of 'train'",
         "a sentence",
     )
     assert again.findings.counts == {"over the edge": 3}
@@ -81,10 +81,10 @@ def test_what_was_kept_is_said_as_it_is_opened_now(
 ) -> None:
     """A command may have named the format, or the data by another path, when it was read."""
     open_annotations("data", "train")
-    monkeypatch.setattr(opening, "recognise", lambda root, format: ("voc", "data.format says so"))
+    monkeypatch.setattr(opening, "recognize", lambda root, format: ("voc", "data.format says so"))
     again = open_annotations(f"{tmp_path}/data", "train")
     assert format.times == 1
-    said = "read as one box each because data.format says so: 3 pictures of 'train'"
+    said = "read as one box each because data.format says so: 3 images of 'train'"
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
     Path("data/3.png").touch()  # the data is read anew, and what was kept before is still held
     assert len(open_annotations("data", "train").paths()) == 4
@@ -96,18 +96,18 @@ def test_what_was_kept_is_said_as_it_is_opened_now(
 
 
 @pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])
-def test_a_replaced_picture_is_told(format: OneBoxEach, before: bool, found: str) -> None:
+def test_a_replaced_image_is_told(format: OneBoxEach, before: bool, found: str) -> None:
     file = Path("data/1.png")
     if not before:
-        file.write_bytes(b"half a picture")
-    pictures = BoxedPictures(open_annotations("data", "train"))
-    assert tuple(pictures.picture(2).image.shape) == (3, 12, 20)
+        file.write_bytes(b"half an image")
+    images = BoxedImages(open_annotations("data", "train"))
+    assert tuple(images.image(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(UserError, match=rf"data/1\.png is 30 × 44 pixels, but {found} when .* Start again"):
-        pictures.picture(1)
-    again = BoxedPictures(open_annotations("data", "train"))
+        images.image(1)
+    again = BoxedImages(open_annotations("data", "train"))
     assert format.times == 2
-    assert again.picture(1).boxes.tolist() == [[2, 1, 8, 44]]
+    assert again.image(1).boxes.tolist() == [[2, 1, 8, 44]]
 
 
 def test_a_digest_is_of_what_is_annotated_wherever_it_lies(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [10, 37, 1000, 1024, 10_007])
-def test_where_two_neighbours_go_is_uniform_and_independent(n: int) -> None:
+def test_where_two_neighbors_go_is_uniform_and_independent(n: int) -> None:
     cells = 10
     counts = np.zeros((cells, cells))
     for key in range(1200):
@@ -75,7 +75,7 @@ def test_another_key_is_another_order() -> None:
     assert (permute(1000, 1 << 64, np.arange(1000)) == a).sum() < 10
 
 
-def test_a_billion_pictures_are_quick() -> None:
+def test_a_billion_images_are_quick() -> None:
     n = 10**9
     start, seconds = n - 64, []
     for _ in range(20):

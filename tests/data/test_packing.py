@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.formats import image_folder
 from rankless.data.formats import webdataset as page
 from rankless.data.formats.packing import pack
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import Findings
@@ -32,7 +32,7 @@ from rankless.recipe.schema import Augment
 ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
 
 
-def pictures(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> list[str]:
+def samples(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> list[str]:
     chance = np.random.default_rng(len(names))
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,14 +42,14 @@ def pictures(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> 
 
 
 def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]) -> Annotations:
-    """Rows of (picture, box, label, flag, area)."""
+    """Rows of (image, box, label, flag, area)."""
     count = len(paths)
     raw = Raw(
         paths=paths,
         sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
         stated=np.zeros((count, 2), np.int32),
         places=paths,
-        picture=np.array([row[0] for row in rows], np.int64),
+        sample=np.array([row[0] for row in rows], np.int64),
         boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
         labels=np.array([row[2] for row in rows], np.int64),
         flags=np.array([row[3] for row in rows], np.uint8),
@@ -90,7 +90,7 @@ _ROWS = st.tuples(
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     names = ["a/1.JPG", "b/1.jpg", "ü 1.v2.png", "b/1.jpeg"]
-    return pictures(tmp_path_factory.mktemp("pictures"), names)
+    return samples(tmp_path_factory.mktemp("images"), names)
 
 
 @pytest.mark.processes
@@ -105,11 +105,11 @@ def test_boxes_come_back_bit_by_bit(tmp_path_factory, four, rows):
 
 def test_classes_come_back_and_webdataset_reads_them(tmp_path):
     root = tmp_path / "from"
-    pictures(
+    samples(
         root, [f"{split}/{name}/{n}.jpg" for split in ("train", "val") for name in "ab" for n in range(9)]
     )
     made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
-    assert page.write(tmp_path / "to", made, PictureFiles()) == []
+    assert page.write(tmp_path / "to", made, ImageFiles()) == []
     assert page.splits(tmp_path / "to") == ["train", "val"]
     for split, before in made.items():
         assert equal(before, unpacked(tmp_path / "to", split))
@@ -129,7 +129,7 @@ def test_classes_come_back_and_webdataset_reads_them(tmp_path):
 
 def test_names_of_classes_are_joined_by_name(tmp_path):
     for split, names in (("train", "bd"), ("val", "abd")):
-        pictures(tmp_path / "from", [f"{split}/{name}/1.png" for name in names])
+        samples(tmp_path / "from", [f"{split}/{name}/1.png" for name in names])
     made = {
         split: settle(image_folder.read(tmp_path / "from", split), "image-folder")
         for split in ("train", "val")
@@ -156,7 +156,7 @@ def test_the_same_data_gives_the_same_bytes_and_no_shard_is_too_large(tmp_path, 
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
     assert all((tmp_path / "1" / name).stat().st_size <= 7000 for name in parts[0])
     assert len(parts[0]) > 2
-    assert len(pack({"train": made}, tmp_path / "3", 1)) == 4  # one picture each
+    assert len(pack({"train": made}, tmp_path / "3", 1)) == 4  # one image each
     assert equal(made, unpacked(tmp_path / "3", "train"))
 
 
@@ -166,7 +166,7 @@ def test_shards_are_packed_again_and_unpacked_to_files(tmp_path, four):
     first = unpacked(tmp_path / "1", "train")
     pack({"train": first}, tmp_path / "2")
     assert (tmp_path / "1/train-000000.tar").read_bytes() == (tmp_path / "2/train-000000.tar").read_bytes()
-    PictureFiles("link").put(first, 2, tmp_path / "x/out.png")
+    ImageFiles("link").put(first, 2, tmp_path / "x/out.png")
     assert (tmp_path / "x/out.png").read_bytes() == Path(four[2]).read_bytes()
 
 
@@ -202,7 +202,7 @@ def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
     plan = [Line(0, [(0, 0), (1, 3)]), Line(1, [(5, 1), (0, 2)])]
     seen = []
     for one in (made, unpacked(tmp_path / "out", "train")):
-        examples = DetectionExamples(BoxedPictures(one), (32, 32), 0, Augment(mosaic=0.5), 9)
+        examples = DetectionExamples(BoxedImages(one), (32, 32), 0, Augment(mosaic=0.5), 9)
         with micro_batches(examples, collate, plan, workers=workers) as batches:
             seen.append(list(batches))
     for files, shards in zip(*seen, strict=True):
@@ -211,7 +211,7 @@ def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
-def test_real_pictures(tmp_path):
+def test_real_images(tmp_path):
     """The Sign Language Digits sample: 760 JPEG, divided by their names."""
     root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
     made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}

@@ -1,4 +1,4 @@
-"""Partners from the micro-batch: a function of it, the seed and the epoch; each picture is read once."""
+"""Partners from the micro-batch: a function of it, the seed and the epoch; each image is read once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line, micro_batch
 from rankless.recipe.schema import Augment, Batch
-from rankless.structures import DetectionItem, Picture, Unreadable
+from rankless.structures import DetectionItem, Sample, Unreadable
 
 sys.path.insert(0, str(Path(__file__).parent))
 from examples_for_loader import Noise
@@ -27,7 +27,7 @@ LINE = [(0, 3), (0, 17), (0, 8), (1, 11)]
 
 
 class Counted:
-    """Twenty pictures of one grey each, with one box of their own number; counts what is asked for."""
+    """Twenty images of one gray each, with one box of their own number; counts what is asked for."""
 
     class_names = ("x",)
 
@@ -40,17 +40,17 @@ class Counted:
     def source(self, index: int) -> str:
         return str(index)
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         self.asked[index] += 1
         image = torch.full((3, 60, 90), 10 * index, dtype=torch.uint8)
-        return Picture(image, torch.tensor([[30.0, 20, 50, 40]]), torch.tensor([index]))
+        return Sample(image, torch.tensor([[30.0, 20, 50, 40]]), torch.tensor([index]))
 
 
 def drawn(
     options: Augment, line: list[tuple[int, int]], seed: int = 0, epochs: int | None = None
 ) -> tuple[list[DetectionItem], Counter[int]]:
-    pictures = Counted()
-    return DetectionExamples(pictures, SIZE, seed, options, epochs).items(line, 0), pictures.asked
+    samples = Counted()
+    return DetectionExamples(samples, SIZE, seed, options, epochs).items(line, 0), samples.asked
 
 
 def same(one: DetectionItem, other: DetectionItem) -> bool:
@@ -74,7 +74,7 @@ def test_partners_are_of_the_line_or_of_the_data(part: dict[str, float]) -> None
     assert len(outside) > 12
 
 
-def test_each_picture_of_the_line_is_read_once_and_no_other() -> None:
+def test_each_image_of_the_line_is_read_once_and_no_other() -> None:
     for seed in range(10):
         _, asked = drawn(HEAVY, LINE, seed)
         assert asked == {3: 1, 17: 1, 8: 1, 11: 1}
@@ -82,17 +82,17 @@ def test_each_picture_of_the_line_is_read_once_and_no_other() -> None:
         assert sum(asked.values()) > 8
 
 
-def test_a_mosaic_of_a_micro_batch_shows_no_picture_twice() -> None:
+def test_a_mosaic_of_a_micro_batch_shows_no_image_twice() -> None:
     options = Augment(preset="none", mosaic=1.0, partners="batch")
     for seed in range(20):
         for item in drawn(options, LINE, seed)[0]:
-            assert len(item.image.unique()) >= 4  # four greys, and perhaps 114
+            assert len(item.image.unique()) >= 4  # four grays, and perhaps 114
         for few in (2, 3):
             for item in drawn(options, LINE[:few], seed)[0]:
                 assert set(item.image.unique().tolist()) - {114} == {10 * index for _, index in LINE[:few]}
 
 
-def test_the_order_of_a_line_changes_no_item_but_its_pictures_do() -> None:
+def test_the_order_of_a_line_changes_no_item_but_its_images_do() -> None:
     forwards, _ = drawn(HEAVY, LINE)
     backwards, _ = drawn(HEAVY, LINE[::-1])
     assert all(same(one, other) for one, other in zip(forwards, backwards[::-1], strict=True))
@@ -102,7 +102,7 @@ def test_the_order_of_a_line_changes_no_item_but_its_pictures_do() -> None:
         assert not any(same(one, other) for one, other in zip(forwards, changed, strict=True))
 
 
-def test_one_picture_alone_has_partners_of_the_data() -> None:
+def test_one_image_alone_has_partners_of_the_data() -> None:
     (alone,), _ = drawn(HEAVY, [(0, 3)])
     usual = DetectionExamples(Counted(), SIZE, 0, replace(HEAVY, partners="data")).item(3, 0)
     assert same(alone, usual)
@@ -120,11 +120,11 @@ def test_a_line_across_two_epochs_closes_the_mosaic_for_the_last_alone() -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_processes_change_no_bit(workers: int) -> None:
-    """Of twenty pictures number 13 cannot be read, and is told wherever it was wanted."""
+    """Of twenty images number 13 cannot be read, and is told wherever it was wanted."""
     batch = Batch(images=20, micro=5)
     plan = [Line(step, micro_batch(20, 7, step, part, batch)) for step in range(2) for part in range(4)]
     examples = DetectionExamples(Noise(), SIZE, 7, HEAVY)
-    expected = [collate(examples.items(line.pictures, line.step)) for line in plan]
+    expected = [collate(examples.items(line.images, line.step)) for line in plan]
     told = {one for each in expected for one in each.unreadable}
     assert told == {Unreadable(13, "thirteen.jpg", "cut short")}
     with micro_batches(examples, collate, plan, workers=workers) as batches:

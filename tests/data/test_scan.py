@@ -50,8 +50,8 @@ def check(raw: Raw, files: list[tuple[str, ...]]) -> None:
     """``raw`` is what the files say, in their order."""
     assert raw.paths == [path for (path,) in files] == raw.places == raw.depends
     counts = [number % 3 for number in range(COUNT)]
-    assert raw.picture.tolist() == np.repeat(np.arange(COUNT), counts).tolist()
-    assert raw.boxes is not None and raw.boxes[:, 2].tolist() == [n + 0.1 for n in raw.picture.tolist()]
+    assert raw.image.tolist() == np.repeat(np.arange(COUNT), counts).tolist()
+    assert raw.boxes is not None and raw.boxes[:, 2].tolist() == [n + 0.1 for n in raw.image.tolist()]
     assert raw.findings.counts == {"empty": COUNT // 3}
     assert [Path(one.place).name for one in raw.findings.first["empty"][:3]] == ["00", "03", "06"]
     assert list(raw.names) == ["a class"]
@@ -110,7 +110,7 @@ def test_a_change_costs_its_chunk(files: list[tuple[str, ...]], store: Path, cha
     assert raw.paths == [path for (path,) in files]
     assert raw.boxes is not None
     if change == "edited":
-        assert raw.boxes[raw.picture == 30, 2].tolist() == [7, 8, 9]
+        assert raw.boxes[raw.image == 30, 2].tolist() == [7, 8, 9]
     assert 0 < len(read_since(log, COUNT)) <= 4 * 5 * 2
 
 
@@ -198,7 +198,7 @@ def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
         sizes=np.array([[3, 4]], np.int32),
         stated=np.zeros((1, 2), np.int32),
         places=(name,),
-        picture=np.zeros(1, np.int64),
+        image=np.zeros(1, np.int64),
         boxes=np.array([[0.1, np.nan, np.inf, 1 / 3]]),
         labels=np.array([5], np.int64),
         flags=np.array([1], np.uint8),

@@ -1,4 +1,4 @@
-"""Pictures in shards: their paths, and a window that reads as a file of its own does."""
+"""Images in shards: their paths, and a window that reads as a file of its own does."""
 
 from __future__ import annotations
 

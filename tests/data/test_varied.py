@@ -1,4 +1,4 @@
-"""A detector's training picture: boxes are where their pixels are, whatever is combined, and all is keyed."""
+"""A detector's training image: boxes are where their pixels are, whatever is combined, and all is keyed."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankless.data.augment.augmented import Varied, varied
+from rankless.data.augment.augmented import Augmented, augmented
 from rankless.data.augment.resample import clip
 from rankless.geometry.letterbox import letterbox, to_input
 from rankless.recipe.schema import Augment
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 SIZE = (96, 128)
 OFF = Augment(preset="none")
-COLOURS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8) * 255
+COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8) * 255
 HEAVY = Augment(
     preset="heavy", close_mosaic=0, crop=0.4, blur=0.5, noise=0.5, jpeg=0.5, mixup_chance=0.5, copy_paste=0.5
 )
 
 
-class Coloured:
-    """Two black pictures with one filled box each, of the colour of its label, 0 or 1."""
+class Colored:
+    """Two black images with one filled box each, of the color of its label, 0 or 1."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def __call__(self, number: int) -> Picture:
+    def __call__(self, number: int) -> Sample:
         chance = np.random.default_rng(2 * self.seed + number)
         height, width = chance.integers(60, 400, 2).tolist()
         x, y = int(chance.integers(width - 30)), int(chance.integers(height - 30))
         right, bottom = int(chance.integers(x + 20, width + 1)), int(chance.integers(y + 20, height + 1))
         image = torch.zeros(3, height, width, dtype=torch.uint8)
-        image[:, y:bottom, x:right] = COLOURS[number][:, None, None]
-        return Picture(image, torch.tensor([[x, y, right, bottom]]).float(), torch.tensor([number]))
+        image[:, y:bottom, x:right] = COLORS[number][:, None, None]
+        return Sample(image, torch.tensor([[x, y, right, bottom]]).float(), torch.tensor([number]))
 
 
-def noisy(number: int) -> Picture:
-    """Pictures of noise with several boxes, labelled by the picture."""
+def noisy(number: int) -> Sample:
+    """Images of noise with several boxes, labeled by the image."""
     chance = np.random.default_rng(number)
     height, width = chance.integers(40, 300, 2).tolist()
     first = chance.uniform(0, 0.7, (number, 2)) * (width, height)
     boxes = np.concatenate((first, first + chance.uniform(2, 12, (number, 2))), 1).astype(np.float32)
     image = torch.from_numpy(chance.integers(0, 256, (3, height, width), dtype=np.uint8))
-    return Picture(image, torch.from_numpy(boxes), torch.full((number,), number))
+    return Sample(image, torch.from_numpy(boxes), torch.full((number,), number))
 
 
 def view(
-    read: Callable[[int], Picture],
+    read: Callable[[int], Sample],
     options: Augment,
     *,
     index: int = 0,
@@ -60,19 +60,19 @@ def view(
     seed: int = 1,
     epoch: int = 0,
     last: bool = False,
-) -> Varied:
-    return varied(read, index, range(count), SIZE, options, (seed, epoch), last)
+) -> Augmented:
+    return augmented(read, index, range(count), SIZE, options, (seed, epoch), last)
 
 
 def extent(image: torch.Tensor, label: int) -> np.ndarray | None:
-    """The smallest box around a colour, xyxy; None if it is not seen."""
-    seen = ((image > 127) == (COLOURS[label] > 127)[:, None, None]).all(0).numpy()
+    """The smallest box around a color, xyxy; None if it is not seen."""
+    seen = ((image > 127) == (COLORS[label] > 127)[:, None, None]).all(0).numpy()
     rows, columns = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) if len(rows) else None
 
 
 def check(image: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor, *, tight: bool) -> None:
-    """Each box encloses its colour, closely if it should; none is missing of what is wholly seen."""
+    """Each box encloses its color, closely if it should; none is missing of what is wholly seen."""
     limits = np.array([SIZE[1], SIZE[0]])
     assert bool((boxes >= 0).all()) and bool((boxes[:, 2:] <= torch.from_numpy(limits)).all())
     assert bool((boxes[:, 2:] > boxes[:, :2]).all()) and len(set(labels.tolist())) == len(labels)
@@ -101,7 +101,7 @@ WARPS = {"rotate": 180.0, "shear": 30.0, "perspective": 0.15}
 
 @given(seed=st.integers(0, 10**6), crop=st.sampled_from([1.0, 0.2]))
 def test_boxes_are_their_pixels_when_nothing_turns(seed: int, crop: float) -> None:
-    image, boxes, labels, _ = view(Coloured(seed), replace(MOVES, crop=crop), seed=seed)
+    image, boxes, labels, _ = view(Colored(seed), replace(MOVES, crop=crop), seed=seed)
     check(image, boxes, labels, tight=True)
 
 
@@ -111,13 +111,13 @@ def test_boxes_enclose_their_pixels_when_all_turns(seed: int, parts: set[str]) -
     options = MOVES if "moves" in parts else OFF
     options = replace(options, **{name: WARPS[name] for name in WARPS if name in parts})
     options = replace(options, crop=0.3 if "crop" in parts else 1.0)
-    image, boxes, labels, _ = view(Coloured(seed), options, seed=seed)
+    image, boxes, labels, _ = view(Colored(seed), options, seed=seed)
     check(image, boxes, labels, tight=False)
 
 
 @given(seed=st.integers(0, 10**6))
 def test_pasted_boxes_are_where_their_pixels_are(seed: int) -> None:
-    image, boxes, labels, _ = view(Coloured(seed), replace(MOVES, copy_paste=1.0), seed=seed)
+    image, boxes, labels, _ = view(Colored(seed), replace(MOVES, copy_paste=1.0), seed=seed)
     assert labels.tolist() in ([], [0], [1], [0, 1])
     if 1 in labels:  # on top, so all of it is seen
         check(image, boxes[labels == 1], labels[labels == 1], tight=True) if 0 not in labels else None
@@ -135,7 +135,7 @@ def test_all_off_is_the_letterbox_bit_for_bit(number: int) -> None:
     assert torch.allclose(boxes, to_input(source.boxes, place), atol=0.01)
 
 
-def test_a_blend_is_of_two_pictures_as_they_are_alone_with_the_boxes_of_both() -> None:
+def test_a_blend_is_of_two_images_as_they_are_alone_with_the_boxes_of_both() -> None:
     options = Augment(preset="none", flip=0.5, rotate=20.0, value=0.5, noise=0.5)
     shares = []
     for epoch in range(60):
@@ -173,7 +173,7 @@ def test_chances_are_as_large_as_they_are_called(part: str) -> None:
     assert 14 < count < 46  # three and a half standard deviations of 30
 
 
-def test_the_last_epochs_show_every_picture_alone() -> None:
+def test_the_last_epochs_show_every_image_alone() -> None:
     alone = replace(HEAVY, mosaic=0.0, mixup=0.0, copy_paste=0.0)
     differ = 0
     for index in range(8):
@@ -184,8 +184,8 @@ def test_the_last_epochs_show_every_picture_alone() -> None:
     assert differ == 8
 
 
-def test_a_picture_is_a_function_of_seed_epoch_and_index() -> None:
-    def all_of(order: list[int], seed: int = 1, epoch: int = 0) -> list[Varied]:
+def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
+    def all_of(order: list[int], seed: int = 1, epoch: int = 0) -> list[Augmented]:
         found = {index: view(noisy, HEAVY, index=index, count=6, seed=seed, epoch=epoch) for index in order}
         return [found[index] for index in range(6)]
 
@@ -227,13 +227,13 @@ def test_a_part_switched_off_leaves_the_others() -> None:
     epoch=st.integers(0, 10**6),
     most=st.booleans(),
 )
-def test_odd_pictures_with_everything_on(shape: tuple[int, int], boxes: bool, epoch: int, most: bool) -> None:
+def test_odd_images_with_everything_on(shape: tuple[int, int], boxes: bool, epoch: int, most: bool) -> None:
     height, width = shape
 
-    def read(number: int) -> Picture:
-        grey = torch.full((3, height, width), 40 * number, dtype=torch.uint8)
+    def read(number: int) -> Sample:
+        gray = torch.full((3, height, width), 40 * number, dtype=torch.uint8)
         whole = torch.tensor([[0.0, 0, width, height]])[: int(boxes)]
-        return Picture(grey, whole, torch.full((len(whole),), number))
+        return Sample(gray, whole, torch.full((len(whole),), number))
 
     options = HEAVY
     if most:
@@ -246,7 +246,7 @@ def test_odd_pictures_with_everything_on(shape: tuple[int, int], boxes: bool, ep
     assert bool((found[:, 2:] > found[:, :2]).all())
 
 
-def test_one_picture_alone_has_no_partner() -> None:
+def test_one_image_alone_has_no_partner() -> None:
     options = replace(HEAVY, mixup_chance=1.0, copy_paste=1.0, mosaic=0.0)
     expected = view(noisy, replace(options, mixup=0.0, copy_paste=0.0), count=1)
     assert torch.equal(view(noisy, options, count=1)[0], expected[0])

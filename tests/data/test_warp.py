@@ -62,7 +62,7 @@ def test_pixels_are_opencvs(chosen: Augment, seed: int) -> None:
         flags=cv2.INTER_LINEAR,
         borderValue=(114, 114, 114),
     ).astype(int)
-    # At the rim OpenCV's 1/32 of a pixel is 1/32 of the step to grey.
+    # At the rim OpenCV's 1/32 of a pixel is 1/32 of the step to gray.
     assert (np.abs(got - expected) > 8).mean() < 0.002
     assert np.abs(got - expected).mean() < 0.5
 
@@ -127,12 +127,12 @@ def test_of_a_box_across_the_horizon_the_visible_part_counts(seed: int, across: 
     assert (found >= got[:2] - slack).all() and (found <= got[2:] + slack).all()
 
 
-def test_what_lies_beyond_the_horizon_is_grey() -> None:
+def test_what_lies_beyond_the_horizon_is_gray() -> None:
     warp = np.array([[1, 0, 0], [0, 1, 0], [0, 0.05, 1.0]])  # to y = 20 and no further
     image = torch.full((3, *SIZE), 255, dtype=torch.uint8)
     got = sampled(image, origins(warp, SIZE), (1.0, 1.0), (0, 0))
     assert bool((got[:, 21:] == 114).all()) and bool((got[:, :12, :20] == 255).all())
-    # Of a picture that reaches from y = -60, what lies above -20 is not seen upside down below.
+    # Of an image that reaches from y = -60, what lies above -20 is not seen upside down below.
     got = sampled(image, origins(warp, SIZE), (1.0, 1.0), (-60, -60))
     assert bool((got[:, 21:] == 114).all()) and bool((got[:, :12, :20] == 255).all())
 
@@ -150,12 +150,12 @@ def test_nothing_is_drawn_without_a_warp_and_parts_do_not_disturb_each_other() -
     assert np.allclose(areas, 1)  # turning and slanting keep every area
 
 
-def test_without_a_warp_a_picture_is_itself() -> None:
+def test_without_a_warp_a_image_is_itself() -> None:
     image = torch.randint(0, 256, (3, *SIZE), dtype=torch.uint8)
     assert torch.equal(sampled(image, origins(np.eye(3), SIZE), (1.0, 1.0), (0, 0)), image)
 
 
-def test_fine_stripes_become_even_grey_not_moire() -> None:
+def test_fine_stripes_become_even_gray_not_moire() -> None:
     image = torch.zeros(3, 400, 600, dtype=torch.uint8)
     image[..., ::2] = 255
     smaller, scales = shrunk(image, (0.3, 0.3))

@@ -13,13 +13,13 @@ from rankless.errors import UserError
 
 def numbers(items: list[tuple[str, ...]]) -> Raw:
     """One box per number in each file; notes in ``LOG`` that the files were read."""
-    boxes, picture, findings = [], [], Findings()
+    boxes, image, findings = [], [], Findings()
     for number, (path,) in enumerate(items):
         words = Path(path).read_text().split()
         if not words:
             findings.add("empty", path)
         for word in words:
-            picture.append(number)
+            image.append(number)
             boxes.append((0.0, 0.0, float(word), 1 / 3))
     if log := os.environ.get("LOG"):
         with Path(log).open("a") as file:
@@ -30,7 +30,7 @@ def numbers(items: list[tuple[str, ...]]) -> Raw:
         sizes=np.full((len(items), 2), 100, np.int32),
         stated=np.zeros((len(items), 2), np.int32),
         places=[path for (path,) in items],
-        picture=np.array(picture, np.int64),
+        image=np.array(image, np.int64),
         boxes=np.array(boxes, np.float64).reshape(-1, 4),
         labels=none.astype(np.int64),
         flags=none.astype(np.uint8),

@@ -32,7 +32,7 @@ def snapshot(step: int, *, average: bool = True) -> Snapshot:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     other = {name: value + 1 for name, value in net.state_dict().items()} if average else None
     momentum = {"momentum_buffer/0.weight": torch.randn(4, 3, 3, 3), "step/0.weight": torch.tensor(3.0)}
-    return Snapshot(step, net.state_dict(), other, momentum, {"best": None, "pictures": 7})
+    return Snapshot(step, net.state_dict(), other, momentum, {"best": None, "images": 7})
 
 
 def save(run: RunDirectory, *steps: int) -> None:

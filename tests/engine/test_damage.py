@@ -34,7 +34,7 @@ RECIPE = Recipe(epochs=7, precision="fp32", optim=Optim(lr=0.0123), seed=12)
 STATE = {
     "best": {"step": 5, "score": 0.5},
     "scaler": {"scale": 65536.0, "_growth_tracker": 3},
-    "pictures": 80,
+    "images": 80,
     "data": "abc",
     "unscored": False,
     "unreadable": {"trained": [[3, "a.png", "cut"]], "scored": []},
@@ -238,7 +238,7 @@ def test_a_recipe_that_was_edited_is_no_other_recipe(origin: RunDirectory, tmp_p
 
 def test_a_state_says_what_it_is(origin: RunDirectory, tmp_path: Path) -> None:
     run = RunDirectory(shutil.copytree(origin.path, tmp_path / "run"))
-    state: dict[str, Any] = {"step": 10, **STATE, "pictures": "80"}
+    state: dict[str, Any] = {"step": 10, **STATE, "images": "80"}
     (run.step_directory(10) / "state.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match=r"state\.json: is not the state .*`int`, got `str`.*pictures"):
+    with pytest.raises(UserError, match=r"state\.json: is not the state .*`int`, got `str`.*images"):
         checkpoint.load(run, 10)

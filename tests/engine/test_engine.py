@@ -26,7 +26,7 @@ from rankless.world.process_group import World
 pytestmark = pytest.mark.processes
 
 FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
-# 21 pictures and 16 or 12 a step: epochs end inside steps, and no number divides another.
+# 21 images and 16 or 12 a step: epochs end inside steps, and no number divides another.
 EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "12", "evaluate.every": "5"}  # 16 steps
 SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "9", "evaluate.every": "4"}  # 16 steps
 STEPS = 16
@@ -122,7 +122,7 @@ def test_the_weights_do_not_know_the_number_of_ranks(
 def test_the_journal_holds_every_step_and_evaluation(first: Any) -> None:
     _, numbers = first("fp32")
     assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
-    # 5 and 10 epochs of 21 pictures end in steps 7 and 14 of 16.
+    # 5 and 10 epochs of 21 images end in steps 7 and 14 of 16.
     assert [entry["evaluation"] for entry in numbers if "evaluation" in entry] == [7, 14, STEPS]
     losses = [entry["loss"] for entry in numbers if "step" in entry]
     assert len(set(losses)) == STEPS and np.mean(losses[-4:]) < np.mean(losses[:4])

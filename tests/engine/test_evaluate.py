@@ -1,4 +1,4 @@
-"""Scoring on several ranks: each picture once, in order, the same numbers to the last bit."""
+"""Scoring on several ranks: each image once, in order, the same numbers to the last bit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Counting:
 
     def score(self, predictions: Sequence[tuple[int, int, float]]) -> dict[str, Any]:
         return {
-            "pictures": [index for index, _, _ in predictions],
+            "images": [index for index, _, _ in predictions],
             "batches": [size for _, size, _ in predictions],
             # adding floats: another order would show
             "sum": float(torch.tensor([x for *_, x in predictions]).cumsum(0)[-1]) if predictions else 0.0,
@@ -115,7 +115,7 @@ def scores_in_order(
 @pytest.mark.processes
 def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their_numbers(ranks: Any) -> None:
     ((alone, told),) = ranks(1, scores_in_order, 7, 100, 0.5, None)
-    assert alone["pictures"] == list(range(7))
+    assert alone["images"] == list(range(7))
     # Predicted together: 1 and 3, 5 and 0, 2 and 4, 6: ten times the smallest, plus their number.
     assert alone["batches"] == [2, 12, 22, 12, 22, 2, 61]
     assert alone["unreadable"] == 1 and told == [Unreadable(0, "0.jpg", "gone")]
@@ -128,19 +128,19 @@ def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their
 
 
 @pytest.mark.processes
-def test_too_many_unreadable_pictures_are_a_fault_on_every_rank(ranks: Any) -> None:
+def test_too_many_unreadable_images_are_a_fault_on_every_rank(ranks: Any) -> None:
     answers = ranks(2, scores_in_order, 9, 3, 0.3, None)
     assert answers == [answers[0]] * 2
     assert answers[0][0]["faults"] == [
         "0.jpg cannot be read: gone",
         "3.jpg cannot be read: gone",
         "6.jpg cannot be read: gone",
-        "3 of the 9 pictures to be scored cannot be read, which is more than data.max_bad (0.3) allows: "
+        "3 of the 9 images to be scored cannot be read, which is more than data.max_bad (0.3) allows: "
         "replace them, or take them out of the data",
     ]
     assert ranks(2, scores_in_order, 9, 3, 0.34, None)[0][0]["unreadable"] == 3
     nothing = ranks(1, scores_in_order, 3, 1, 1.0, None)[0][0]["faults"]
-    assert nothing[-1] == "none of the 3 pictures to be scored can be read: replace them"
+    assert nothing[-1] == "none of the 3 images to be scored can be read: replace them"
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0.0, 1.0, 2.0]])
@@ -196,10 +196,10 @@ def scores(world: World, count: int, micro: int, limit: int | None) -> dict[str,
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("count", "micro"), [(11, 2), (7, 3), (12, 4), (2, 2), (1, 4)])
-def test_each_picture_once_and_the_same_scores(ranks: Any, count: int, micro: int) -> None:
-    """With 2 or 1 pictures, some ranks have nothing to do."""
+def test_each_image_once_and_the_same_scores(ranks: Any, count: int, micro: int) -> None:
+    """With 2 or 1 images, some ranks have nothing to do."""
     (alone,) = ranks(1, scores, count, micro, None)
-    assert alone["pictures"] == list(range(count))
+    assert alone["images"] == list(range(count))
     whole = count // micro * micro
     assert alone["batches"] == [micro] * whole + [count - whole] * (count - whole)
     for size in (2, 3):
@@ -211,7 +211,7 @@ def test_a_limit_gives_a_digest_of_the_first(ranks: Any) -> None:
     (alone,) = ranks(1, scores, 11, 2, 5)
     assert alone.keys() == {"predictions"}
     assert ranks(3, scores, 11, 2, 5) == [alone] * 3
-    assert ranks(1, scores, 5, 2, None)[0]["pictures"] == list(range(5))
+    assert ranks(1, scores, 5, 2, None)[0]["images"] == list(range(5))
     assert ranks(1, scores, 5, 2, 5) == [alone]
     assert ranks(1, scores, 11, 2, 6) != [alone]
     assert ranks(1, scores, 5, 2, 99) == [alone]

@@ -32,7 +32,7 @@ class Fails(Detect):
 
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         if self.how == "predict" and self.rank == 1:
-            raise UserError("a picture cannot be read")
+            raise UserError("an image cannot be read")
         return super().predict(model, batch)
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
@@ -56,7 +56,7 @@ def run(world: World, words: list[str], folder: str, how: str, resume: bool) -> 
 
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
-    [("predict", UserError, "a picture cannot be read"), ("score", TaskError, "ZeroDivisionError")],
+    [("predict", UserError, "an image cannot be read"), ("score", TaskError, "ZeroDivisionError")],
 )
 def test_steps_are_kept_and_scored_later(
     ranks: Any, small_recipe: str, tmp_path: Path, how: str, kind: type, said: str

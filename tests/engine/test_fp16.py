@@ -36,7 +36,7 @@ class Small:
         )
 
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        # The last picture's first pixel is a factor on the loss: 1e30 is far too large for fp16.
+        # The last image's first pixel is a factor on the loss: 1e30 is far too large for fp16.
         factor = batch[-1, 0, 0, 0]
         inside = batch.clamp(max=5)
         total = (model(inside).float().square().sum() * factor / 1000).reshape(())

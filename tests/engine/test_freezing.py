@@ -31,8 +31,8 @@ from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum, Scores
 from rankless.world.process_group import World
 
-PICTURES = 10
-# 10 pictures, 6 a step: 2 epochs are 20 pictures, which are seen whole when step 4 begins (after 24).
+IMAGES = 10
+# 10 images, 6 a step: 2 epochs are 20 images, which are seen whole when step 4 begins (after 24).
 STEPS, RELEASE = 10, 4
 
 
@@ -53,7 +53,7 @@ def recipe(batch_norm: str = "micro", **more: Any) -> Recipe:
 
 @dataclass
 class Noise:
-    """(B, 2, 6, 6) pictures and a number for each, (B,)."""
+    """(B, 2, 6, 6) images and a number for each, (B,)."""
 
     images: Tensor
     targets: Tensor
@@ -64,7 +64,7 @@ class Noise:
 
 class Examples:
     def __len__(self) -> int:
-        return PICTURES
+        return IMAGES
 
     def item(self, index: int, epoch: int) -> Tensor:
         return torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(100 * epoch + index))
@@ -214,7 +214,7 @@ def initial(settings: Recipe) -> dict[str, Tensor]:
 
 @pytest.mark.processes
 def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path) -> None:
-    """One micro-batch a step and no clipping: plain torch, the backbone added to the optimiser."""
+    """One micro-batch a step and no clipping: plain torch, the backbone added to the optimizer."""
     settings = recipe(
         batch=Batch(images=4, micro=4),
         optim=Optim(lr=0.1, weight_decay=0.0),
@@ -222,7 +222,7 @@ def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path)
         ema=Ema(),
     )
     ranks(1, work, to_json(settings), str(tmp_path), False, 0)
-    release, steps = 5, 15  # 20 and 60 pictures, 4 a step
+    release, steps = 5, 15  # 20 and 60 images, 4 a step
     task = Regress(settings)
     model = Net(0.0)
     model.load_state_dict(initial(settings))
@@ -236,7 +236,7 @@ def test_it_is_the_loop_that_one_would_write_by_hand(ranks: Any, tmp_path: Path)
         if step < release:
             model.stem[1].eval()
             model.deep[1].eval()
-        places = micro_batch(PICTURES, settings.seed, step, 0, settings.batch)
+        places = micro_batch(IMAGES, settings.seed, step, 0, settings.batch)
         batch = task.collate([Examples().item(index, epoch) for epoch, index in places])
         model.zero_grad()
         F.mse_loss(model(batch.images), batch.targets).backward()
@@ -272,7 +272,7 @@ def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks:
 def begins(world: World, place: str) -> list[str]:
     """What model and average begin with, or what is told."""
     settings = recipe(model=Model(pretrained=place.replace("RANK", str(world.rank))))
-    state = TrainingState(Regress(settings), settings, world, PICTURES)  # type: ignore[arg-type]
+    state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
     assert state.average is not None
     try:
         state.start_from_pretrained()
@@ -296,7 +296,7 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
 def wrappers_left(world: World) -> list[bool]:
     """Whether the first data-parallel wrapper lives on after the release; with it would its buckets."""
     settings = recipe()
-    state = TrainingState(Regress(settings), settings, world, PICTURES)  # type: ignore[arg-type]
+    state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
     old = weakref.ref(state.passes.gradients.module)
     before = old() is not None
     state.begin(RELEASE)
@@ -314,7 +314,7 @@ def test_a_freeze_of_all_epochs_is_never_released(tmp_path: Path) -> None:
 
     for epochs in (6, 7, 50):
         settings = recipe(model=Model(freeze=epochs))
-        plan = Plan(settings, PICTURES)
+        plan = Plan(settings, IMAGES)
         assert plan.end_of_epoch(settings.model.freeze) >= plan.steps
     assert json.loads(to_json(settings))["model"]["freeze"] == 50
 

@@ -52,7 +52,7 @@ class State(SimpleNamespace):
     def snapshot(self, step: int) -> Snapshot:
         model = {"weight": torch.full((64, 64), float(step))}
         momentum = {"momentum_buffer/weight": torch.full((96, 64), float(step))}
-        return Snapshot(step, model, model, momentum, {"best": self.best, "pictures": 7})
+        return Snapshot(step, model, model, momentum, {"best": self.best, "images": 7})
 
 
 def due_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Due:

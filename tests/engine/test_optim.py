@@ -1,4 +1,4 @@
-"""Learning rates, groups, clipping and the optimiser's state, against torch's own."""
+"""Learning rates, groups, clipping and the optimizer's state, against torch's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankless.engine.optim import (
     divide_and_clip,
-    optimiser,
+    optimizer,
     rate,
     restore_state,
     set_rate,
@@ -86,7 +86,7 @@ def test_only_weights_of_convolutions_and_linear_layers_decay(name: str) -> None
     net = some_net()
     before = copy.deepcopy(net.state_dict())
     recipe = Optim(name=name, lr=0.1, weight_decay=0.5, momentum=0.0)  # type: ignore[arg-type]
-    chosen = optimiser(net, recipe)
+    chosen = optimizer(net, recipe)
     held = [p for group in chosen.param_groups for p in group["params"]]
     assert len(held) == len(set(held)) and set(held) == {p for p in net.parameters() if p.requires_grad}
     for parameter in held:
@@ -102,7 +102,7 @@ def test_only_weights_of_convolutions_and_linear_layers_decay(name: str) -> None
 def test_sgd_is_the_formula(nesterov: bool) -> None:
     recipe = Optim(lr=0.3, momentum=0.8, nesterov=nesterov, weight_decay=0.0)
     layer = nn.Linear(3, 2, bias=False).double()
-    chosen = optimiser(layer, recipe)
+    chosen = optimizer(layer, recipe)
     weight = layer.weight.detach().clone()
     velocity = torch.zeros_like(weight)
     for step in range(4):
@@ -172,7 +172,7 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
         chosen.step()
 
     net = some_net()
-    chosen = optimiser(net, recipe)
+    chosen = optimizer(net, recipe)
     for seed in range(3):
         step(net, chosen, seed)
     kept = {key: value.clone() for key, value in state_tensors(chosen, net).items()}
@@ -182,7 +182,7 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
 
     other = some_net()
     other.load_state_dict(net.state_dict())
-    resumed = optimiser(other, recipe)
+    resumed = optimizer(other, recipe)
     restore_state(resumed, other, kept)
     for seed in range(3, 6):
         step(net, chosen, seed)
@@ -200,7 +200,7 @@ def test_a_portable_adamw_takes_no_root_of_mkls(monkeypatch: pytest.MonkeyPatch)
         net = nn.Linear(50, 40)
         with torch.no_grad():
             net.weight.normal_(generator=chance)
-        made = optimiser(net, Optim(name="adamw", lr=0.01), portable=portable)
+        made = optimizer(net, Optim(name="adamw", lr=0.01), portable=portable)
         for _ in range(3):
             for parameter in net.parameters():
                 parameter.grad = torch.randn(parameter.shape, generator=chance)

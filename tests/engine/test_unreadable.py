@@ -1,4 +1,4 @@
-"""Damaged pictures in the data: the same weights on any number of ranks, told once, too many end the run."""
+"""Damaged images in the data: the same weights on any number of ranks, told once, too many end the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankless.engine.evaluate import fingerprint
 from rankless.engine.schedule import Plan
 from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
-from rankless.engine.unreadable import UnreadablePictures
+from rankless.engine.unreadable import UnreadableImages
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
@@ -29,7 +29,7 @@ from rankless.world.process_group import World
 DAMAGED = (3, 17)
 SCORED = 5
 STEPS = 11
-# Two sizes, mosaics, rectangular batches and views as well: whatever draws a picture meets the damaged ones.
+# Two sizes, mosaics, rectangular batches and views as well: whatever draws an image meets the damaged ones.
 WORDS = [
     "batch.images=8",
     "batch.micro=2",
@@ -50,7 +50,7 @@ def cut(path: Path) -> None:
 
 @pytest.fixture
 def damaged(small_recipe: str, tmp_path: Path) -> Path:
-    """The recipe of a copy of the small data with two training pictures and one of validation cut short."""
+    """The recipe of a copy of the small data with two training images and one of validation cut short."""
     before = Path(small_recipe).parent
     folder = tmp_path / "data"
     shutil.copytree(before, folder)
@@ -87,7 +87,7 @@ def work(world: World, words: list[str], folder: str, resume: bool, stop_after: 
 
 
 def told(run: RunDirectory) -> list[str]:
-    """The pictures that the journal tells of, in its order."""
+    """The images that the journal tells of, in its order."""
     events = [entry for entry in journal.read(run.journal) if entry.get("event") == "unreadable"]
     return [entry["text"].split(" cannot be read")[0] for entry in events]
 
@@ -98,7 +98,7 @@ def files(run: RunDirectory) -> list[str]:
 
 
 @pytest.mark.processes
-def test_the_weights_do_not_know_who_met_a_damaged_picture(ranks: Any, damaged: Path, tmp_path: Path) -> None:
+def test_the_weights_do_not_know_who_met_a_damaged_image(ranks: Any, damaged: Path, tmp_path: Path) -> None:
     words = [str(damaged), *WORDS, "data.max_bad=0.2"]
     (alone,) = ranks(1, work, words, str(tmp_path / "one"), False, 0)
     assert alone[0] == "True" and len(alone) == 2
@@ -118,9 +118,9 @@ def test_the_weights_do_not_know_who_met_a_damaged_picture(ranks: Any, damaged: 
 
     lines = [entry for entry in numbers if "step" in entry]
     recipe = load(words[0], words[1:])
-    plan = list(Plan(recipe, 21).pictures_of(0, range(4)))
+    plan = list(Plan(recipe, 21).images_of(0, range(4)))
     for number, line in enumerate(lines):
-        drawn = [index for each in plan[4 * number : 4 * number + 4] for _, index in each.pictures]
+        drawn = [index for each in plan[4 * number : 4 * number + 4] for _, index in each.images]
         assert line.get("replaced", 0) == sum(index in DAMAGED for index in drawn)
     assert {tuple(line["size"]) for line in lines} == {(64, 64), (96, 96)}
     assert all(len({tuple(line["size"]) for line in lines[at : at + 3]}) == 1 for at in range(0, STEPS, 3))
@@ -132,23 +132,21 @@ def test_the_weights_do_not_know_who_met_a_damaged_picture(ranks: Any, damaged: 
 def test_too_many_end_the_run_at_the_same_step_on_every_rank(
     ranks: Any, damaged: Path, tmp_path: Path
 ) -> None:
-    words = [str(damaged), *WORDS, "data.max_bad=0.05", "evaluate.every=0"]  # 1.05 of 21 pictures
+    words = [str(damaged), *WORDS, "data.max_bad=0.05", "evaluate.every=0"]  # 1.05 of 21 images
     one, two = (RunDirectory(tmp_path / name) for name in ("one", "two"))
     (alone,) = ranks(1, work, words, str(one.path), False, 0)
     assert alone[0] == "stopped" and len(alone) == 4
     for fault, number in zip(alone[1:3], DAMAGED, strict=True):
         assert fault.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
-    assert alone[3].startswith(
-        "2 of the 21 training pictures cannot be read, which is more than data.max_bad"
-    )
+    assert alone[3].startswith("2 of the 21 training images cannot be read, which is more than data.max_bad")
     assert ranks(2, work, words, str(two.path), False, 0) == [alone] * 2
     assert one.pointed("last") == two.pointed("last")
     assert files(one) == files(two)
     # The second one met ends it, the step in which it was is whole.
     recipe = load(words[0], words[1:])
     seen: set[int] = set()
-    for line in Plan(recipe, 21).pictures_of(0, range(4)):
-        seen |= {index for _, index in line.pictures if index in DAMAGED}
+    for line in Plan(recipe, 21).images_of(0, range(4)):
+        seen |= {index for _, index in line.images if index in DAMAGED}
         if len(seen) == 2:
             assert one.pointed("last") == line.step + 1
             break
@@ -165,10 +163,10 @@ def test_too_many_to_score_are_a_fault(ranks: Any, damaged: Path, tmp_path: Path
     assert [answer[0] for answer in answers] == ["stopped"] * 2
     assert answers[0] == answers[1]
     assert "02.png cannot be read" in answers[0][1] and "05.png cannot be read" in answers[0][2]
-    assert "2 of the 11 pictures to be scored cannot be read" in answers[0][3]
+    assert "2 of the 11 images to be scored cannot be read" in answers[0][3]
 
 
-def test_an_unreadable_picture_enters_no_score(damaged: Path) -> None:
+def test_an_unreadable_image_enters_no_score(damaged: Path) -> None:
     """Perfect answers to all others score 1, although the unreadable one's boxes were not found."""
     task = open_task(load(str(damaged), WORDS))
     data: Any = task.evaluation_data()
@@ -186,8 +184,8 @@ def test_an_unreadable_picture_enters_no_score(damaged: Path) -> None:
 
 
 def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
-    def met(count: int) -> UnreadablePictures:
-        made = UnreadablePictures(1000, 0.025)
+    def met(count: int) -> UnreadableImages:
+        made = UnreadableImages(1000, 0.025)
         made.restore({"trained": [[n, f"{n:03}.jpg", "cut short"] for n in range(count)], "scored": []})
         return made
 
@@ -196,11 +194,11 @@ def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
     full.trained[99] = Unreadable(99, "099.jpg", "cut short")
     sentences = full.too_many()
     assert sentences[:2] == ["000.jpg cannot be read: cut short", "001.jpg cannot be read: cut short"]
-    assert sentences[20] == "… and 6 more" and sentences[21].startswith("26 of the 1000 training pictures")
+    assert sentences[20] == "… and 6 more" and sentences[21].startswith("26 of the 1000 training images")
     assert len(sentences) == 22
     assert not met(26).trained  # a run that ended for them counts anew when it goes on
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == [Unreadable(4, "v.jpg", "gone")]
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == []
-    again = UnreadablePictures(1000, 0.5)
+    again = UnreadableImages(1000, 0.5)
     again.restore(full.as_json())
     assert (again.trained, again.scored) == (full.trained, full.scored)

@@ -20,10 +20,10 @@ def test_when_it_is_said() -> None:
 
 def test_the_summary_is_of_the_whole_run() -> None:
     waiting = Waiting()
-    assert waiting.summary() == "0% of 0.0 s went by waiting for pictures"
+    assert waiting.summary() == "0% of 0.0 s went by waiting for images"
     for waited in (0.0, 1.0, 0.5):
         waiting.step(2.0, waited)
-    assert waiting.summary() == "25% of 6.0 s went by waiting for pictures"
+    assert waiting.summary() == "25% of 6.0 s went by waiting for images"
 
 
 def test_it_says_what_to_do() -> None:

@@ -4,8 +4,8 @@ Environment variables let it misbehave:
 
 FAULT_SLEEP     seconds a micro-batch takes longer
 FAULT_ABORT     the pass of a process in which it aborts
-FAULT_PICTURE   a picture that cannot be read
-FAULT_BUG       where its own code fails, by picture, or by pass or evaluation of a process: ``item 7``,
+FAULT_IMAGE   an image that cannot be read
+FAULT_BUG       where its own code fails, by image, or by pass or evaluation of a process: ``item 7``,
                 ``loss 9``, ``score 2``
 FAULT_PREDICT   seconds a batch of an evaluation takes longer
 FAULT_SCORED    what rank 1 does in every prediction: ``memory`` asks for a petabyte, ``unpool`` takes an
@@ -36,13 +36,13 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Scores
 
-PICTURES = 40
+IMAGES = 40
 SIDE = 12
 
 
 @dataclass
 class Stripes:
-    """(B, 1, S, S) pictures and their directions, (B,)."""
+    """(B, 1, S, S) images and their directions, (B,)."""
 
     images: Tensor
     labels: Tensor
@@ -51,7 +51,7 @@ class Stripes:
         return Stripes(self.images.to(device), self.labels.to(device))
 
 
-class Pictures:
+class Images:
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -59,10 +59,10 @@ class Pictures:
         return self.count
 
     def item(self, index: int, epoch: int) -> tuple[Tensor, int]:
-        if index == int(os.environ.get("FAULT_PICTURE", "-1")):
-            raise UserError(f"stripes {index}: cannot be read; take the picture out")
+        if index == int(os.environ.get("FAULT_IMAGE", "-1")):
+            raise UserError(f"stripes {index}: cannot be read; take the image out")
         if os.environ.get("FAULT_BUG") == f"item {index}":
-            raise KeyError(f"picture {index}")
+            raise KeyError(f"image {index}")
         chance = torch.Generator().manual_seed(1000 * epoch + index)
         image = torch.randn(1, SIDE, SIDE, generator=chance)
         label = index % 2
@@ -102,11 +102,11 @@ class Small:
             model.register_state_dict_post_hook(lambda *_: time.sleep(seconds if is_saved() else 0))
         return model
 
-    def training_data(self) -> Pictures:
-        return Pictures(PICTURES)
+    def training_data(self) -> Images:
+        return Images(IMAGES)
 
-    def evaluation_data(self) -> Pictures:
-        return Pictures(10)
+    def evaluation_data(self) -> Images:
+        return Images(10)
 
     def collate(self, items: Sequence[tuple[Tensor, int]]) -> Stripes:
         images, labels = zip(*items, strict=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
-from small_task_for_faults import PICTURES
+from small_task_for_faults import IMAGES
 
 from rankless import UserError, load_recipe, train
 from rankless.data.order import micro_batch
@@ -80,20 +80,18 @@ def test_nothing_of_a_start_is_left_in_the_callers_environment(
         return {name: os.environ[name] for name in os.environ if name.startswith(("GLOO", "NCCL", "TORCHE"))}
 
     before = variables()
-    assert train(load(recipe_file(tmp_path / "run")), tmp_path / "run", devices=1, rehearse=1) == 0
+    assert train(load(recipe_file(tmp_path / "run")), tmp_path / "run", devices=1, dry_run_steps=1) == 0
     assert variables() == before
 
 
 def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:
     batch = Batch(images=8, micro=2)
     # Of the four micro-batches of step 1, two ranks have two each: the last one is rank 1's.
-    (_, picture), *_ = micro_batch(PICTURES, 3, 1, 3, batch)
-    with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_PICTURE": str(picture)}) as run:
+    (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, batch)
+    with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_IMAGE": str(image)}) as run:
         assert run.wait() == 2, run.text()
         run.gone()
-        assert (
-            run.text().splitlines()[-1] == f"error: stripes {picture}: cannot be read; take the picture out"
-        )
+        assert run.text().splitlines()[-1] == f"error: stripes {image}: cannot be read; take the image out"
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
         assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"
@@ -127,15 +125,13 @@ def test_an_error_in_the_users_code_is_told_at_once_with_its_lines(
 def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
     tmp_path: Path, batch_norm: str
 ) -> None:
-    (_, picture), *_ = micro_batch(PICTURES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's, in its loader
+    (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's, in its loader
     words = ["workers=1", f"batch_norm={batch_norm}"]
-    with Run(tmp_path / "run", 2, *words, environment={"FAULT_BUG": f"item {picture}"}) as run:
+    with Run(tmp_path / "run", 2, *words, environment={"FAULT_BUG": f"item {image}"}) as run:
         assert run.wait() == 1, run.text()
         run.gone()
         assert "restarting" not in run.text()
-        assert (
-            f"error: the task small_task_for_faults:Small failed: KeyError: 'picture {picture}'" in run.text()
-        )
+        assert f"error: the task small_task_for_faults:Small failed: KeyError: 'image {image}'" in run.text()
         assert ", in item\n    raise KeyError(" in run.text()
 
 

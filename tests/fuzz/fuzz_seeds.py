@@ -107,7 +107,7 @@ checkpoint: {every: 1, keep: 2}
 
 
 @functools.cache
-def picture(seed: int = 0, ending: str = "png", size: tuple[int, int] = (24, 16)) -> bytes:
+def sample(seed: int = 0, ending: str = "png", size: tuple[int, int] = (24, 16)) -> bytes:
     """An image as PIL writes it, with an EXIF orientation where the format has one."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     exif = Image.Exif()
@@ -128,9 +128,9 @@ SPLITS = {"train": "ab", "val": "c"}
 CLASSES = ("cat", "dog")
 
 
-def _pictures(place: str) -> dict[str, Entry]:
+def _images(place: str) -> dict[str, Entry]:
     return {
-        place.format(split=split, name=name): picture(ord(name))
+        place.format(split=split, name=name): sample(ord(name))
         for split, names in SPLITS.items()
         for name in names
     }
@@ -138,7 +138,7 @@ def _pictures(place: str) -> dict[str, Entry]:
 
 def darknet(root: str = "data") -> dict[str, Entry]:
     """A ``data.yaml``, images and labels."""
-    files = _pictures(root + "/images/{split}/{name}.png")
+    files = _images(root + "/images/{split}/{name}.png")
     for split, names in SPLITS.items():
         for name in names:
             lines = [
@@ -165,7 +165,7 @@ def darknet_lists(root: str = "data") -> dict[str, Entry]:
 
 def voc(root: str = "data") -> dict[str, Entry]:
     """Pascal VOC: Annotations, ImageSets and JPEGImages."""
-    files = _pictures(root + "/JPEGImages/{name}.png")
+    files = _images(root + "/JPEGImages/{name}.png")
     for split, names in SPLITS.items():
         files[f"{root}/ImageSets/Main/{split}.txt"] = "".join(f"{name}\n" for name in names).encode()
         for name in names:
@@ -212,7 +212,7 @@ def coco_json(split: str) -> dict[str, Any]:
 
 def coco(root: str = "data") -> dict[str, Entry]:
     """COCO: annotations and images."""
-    files = _pictures(root + "/images/{split}/{name}.png")
+    files = _images(root + "/images/{split}/{name}.png")
     for split in SPLITS:
         files[f"{root}/annotations/instances_{split}.json"] = json.dumps(coco_json(split)).encode()
     return files
@@ -220,7 +220,7 @@ def coco(root: str = "data") -> dict[str, Entry]:
 
 def csv_table(root: str = "data") -> dict[str, Entry]:
     """A row for each box, as Python's csv writes it."""
-    files = _pictures(root + "/{split}/{name}.png")
+    files = _images(root + "/{split}/{name}.png")
     for split, names in SPLITS.items():
         text = io.StringIO()
         writer = csv.writer(text)
@@ -234,7 +234,7 @@ def csv_table(root: str = "data") -> dict[str, Entry]:
 
 def lines(root: str = "data") -> dict[str, Entry]:
     """Annotation lines."""
-    files = _pictures(root + "/{split}/{name}.png")
+    files = _images(root + "/{split}/{name}.png")
     for split, names in SPLITS.items():
         files[f"{root}/{split}.txt"] = "".join(
             f"{split}/{name}.png "
@@ -249,7 +249,7 @@ def lines(root: str = "data") -> dict[str, Entry]:
 def class_folders(root: str = "data") -> dict[str, Entry]:
     """A folder per split, in it a folder per class."""
     return {
-        f"{root}/{split}/{name}/{n}.png": picture(n + 3 * k + 10 * len(split))
+        f"{root}/{split}/{name}/{n}.png": sample(n + 3 * k + 10 * len(split))
         for split in ("train", "val")
         for k, name in enumerate(CLASSES)
         for n in range(2)
@@ -271,7 +271,7 @@ def shard(split: str, kind: str) -> bytes:
                     for k, x1, y1, x2, y2 in BOXES[name]
                 ),
             }[kind]
-            for ending, content in (("png", picture(ord(name))), (kind, label.encode())):
+            for ending, content in (("png", sample(ord(name))), (kind, label.encode())):
                 about = tarfile.TarInfo(f"{name}.{ending}")
                 about.size = len(content)
                 archive.addfile(about, io.BytesIO(content))

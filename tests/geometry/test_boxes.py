@@ -115,7 +115,7 @@ def test_values_by_hand():
     # On the diagonal α = 45° and γ = 1, on a hull of 8 × 8.
     c = torch.tensor([4.0, 4.0, 8.0, 8.0])
     assert boxes.siou(a, c).item() == pytest.approx(-(1 - math.exp(-0.25)))
-    # One centre, twice as wide and high: IoU 1/4, every side's difference is half of the larger and the hull.
+    # One center, twice as wide and high: IoU 1/4, every side's difference is half of the larger and the hull.
     d = torch.tensor([-2.0, -2.0, 6.0, 6.0])
     assert boxes.eiou(a, d).item() == pytest.approx(0.25 - 0.25 - 0.25)
     assert boxes.siou(a, d).item() == pytest.approx(0.25 - (1 - math.exp(-0.5)) ** 4)

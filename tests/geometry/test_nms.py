@@ -79,8 +79,8 @@ def test_of_equal_scores_the_first_stays(kind):
     assert found.tolist() == [0, 1]
 
 
-def test_distance_lets_neighbours_stay():
-    # IoU is 6 / 14; the centres lie 4 px apart on a hull of 14 × 10: 0.429 - (16 / 296) ** 0.6 = 0.255.
+def test_distance_lets_neighbors_stay():
+    # IoU is 6 / 14; the centers lie 4 px apart on a hull of 14 × 10: 0.429 - (16 / 296) ** 0.6 = 0.255.
     boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [4.0, 0.0, 14.0, 10.0]])
     given_ = (boxes, torch.tensor([0.5, 0.9]), torch.zeros(2, dtype=torch.int64))
     assert nms(*given_, kind="iou", threshold=0.42).tolist() == [1]
@@ -111,16 +111,16 @@ def test_many_boxes_equal_torchvision():
 )
 def test_a_real_networks_rows_leave_the_boxes_that_opencv_and_darknet_kept(name, kind, multi_label):
     folder = Path(os.environ["RANKLESS_REAL_DATA"]) / "golden"
-    picture = json.loads((folder / "yolo-fastest-1.1.json").read_text())["images"]["dog"]
+    image = json.loads((folder / "yolo-fastest-1.1.json").read_text())["images"]["dog"]
     with np.load(folder / "yolo-fastest-1.1_dog_raw.npz") as raw:
         rows = torch.from_numpy(np.concatenate([raw["yolo_121"], raw["yolo_130"]]))
     scores = rows[:, 5:]
     if not multi_label:
         scores = torch.where(scores == scores.amax(1, keepdim=True), scores, 0)
     row, label = (scores > 0.25).nonzero(as_tuple=True)
-    boxes = (to_xyxy(rows[:, :4]) * torch.tensor(picture["w_h"] * 2))[row]
+    boxes = (to_xyxy(rows[:, :4]) * torch.tensor(image["w_h"] * 2))[row]
     kept = nms(boxes, scores[row, label], label, kind=kind, threshold=0.45)
-    expected = picture[name]
+    expected = image[name]
     assert len(row) > 3 * len(kept)  # there was something to remove
     assert label[kept].tolist() == [box["class_id"] for box in expected]
     for number, box in zip(kept.tolist(), expected, strict=True):

@@ -59,8 +59,8 @@ def target(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def picture(path: Path, size=(400, 300), box=(40, 60, 140, 220), **options) -> Path:
-    """A grey picture with a red box (xyxy)."""
+def image(path: Path, size=(400, 300), box=(40, 60, 140, 220), **options) -> Path:
+    """A gray image with a red box (xyxy)."""
     pixels = np.full((size[1], size[0], 3), 120, np.uint8)
     pixels[box[1] : box[3], box[0] : box[2]] = (255, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +78,9 @@ def written(report: page.PredictionReport) -> list[dict]:
 
 
 @pytest.mark.parametrize("size", [(400, 300), (1000, 200), (90, 260), (128, 96), (2003, 1501)])
-def test_boxes_are_in_the_source_pictures_pixels(target, size):
+def test_boxes_are_in_the_source_images_pixels(target, size):
     box = (size[0] // 5, size[1] // 4, size[0] // 2, size[1] * 3 // 4)
-    report = run(target, picture(target.with_name("a.png"), size, box))
+    report = run(target, image(target.with_name("a.png"), size, box))
     (entry,) = written(report)
     assert entry == report.predictions()[0]
     assert (entry["width"], entry["height"]) == size and Path(entry["source"]).name == "a.png"
@@ -89,7 +89,7 @@ def test_boxes_are_in_the_source_pictures_pixels(target, size):
     scale = min(128 / size[0], 96 / size[1])
     np.testing.assert_allclose(found["box"], box, atol=1.01 / scale)
     assert all(round(side, 2) == side for side in found["box"])
-    with Image.open(report.pictures[0].annotated) as annotated:
+    with Image.open(report.images[0].annotated) as annotated:
         assert annotated.size == size and annotated.format == "PNG"
         x, y = round(found["box"][0]), round(found["box"][1])
         frame = np.asarray(annotated)[max(0, y - 8) : y + 1, max(0, x - 8) : x + 1].reshape(-1, 3)
@@ -99,31 +99,31 @@ def test_boxes_are_in_the_source_pictures_pixels(target, size):
 
 
 def test_the_confidence_reaches_the_task(target):
-    source = picture(target.with_name("a.png"))
-    assert run(target, source, confidence=0.8).pictures[0].detections == []
-    assert len(run(target, source, confidence=0.7).pictures[0].detections) == 1
+    source = image(target.with_name("a.png"))
+    assert run(target, source, confidence=0.8).images[0].detections == []
+    assert len(run(target, source, confidence=0.7).images[0].detections) == 1
     for wrong in (-0.1, 1.5, float("nan")):
         with pytest.raises(UserError, match=r"confidence is .*: expected a number from 0 to 1"):
             run(target, source, confidence=wrong)
 
 
-def test_boxes_are_in_the_upright_picture(target):
+def test_boxes_are_in_the_upright_image(target):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be shown turned by a quarter to the right: stored 400 × 300, shown 300 × 400
-    report = run(target, picture(target.with_name("a.jpg"), exif=exif, quality=95))
+    report = run(target, image(target.with_name("a.jpg"), exif=exif, quality=95))
     (entry,) = written(report)
     assert (entry["width"], entry["height"]) == (300, 400)
     # Turned right, the stored (x, y) is shown at (300 − y, x).
     np.testing.assert_allclose(entry["detections"][0]["box"], (80, 40, 240, 140), atol=6)
-    with Image.open(report.pictures[0].annotated) as annotated:
+    with Image.open(report.images[0].annotated) as annotated:
         assert annotated.size == (300, 400) and annotated.format == "JPEG" and not annotated.getexif()
 
 
 def test_sources_of_every_kind(target):
-    root = target.with_name("pictures")
+    root = target.with_name("images")
     for name in ("b/2.PNG", "b/10.jpg", "a/deep/1.bmp", "c/x.webp", "c/[1].png"):
-        picture(root / name, (40, 30), (4, 6, 14, 22))
-    (root / "b/notes.txt").write_text("no picture")
+        image(root / name, (40, 30), (4, 6, 14, 22))
+    (root / "b/notes.txt").write_text("no image")
     (root / "empty").mkdir()
 
     def names(*sources: str) -> list[str]:
@@ -140,8 +140,8 @@ def test_sources_of_every_kind(target):
     assert page.find(["digits:val:3", "digits:train:0-1"]) == scenes
     wrong = {
         "none.png": "'none.png': no such file",
-        "no*.png": "'no*.png': no picture",
-        str(root / "empty"): "empty': no pictures",
+        "no*.png": "'no*.png': no image",
+        str(root / "empty"): "empty': no images",
         "digits:test:1": "digits:val:0-7",
         "digits:val:5-2": "digits:val:0-7",
         "digits:val:0-99999999": "at most 10,000 at a time",
@@ -150,14 +150,14 @@ def test_sources_of_every_kind(target):
         page.find([str(root / "b"), *wrong])
     for fault, words in zip(error.value.faults, wrong.values(), strict=True):
         assert words in fault
-    with pytest.raises(UserError, match="no pictures given"):
+    with pytest.raises(UserError, match="no images given"):
         page.find([])
 
 
 def test_names_from_several_folders_do_not_collide(target):
-    root = target.with_name("pictures")
+    root = target.with_name("images")
     kinds = ("a/x.png", "b/x.png", "b/X.bmp", "c/x-2.png", "c/x.jpg")
-    sources = [picture(root / name) for name in kinds]
+    sources = [image(root / name) for name in kinds]
     for _ in range(2):  # once more into the same folder
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
@@ -170,36 +170,36 @@ def test_names_from_several_folders_do_not_collide(target):
 
 
 def test_a_source_in_the_output_folder_is_refused(target):
-    source = picture(target.with_name("out") / "x.png")
+    source = image(target.with_name("out") / "x.png")
     before = source.read_bytes()
     with pytest.raises(UserError, match=r"x.png' .* lies in the output folder"):
         run(target, source)
     assert source.read_bytes() == before
 
 
-def test_unreadable_pictures_are_named_and_the_others_go_on(target):
-    root = target.with_name("pictures")
-    picture(root / "a.png")
+def test_unreadable_images_are_named_and_the_others_go_on(target):
+    root = target.with_name("images")
+    image(root / "a.png")
     (root / "b.png").write_bytes((root / "a.png").read_bytes()[:200])
-    (root / "c.jpg").write_text("no picture")
-    picture(root / "d.png")
+    (root / "c.jpg").write_text("no image")
+    image(root / "d.png")
     report = run(target, root)
-    assert [Path(p.source).name for p in report.pictures] == ["a.png", "d.png"]
+    assert [Path(p.source).name for p in report.images] == ["a.png", "d.png"]
     assert [Path(source).name for source, _ in report.failed] == ["b.png", "c.jpg"]
     assert all(reason for _, reason in report.failed)
     assert report.exit_code == 1
     assert len(written(report)) == 2 and len(report.as_json()["failed"]) == 2
 
 
-def test_a_picture_does_not_depend_on_its_neighbours(target):
-    one = picture(target.with_name("1.png"))
-    two = picture(target.with_name("2.png"), (77, 300), (5, 5, 60, 99))
+def test_a_image_does_not_depend_on_its_neighbors(target):
+    one = image(target.with_name("1.png"))
+    two = image(target.with_name("2.png"), (77, 300), (5, 5, 60, 99))
     alone = [run(target, source).predictions()[0] for source in (two, one)]
     assert run(target, two, one).predictions() == alone
 
 
 def test_what_cannot_work_is_told(target, tmp_path):
-    source = picture(tmp_path / "a.png")
+    source = image(tmp_path / "a.png")
     with pytest.raises(UserError, match="device 'gpu'"):
         page.predict(target, [str(source)], out=tmp_path / "out", device="gpu")
     with pytest.raises(UserError, match=r"a\.png: cannot be the output folder"):
@@ -219,7 +219,7 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
     weights.save(path, task.model().state_dict(), recipe=RECIPE, class_names=names)
     # An untrained detector finds little but of low score; the lowest confidence shows it.
     report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "out", confidence=0.0, device="cpu")
-    assert [p.source for p in report.pictures] == ["digits:val:0", "digits:val:1"]
+    assert [p.source for p in report.images] == ["digits:val:0", "digits:val:1"]
     assert sorted(p.name for p in report.out.iterdir()) == [
         ".rankless-outputs",
         "digits-val-0.png",
@@ -237,10 +237,10 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
 
 @pytest.mark.parametrize("how", ["link", "copy"])
 @pytest.mark.parametrize("force", [False, True])
-def test_the_pictures_that_were_converted_survive_a_prediction_into_the_new_folder(target, how, force):
+def test_the_images_that_were_converted_survive_a_prediction_into_the_new_folder(target, how, force):
     data, new = target.with_name("data"), target.with_name("new")
     for number in range(3):
-        picture(data / f"images/train/{number}.jpg", (64, 48), (4, 6, 14, 22))
+        image(data / f"images/train/{number}.jpg", (64, 48), (4, 6, 14, 22))
         (data / "labels/train").mkdir(parents=True, exist_ok=True)
         (data / f"labels/train/{number}.txt").write_text("0 0.5 0.5 0.25 0.25\n")
     (data / "data.yaml").write_text("train: images/train\nval: images/train\nnames: [red]\n")
@@ -251,7 +251,7 @@ def test_the_pictures_that_were_converted_survive_a_prediction_into_the_new_fold
         says = "is an input of this command" if force else "is there already"
         with pytest.raises(UserError, match=f"0.jpg: {says}") as error:
             page.predict(target, sources, out=out, device="cpu", force=force)
-        assert len(error.value.faults) == 4, "each picture and what to do"
+        assert len(error.value.faults) == 4, "each image and what to do"
         assert {path: path.read_bytes() for path in before} == before
     else:
         page.predict(target, sources, out=out, device="cpu", force=True)
@@ -260,7 +260,7 @@ def test_the_pictures_that_were_converted_survive_a_prediction_into_the_new_fold
 
 
 def test_results_replace_results_and_nothing_else(target):
-    source, out = picture(target.with_name("a.png")), target.with_name("out")
+    source, out = image(target.with_name("a.png")), target.with_name("out")
     out.mkdir()
     (out / "predictions.json").write_text("mine")
     with pytest.raises(UserError, match=r"predictions.json: is there already, and rankless predict did not"):
@@ -275,7 +275,7 @@ def test_results_replace_results_and_nothing_else(target):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (100, 100), (1500, 40)])
-def test_drawing_stays_on_pictures_of_any_size(size):
+def test_drawing_stays_on_images_of_any_size(size):
     blank = Image.new("RGB", size, (128, 128, 128))
     middle = (size[0] / 2, size[1] / 2)
     boxes = [(0, 0, *size), (size[0] - 1, size[1] - 1, *size), middle + middle, (-5, -5, 3, 3)]
@@ -286,7 +286,7 @@ def test_drawing_stays_on_pictures_of_any_size(size):
     assert annotate(blank, []).tobytes() == blank.tobytes()
 
 
-def test_labels_of_neighbours_do_not_hide_each_other():
+def test_labels_of_neighbors_do_not_hide_each_other():
     marks = [Mark((100, 100 + 2 * i, 300, 300 + 2 * i), f"name {i}", i) for i in range(4)]
     drawn = np.asarray(annotate(Image.new("RGB", (640, 480), "white"), marks))
     solid = [(drawn == color(i)).all(2).sum() for i in range(4)]
@@ -294,7 +294,7 @@ def test_labels_of_neighbours_do_not_hide_each_other():
     assert min(solid) > 900
 
 
-def test_colours_of_classes_are_distinct():
+def test_colors_of_classes_are_distinct():
     colors = [np.array(color(label), float) for label in range(20)]
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(colors) for b in colors[:i]]
     assert min(gaps) > 30

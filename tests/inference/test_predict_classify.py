@@ -16,7 +16,7 @@ from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Model, Recipe
 from rankless.tasks.classify import Classify
 
-NAMES = ("blue", "green", "grey", "red", "spring green", "violet", "yellow")
+NAMES = ("blue", "green", "gray", "red", "spring green", "violet", "yellow")
 RECIPE = Recipe(task="classify", model=Model(name="resnet18", image_size=16))
 
 
@@ -43,12 +43,12 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_best_five_of_each_picture(target):
+def test_the_best_five_of_each_image(target):
     folder = target.with_name("in")
     folder.mkdir()
-    for name, colour in (("a.png", (255, 0, 0)), ("b.jpg", (0, 255, 0))):
-        Image.new("RGB", (120, 90), colour).save(folder / name)
-    (folder / "c.png").write_text("no picture")
+    for name, color in (("a.png", (255, 0, 0)), ("b.jpg", (0, 255, 0))):
+        Image.new("RGB", (120, 90), color).save(folder / name)
+    (folder / "c.png").write_text("no image")
     out = target.with_name("out")
     report = page.predict(target, [str(folder)], out=out, device="cpu")
     assert [Path(source).name for source, _ in report.failed] == ["c.png"]
@@ -67,17 +67,17 @@ def test_the_best_five_of_each_picture(target):
 def test_what_is_less_likely_is_left_out_where_asked(target):
     Image.new("RGB", (120, 90), (255, 0, 0)).save(target.with_name("red.png"))
     source = [str(target.with_name("red.png"))]
-    whole = page.predict(target, source, out=target.with_name("whole"), device="cpu").pictures[0].classes
+    whole = page.predict(target, source, out=target.with_name("whole"), device="cpu").images[0].classes
     limit = (whole[0]["score"] + whole[1]["score"]) / 2
     some = page.predict(target, source, out=target.with_name("some"), confidence=limit, device="cpu")
-    assert some.pictures[0].classes == whole[:1]
+    assert some.images[0].classes == whole[:1]
     none = page.predict(target, source, out=target.with_name("none"), confidence=1.0, device="cpu")
-    assert none.pictures[0].classes == []
+    assert none.images[0].classes == []
 
 
 def test_built_in_digits(target):
     out = target.with_name("out")
     report = page.predict(target, ["digits:val:3", "digits:val:358-359"], out=out, device="cpu")
-    assert [picture.source for picture in report.pictures] == ["digits:val:3", "digits:val:358"]
+    assert [image.source for image in report.images] == ["digits:val:3", "digits:val:358"]
     assert report.failed == [("digits:val:359", "the built-in data has the digits 0 to 358 in 'val'")]
-    assert report.pictures[0].width == 64
+    assert report.images[0].width == 64

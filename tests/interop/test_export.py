@@ -45,11 +45,11 @@ def test_opencv_reads_the_files_and_agrees(tmp_path: Path) -> None:
     assert "height=64" in text and "width=96" in text
     assert "letter_box=1" in text and "nms_kind=greedynms" in text
     theirs = cv2.dnn.readNetFromDarknet(str(cfg), str(numbers))
-    picture = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-    theirs.setInput(picture.numpy())
+    image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    theirs.setInput(image.numpy())
     wanted = theirs.forward([f"conv_{number}" for number in (29, 36)])
     with torch.no_grad():
-        for mine, raw in zip(model(picture), wanted, strict=True):
+        for mine, raw in zip(model(image), wanted, strict=True):
             np.testing.assert_allclose(mine.numpy(), raw, rtol=1e-3, atol=1e-4)
 
 

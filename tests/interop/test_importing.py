@@ -50,9 +50,9 @@ def test_the_weights_file_computes_the_same(place, capsys):
         "detect", "yolov4-tiny", 0.125)  # fmt: skip
     source, model = detector(3), zoo.build(loaded.recipe.model, 3).eval()
     weights.load_into(model, loaded.state, "ours")
-    pictures = torch.rand(1, 3, 64, 64)
+    images = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
-        for a, b in zip(source(pictures), model(pictures), strict=True):
+        for a, b in zip(source(images), model(images), strict=True):
             assert torch.equal(a, b)
     assert weights.digest(source.state_dict()) in out
     assert "under 'model'" in out and "prefix 'module.'" in out
@@ -161,8 +161,8 @@ def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypa
     assert len(loaded.class_names) == 7
     ours = build_classifier(loaded.recipe.model, 7).eval()
     weights.load_into(ours, loaded.state, "o")
-    pictures = torch.rand(2, 3, 32, 32)
+    images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
-        assert torch.equal(ours(pictures), theirs(pictures))
+        assert torch.equal(ours(images), theirs(images))
     assert run("model_best.pth.tar", "--out", "p", "--model", "resnet18", "--by-order") == 2
     assert "the order says nothing" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def test_what_only_detectors_have_is_told_at_once():
     [
         ((1.0, 2.0), "has 2 numbers: expected 3"),
         ((0.0, 0.0, 0.0), "are all 0"),
-        ("balanced", r"1 classes have no training pictures \(1\)"),
+        ("balanced", r"1 classes have no training images \(1\)"),
     ],
 )
 def test_weights_that_do_not_fit(weights, words):

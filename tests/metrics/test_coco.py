@@ -80,7 +80,7 @@ def by_pycocotools(detections, truths, classes: int) -> dict[str, float | list[f
 
 
 def random_data(seed: int):
-    """Pictures, some empty, with found boxes near true ones, doubles, strays and equal scores."""
+    """Images, some empty, with found boxes near true ones, doubles, strays and equal scores."""
     rng = np.random.default_rng(seed)
     detections, truths = [], []
     for index in range(int(rng.integers(1, 9))):
@@ -118,7 +118,7 @@ def test_equals_pycocotools(seed):
         assert (-1 if flat[key] is None else flat[key]) == pytest.approx(value, abs=1e-9), key
 
 
-def test_more_than_a_hundred_of_a_class_in_a_picture_equals_pycocotools():
+def test_more_than_a_hundred_of_a_class_in_a_image_equals_pycocotools():
     boxes = [(i, 0, i + 10, 10) for i in range(0, 2000, 10)]
     rng = np.random.default_rng(3)
     detections = [found(0, [(*box, float(rng.random()), 0) for box in boxes])]
@@ -182,9 +182,9 @@ def test_nothing_found():
 
 
 @pytest.mark.parametrize("rows", [[], [(0, 0, 20, 20, 0.5, 0)]])
-@pytest.mark.parametrize("pictures", [0, 2])
-def test_nothing_to_find(rows, pictures):
-    scores = coco_scores([found(i, rows) for i in range(pictures)], [truth([])] * pictures, NAMES)
+@pytest.mark.parametrize("images", [0, 2])
+def test_nothing_to_find(rows, samples):
+    scores = coco_scores([found(i, rows) for i in range(samples)], [truth([])] * samples, NAMES)
     per_class = scores.pop("per_class")
     assert set(scores) == set(TWELVE)
     assert set(scores.values()) == {None} and list(per_class) == list(NAMES)
@@ -203,9 +203,9 @@ def test_classes_of_one_name_are_kept_apart():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="1 predictions for 2 pictures"):
+    with pytest.raises(ValueError, match="1 predictions for 2 images"):
         coco_scores([found(0, [])], [truth([]), truth([])], NAMES)
-    with pytest.raises(ValueError, match="picture 0: label 3"):
+    with pytest.raises(ValueError, match="image 0: label 3"):
         coco_scores([found(0, [(0, 0, 9, 9, 0.5, 3)])], [truth([])], NAMES)
 
 

@@ -178,7 +178,7 @@ def test_all_faults_come_at_once() -> None:
         (NET + HEAD.replace("filters=21", "filters=20"), "needs 21 filters in the layer before"),
         (NET + HEAD + "new_coords=1\n", "expected logistic with new_coords=1"),
         (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected numbers of the 3 anchors"),
-        (NET + "channels=1\n" + HEAD, "expected 3, colour pictures"),
+        (NET + "channels=1\n" + HEAD, "expected 3, color images"),
     ],
 )
 def test_a_file_that_is_no_detector(text: str, words: str) -> None:
@@ -223,12 +223,12 @@ def test_what_is_written_is_read_back_equal(name: str) -> None:
 
 
 def test_what_darknet_does_not_have_is_refused() -> None:
-    from rankless.models.reshape import with_activation, with_free_heads, with_involution
+    from rankless.models.reshape import with_activation, with_anchor_free_heads, with_involution
 
     network = MODELS["yolov4-tiny"].network()
     for changed, word in (
         (with_involution(network, 3), "involution"),
-        (with_free_heads(network, 0), "free"),
+        (with_anchor_free_heads(network, 0), "free"),
         (with_activation(network, "prelu"), "prelu"),
     ):
         with pytest.raises(UserError, match=word):

@@ -176,7 +176,7 @@ def test_a_timm_model_of_fixed_size_is_built_for_the_recipes(size):
     assert model(torch.randn(1, 3, height, width)).shape == (1, 3)
 
 
-def test_normalisation_and_side():
+def test_normalization_and_side():
     def known(name, **densenet):
         found = variant(schema.Model(name=name, densenet=schema.Densenet(**densenet)))
         return found.side, found.mean[0], found.std[2]
@@ -245,7 +245,7 @@ def test_options_of_densenets_are_refused_elsewhere(name):
     assert sum("'model.activation' is 'prelu'" in fault for fault in caught.value.faults) == 1
 
 
-def test_too_small_a_picture_is_refused():
+def test_too_small_a_image_is_refused():
     with pytest.raises(UserError, match=r"'model.image_size' is 28.*at least 29"):
         variant(schema.Model(name="densenet121", image_size=28))
     with pytest.raises(UserError, match=r"'model.image_size' is \[64, 16\].*at least 29"):

@@ -56,13 +56,13 @@ def test_opencv_reads_what_is_written_and_computes_the_same(name: str, tmp_path:
         if isinstance(m, nn.BatchNorm2d):
             m.eps = OPENCV_EPS
     theirs = cv2.dnn.readNetFromDarknet(str(tmp_path / "n.cfg"), str(tmp_path / "n.weights"))
-    picture = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(1))
-    theirs.setInput(picture.numpy())
+    image = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(1))
+    theirs.setInput(image.numpy())
     wanted = theirs.forward([f"conv_{number}" for number in network.predictors()])
     if name == "yolov4-csp":  # OpenCV applies the logistic here, the head's decoding does it in ours
         wanted = [np.log(raw / (1 - raw)) if raw.min() > 0 and raw.max() < 1 else raw for raw in wanted]
     with torch.no_grad():
-        for mine, raw in zip(model(picture), wanted, strict=True):
+        for mine, raw in zip(model(image), wanted, strict=True):
             np.testing.assert_allclose(mine.numpy(), raw, rtol=1e-3, atol=1e-4 * np.abs(raw).max())
 
 
@@ -163,7 +163,7 @@ def test_raw_heads_of_a_real_network() -> None:
     model = DetectionModel(network).eval()
     model.load_state_dict(found.state, strict=False)
     stored = np.load(root / "golden/yolo-fastest-1.1_dog_raw.npz")
-    picture = torch.from_numpy(stored["input_u8_rgb_hwc"]).permute(2, 0, 1)[None].float() / 255
+    image = torch.from_numpy(stored["input_u8_rgb_hwc"]).permute(2, 0, 1)[None].float() / 255
     with torch.no_grad():
-        for raw, name in zip(model(picture), ("conv_120", "conv_129"), strict=True):
+        for raw, name in zip(model(image), ("conv_120", "conv_129"), strict=True):
             assert np.abs(raw[0].numpy() - stored[name]).max() < 1e-4

@@ -211,7 +211,7 @@ def test_separable_takes_a_3x3s_place(kind, size):
     assert kind(6, 5)(torch.randn(2, 6, *size)).shape == (2, 5, *size)
 
 
-def test_separable_sees_the_eight_neighbours():
+def test_separable_sees_the_eight_neighbors():
     convolution = SeparableConv(3, 4)
     x = torch.zeros(1, 3, 7, 7, requires_grad=True)
     convolution(x)[0, :, 3, 3].sum().backward()

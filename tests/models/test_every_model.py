@@ -35,7 +35,7 @@ def small(name: str, **options: Any) -> DetectionModel:
     return build(schema.Model(name=name, width=WIDTH, **options), CLASSES)
 
 
-def pictures(height: int = 64, width: int = 96) -> torch.Tensor:
+def images(height: int = 64, width: int = 96) -> torch.Tensor:
     chance = torch.Generator().manual_seed(5)
     return torch.rand(2, 3, height, width, generator=chance).contiguous(memory_format=torch.channels_last)
 
@@ -44,7 +44,7 @@ def pictures(height: int = 64, width: int = 96) -> torch.Tensor:
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.2, "involution": 3}], ids=["plain", "more"])
 def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -> None:
     model = small(name, **options)
-    raw = model(pictures())
+    raw = model(images())
     assert len(raw) == len(model.heads)
     for output, head in zip(raw, model.heads, strict=True):
         per_cell = 4 * max(head.bins, 1) + CLASSES if MODELS[name].free else len(head.mask) * (5 + CLASSES)
@@ -61,11 +61,11 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
     model = small(name).eval()
     with torch.no_grad():
         # In float64, where another order of adding up cannot hide another sum.
-        exact = model.double()(pictures().double().contiguous())
-        last = model.to(memory_format=torch.channels_last)(pictures().double())
-        plain = model.float()(pictures())
+        exact = model.double()(images().double().contiguous())
+        last = model.to(memory_format=torch.channels_last)(images().double())
+        plain = model.float()(images())
         with torch.autocast("cpu", torch.bfloat16):
-            short = model(pictures())
+            short = model(images())
     for one, other in zip(exact, last, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     for one, low in zip(plain, short, strict=True):
@@ -76,13 +76,13 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     model = small(name)
-    model(pictures())  # so that the running statistics are no longer those of the start
+    model(images())  # so that the running statistics are no longer those of the start
     made = Recipe(model=schema.Model(name=name, width=WIDTH))
     weights.save(tmp_path / "w.safetensors", model.state_dict(), recipe=made, class_names=["a", "b", "c"])
     other = build(made.model, CLASSES)
     weights.load_into(other, weights.load(tmp_path / "w.safetensors").state, "w.safetensors")
     with torch.no_grad():
-        pairs = zip(model.eval()(pictures()), other.eval()(pictures()), strict=True)
+        pairs = zip(model.eval()(images()), other.eval()(images()), strict=True)
         assert all(torch.equal(one, two) for one, two in pairs)
 
 
@@ -93,7 +93,7 @@ def test_the_graph_is_captured_whole(name: str) -> None:
     model = small(name).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        for one, two in zip(compiled(pictures()), model(pictures()), strict=True):
+        for one, two in zip(compiled(images()), model(images()), strict=True):
             torch.testing.assert_close(one, two)
 
 
@@ -124,7 +124,7 @@ def one_step(world: World, words: list[str], folder: str) -> str:
             RunDirectory(Path(folder)),
             world,
             resume=False,
-            rehearsal=loop.Rehearsal(1, pictures=2),
+            dry_run=loop.DryRun(1, images=2),
             observe=observe,
         )
         world.barrier()
@@ -160,7 +160,7 @@ def classifier(name: str) -> nn.Module:
 def test_classifier_contract(name: str, tmp_path: Path) -> None:
     """Forward, backward, shape, dtype, bf16, channels_last, and its state into a file and back."""
     model = classifier(name)
-    logits = model(pictures(64, 64))
+    logits = model(images(64, 64))
     assert logits.shape == (2, CLASSES)
     assert logits.dtype == torch.float32
     logits.square().sum().backward()
@@ -169,12 +169,12 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
         assert parameter.grad.isfinite().all(), parameter_name
     model.eval()
     with torch.no_grad():
-        exact = model.double()(pictures(64, 64).double().contiguous())
+        exact = model.double()(images(64, 64).double().contiguous())
         model.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(model(pictures(64, 64).double()), exact, rtol=1e-9, atol=1e-9)
-        plain = model.float()(pictures(64, 64))
+        torch.testing.assert_close(model(images(64, 64).double()), exact, rtol=1e-9, atol=1e-9)
+        plain = model.float()(images(64, 64))
         with torch.autocast("cpu", torch.bfloat16):
-            short = model(pictures(64, 64))
+            short = model(images(64, 64))
         assert short.dtype == torch.bfloat16
         assert (short.float() - plain).abs().max() < 0.1 * plain.abs().max() + 0.1
         made = Recipe(task="classify", model=schema.Model(name=name))
@@ -183,7 +183,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
         other = build_classifier(made.model, CLASSES)
         weights.load_into(other, weights.load(path).state, str(path))
         other.eval().to(memory_format=torch.channels_last)
-        assert torch.equal(other(pictures(64, 64)), model(pictures(64, 64)))
+        assert torch.equal(other(images(64, 64)), model(images(64, 64)))
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_a_classifiers_graph_is_captured_whole(name: str) -> None:
     model = classifier(name).eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(pictures(64, 64)), model(pictures(64, 64)))
+        torch.testing.assert_close(compiled(images(64, 64)), model(images(64, 64)))
 
 
 @pytest.mark.processes

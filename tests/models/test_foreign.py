@@ -42,7 +42,7 @@ def network(seed: int = 0) -> nn.Module:
     return net.eval()
 
 
-PICTURES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def loaded(path: Path, key: str | None = None, **options: Any) -> nn.Module:
@@ -53,7 +53,7 @@ def loaded(path: Path, key: str | None = None, **options: Any) -> nn.Module:
 
 def same(source: nn.Module, model: nn.Module) -> bool:
     with torch.no_grad():
-        return torch.equal(source(PICTURES), model(PICTURES))
+        return torch.equal(source(IMAGES), model(IMAGES))
 
 
 def renamed(state: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def test_torchvisions_nets_compute_the_same(tmp_path, name, prefix):
     net, model = (torchvision.models.get_model(name, weights=None).eval() for _ in range(2))
     torch.save({"state_dict": renamed(net.state_dict(), prefix)}, tmp_path / "w.pth")
     model.load_state_dict(fit(model.state_dict(), read_checkpoint(tmp_path / "w.pth").state).state)
-    pictures = torch.randn(1, 3, 64, 64)
+    images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(net(pictures), model(pictures))
+        assert torch.equal(net(images), model(images))
 
 
 def test_the_average_is_preferred_and_the_other_named(tmp_path):
@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [torch.ones(3)], "holds a list, expected a state_dict"),
     "tensor": (lambda: torch.ones(3), "holds a Tensor, expected a state_dict"),
     "nothing": (lambda: {"epoch": 3, "model": {}}, "no tensors by name"),
-    "optimiser alone": (lambda: {"optimizer": {"x": torch.ones(2)}}, "no tensors by name"),
+    "optimizer alone": (lambda: {"optimizer": {"x": torch.ones(2)}}, "no tensors by name"),
     "tuple keys": (lambda: {tuple(range(99)): torch.ones(2)}, "long tuple"),
 }
 

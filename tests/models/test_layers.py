@@ -27,7 +27,7 @@ def test_max_pool_looks_where_darknet_looks(size, stride, padding):
 
 
 @pytest.mark.parametrize(("channels", "size"), [(16, 3), (32, 7), (24, 3)])
-def test_involution_weighs_neighbours_by_the_kernel_of_the_pixel(channels, size):
+def test_involution_weighs_neighbors_by_the_kernel_of_the_pixel(channels, size):
     torch.manual_seed(0)
     layer = Involution(channels, size).double().requires_grad_(False)
     x = torch.randn(2, channels, 5, 4, dtype=torch.float64)

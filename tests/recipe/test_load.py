@@ -309,7 +309,7 @@ def test_the_published_schedules():
 
 
 def test_the_published_schedules_of_classifiers():
-    """90 epochs of 1,281,167 pictures in batches of 256, the rate a tenth after 30 and 60 epochs."""
+    """90 epochs of 1,281,167 images in batches of 256, the rate a tenth after 30 and 60 epochs."""
     for name in ("imagenet-resnet18", "imagenet-resnet50", "imagenet-densenet121"):
         recipe = load(name)
         assert (recipe.task, recipe.epochs, recipe.batch.images) == ("classify", 90, 256)

@@ -1,6 +1,6 @@
-"""A model that needs no training: it finds bright rectangles, one for each colour channel, wherever they are.
+"""A model that needs no training: it finds bright rectangles, one for each color channel, wherever they are.
 
-It reads the picture and nothing else, so what it finds in a mirrored or smaller picture, or on an input of
+It reads the image and nothing else, so what it finds in a mirrored or smaller image, or on an input of
 another size, is the rectangle's place there.
 """
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from rankless.models.heads.yolo.codec import YoloHead
 
-GREY, BRIGHT = 114, 255
-_EDGE = (GREY + BRIGHT) / 2 / 255  # a resized edge is blurred about it
+GRAY, BRIGHT = 114, 255
+_EDGE = (GRAY + BRIGHT) / 2 / 255  # a resized edge is blurred about it
 Box = tuple[float, float, float, float]
 
 
 def painted(height: int, width: int, boxes: dict[int, tuple[int, int, int, int]]) -> Tensor:
-    """A grey picture, uint8 (3, H, W), with a rectangle xyxy in each of the given channels."""
-    image = torch.full((3, height, width), GREY, dtype=torch.uint8)
+    """A gray image, uint8 (3, H, W), with a rectangle xyxy in each of the given channels."""
+    image = torch.full((3, height, width), GRAY, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in boxes.items():
         image[channel, y1:y2, x1:x2] = BRIGHT
     return image
@@ -49,16 +49,16 @@ class Finds(nn.Module):
             torch.full((count, len(head.mask), 8, height // head.stride, width // head.stride), -20.0)
             for head in self.heads
         ]
-        for picture, channel in ((p, c) for p in range(count) for c in range(3)):
-            rows, columns = (images[picture, channel] > _EDGE).nonzero(as_tuple=True)
+        for sample, channel in ((p, c) for p in range(count) for c in range(3)):
+            rows, columns = (images[sample, channel] > _EDGE).nonzero(as_tuple=True)
             if len(rows):
                 box = (float(columns.min()), float(rows.min()), columns.max() + 1.0, rows.max() + 1.0)
                 if self.sees(box, width):
-                    self._tell(outputs, picture, channel, *map(float, box))
+                    self._tell(outputs, sample, channel, *map(float, box))
         return [each.flatten(1, 2) for each in outputs]
 
     def _tell(
-        self, outputs: list[Tensor], picture: int, label: int, x1: float, y1: float, x2: float, y2: float
+        self, outputs: list[Tensor], sample: int, label: int, x1: float, y1: float, x2: float, y2: float
     ) -> None:
         w, h = x2 - x1, y2 - y1
 
@@ -73,7 +73,7 @@ class Finds(nn.Module):
                 cx, cy = (x1 + x2) / 2 / head.stride, (y1 + y2) / 2 / head.stride
                 pw, ph = anchors[best]
                 numbers = [logit(cx % 1), logit(cy % 1), math.log(w / pw), math.log(h / ph), logit(0.9)]
-                cell = raw[picture, head.mask.index(best), :, int(cy), int(cx)]
+                cell = raw[sample, head.mask.index(best), :, int(cy), int(cx)]
                 cell[:] = torch.tensor([*numbers, *(logit(0.9 if c == label else 1e-6) for c in range(3))])
 
 

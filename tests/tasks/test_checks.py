@@ -121,7 +121,7 @@ class Sized:
     [
         ([1, 2], r"training_data\(\) of the task Mine gave list, which lacks item; expected"),
         (iter([]), "lacks __len__ and item"),
-        (Sized(), "has no pictures; expected at least one"),
+        (Sized(), "has no images; expected at least one"),
     ],
 )
 def test_data(data: Any, said: str) -> None:

@@ -39,7 +39,7 @@ def digits(**options: Any) -> Recipe:
 
 
 class Constant(nn.Module):
-    """Says the same of every picture."""
+    """Says the same of every image."""
 
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Constant(nn.Module):
         return self.logits.expand(len(images), -1).bfloat16()
 
 
-def test_the_input_is_normalised_as_the_network_expects():
+def test_the_input_is_normalized_as_the_network_expects():
     task = Classify(digits(), NAMES)
     images = torch.arange(2 * 3 * 4 * 4).remainder(256).to(torch.uint8).view(2, 3, 4, 4)
     found = task.network_input(images)
@@ -60,13 +60,13 @@ def test_the_input_is_normalised_as_the_network_expects():
 
 @pytest.mark.parametrize("size", [32, (24, 40)])
 @pytest.mark.parametrize("crop", [1.0, 0.5])
-def test_a_picture_to_predict_is_placed_as_in_evaluation(size, crop):
+def test_a_image_to_predict_is_placed_as_in_evaluation(size, crop):
     task = Classify(digits(image_size=size, augment=Augment(crop=crop)))
     data = task.evaluation_data()
-    item = task.item(data.pictures.image(5), 7)
+    item = task.item(data.images.image(5), 7)
     assert torch.equal(item.image, data.item(5, 3).image) and item.index == 7
     assert item.image.shape == (3, *task.size)
-    cropped = Classify(digits(image_size=size, augment=Augment(crop=1.5 - crop))).item(data.pictures.image(5))
+    cropped = Classify(digits(image_size=size, augment=Augment(crop=1.5 - crop))).item(data.images.image(5))
     assert not torch.equal(item.image, cropped.image)
 
 
@@ -114,7 +114,7 @@ def test_true_answers_score_one():
 
 
 def folders(root: Path, splits: dict[str, dict[str, int]]) -> Path:
-    """Pictures whose class is a colour."""
+    """Images whose class is a color."""
     chance = np.random.default_rng(0)
     for split, classes in splits.items():
         for label, (name, count) in enumerate(classes.items()):

@@ -40,11 +40,11 @@ def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_by_file_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A name that is another module's, one that is no identifier, and one that needs its neighbour.
-    write(tmp_path / "neighbour_of_mine.py", "EPOCHS = 3\n")
-    for name in ("random.py", "my-task ü.py", "neighbourly.py"):
+    # A name that is another module's, one that is no identifier, and one that needs its neighbor.
+    write(tmp_path / "neighbor_of_mine.py", "EPOCHS = 3\n")
+    for name in ("random.py", "my-task ü.py", "neighborly.py"):
         text = textwrap.dedent(TASK)
-        path = write(tmp_path / name, f"import neighbour_of_mine\n{text}")
+        path = write(tmp_path / name, f"import neighbor_of_mine\n{text}")
         monkeypatch.chdir(tmp_path)
         for place in (name, str(path), f"./{name}"):
             task: Any = open_task(Recipe(task=f"{place}:Mine", epochs=7))

@@ -120,7 +120,7 @@ def test_the_recipe_chooses_how_duplicates_are_dropped():
     assert best.scores.tolist() == pytest.approx([0.81, 0.765])
     assert best.boxes[:, 0].tolist() == pytest.approx([20, 22], abs=1e-3)
     assert find(near, **settings, class_agnostic=True).labels.tolist() == [0]
-    # IoU 0.905; the centres are 2 px apart on a hull of 42 × 40: less (4 / 3364) ** 0.6 = 0.0175.
+    # IoU 0.905; the centers are 2 px apart on a hull of 42 × 40: less (4 / 3364) ** 0.6 = 0.0175.
     assert len(find(near, **settings | {"iou": 0.89}, nms="diou").labels) == 4
     assert len(find(near, **settings | {"iou": 0.89}, nms="iou").labels) == 2
 
@@ -150,7 +150,7 @@ def test_equal_scores_stay_in_the_order_of_the_cells():
     assert found.labels.tolist() == [0, 2] * 4
 
 
-def test_a_picture_does_not_depend_on_its_neighbours():
+def test_a_image_does_not_depend_on_its_neighbors():
     task = Detect(recipe(confidence=0.0), NAMES)
     model = task.model().eval()
     batch = batch_of(3)
@@ -218,7 +218,7 @@ def test_validation_scenes_are_every_seeds_and_training_scenes_are_not():
     first, second = Detect(digits()), Detect(Recipe(data=Data(train_images=5, val_images=4), seed=4))
 
     def scene(examples):
-        return examples.pictures.picture(1).image
+        return examples.images.image(1).image
 
     assert torch.equal(scene(first.evaluation_data()), scene(second.evaluation_data()))
     assert not torch.equal(scene(first.training_data()), scene(second.training_data()))

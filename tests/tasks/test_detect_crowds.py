@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.datasets.opening import examine
 from rankless.recipe.schema import Model, Recipe
@@ -17,7 +17,7 @@ from rankless.tasks.detect import Detect
 
 @pytest.fixture
 def examples(tmp_path: Path) -> DetectionExamples:
-    """One picture with a cup of 900 pixels in a large box, and a crowd of cups."""
+    """One image with a cup of 900 pixels in a large box, and a crowd of cups."""
     Image.new("RGB", (400, 300)).save(tmp_path / "a.png")
     boxes = [
         {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 100, 100], "area": 900, "iscrowd": 0},
@@ -29,7 +29,7 @@ def examples(tmp_path: Path) -> DetectionExamples:
         "categories": [{"id": 1, "name": "cup"}],
     }
     (tmp_path / "train.json").write_text(json.dumps(whole))
-    return DetectionExamples(BoxedPictures(examine(str(tmp_path), "train", "coco")), (64, 64), 0, None)
+    return DetectionExamples(BoxedImages(examine(str(tmp_path), "train", "coco")), (64, 64), 0, None)
 
 
 def test_crowds_and_areas_are_scored(examples: DetectionExamples, monkeypatch: pytest.MonkeyPatch) -> None:

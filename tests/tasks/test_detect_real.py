@@ -21,7 +21,7 @@ NAME = "yolo-fastest-1.1"
 
 
 def found(root: Path, folder: Path, changes: list[str]) -> list[dict[str, Any]]:
-    """What the imported network finds in the stored input of the dog's picture."""
+    """What the imported network finds in the stored input of the dog's image."""
     path = folder / "net.safetensors"
     folder_of = root / "weights"
     import_weights(

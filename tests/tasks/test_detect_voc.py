@@ -20,7 +20,7 @@ from rankless.tasks.detect import Detect
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    """Six pictures of 96 × 64 with two things each, the second one of every other picture difficult."""
+    """Six images of 96 × 64 with two things each, the second one of every other image difficult."""
     for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (tmp_path / folder).mkdir(parents=True)
     for number in range(6):

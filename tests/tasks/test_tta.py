@@ -85,11 +85,11 @@ def test_smaller_views_find_what_is_too_large():
         assert rows(found)[channel] == pytest.approx(
             box, abs=4
         )  # a pixel of the small view is 3 of the source
-    # 64 × 96 at 0.83 is 53 × 80, at 0.67 43 × 64; with grey up to multiples of 32.
+    # 64 × 96 at 0.83 is 53 × 80, at 0.67 43 × 64; with gray up to multiples of 32.
     assert model.inputs == [(64, 96)] * 2 + [(64, 96)] * 2 + [(64, 64)] * 2
 
 
-def test_a_view_is_the_resized_picture_and_grey():
+def test_a_view_is_the_resized_image_and_gray():
     """Pillow's bilinear resize, which is antialiased too, is the oracle."""
     image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
     for scale, mirrored in VIEWS["full"]:

@@ -44,7 +44,7 @@ class Slotted:
     value: Any
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = 1
 
 
@@ -166,7 +166,7 @@ def local_class() -> Any:
         ([{"mask": (1, Decimal(1))}], r"\[0\]\['mask'\]\[1\] is a value of type decimal.Decimal"),
         (Found(1, [0, Pair(1, 2j)]), r"\.mask\[1\]\.right is a value of type complex"),
         (lambda: 0, "it is a value of type function"),
-        (Colour.RED, "Colour"),
+        (Color.RED, "Color"),
         (OrderedDict(), "of type collections.OrderedDict"),
         (defaultdict(list), "of type collections.defaultdict"),
         (torch.ones(1, device="meta"), "a tensor on meta"),
@@ -237,8 +237,8 @@ def test_nothing_of_a_class_runs_when_it_is_made() -> None:
 
 
 def test_many_predictions_take_little_more_memory_than_their_bytes() -> None:
-    pictures, classes = 20_000, 1000
-    scores = torch.arange(pictures * classes, dtype=torch.float32).reshape(pictures, classes)
+    images, classes = 20_000, 1000
+    scores = torch.arange(images * classes, dtype=torch.float32).reshape(images, classes)
     predictions = [(index, Classification(index, row)) for index, row in enumerate(scores)]
     tracemalloc.start()
     sent = pack(predictions)

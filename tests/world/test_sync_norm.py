@@ -180,7 +180,7 @@ def one_of_them_fails(world: World) -> list[str]:
 
     def work(number: int) -> Tensor:
         if number == 2:
-            raise UserError("a picture without a label")
+            raise UserError("an image without a label")
         out: Tensor = side.replicas[number](torch.ones(3, 2))
         return out
 
@@ -193,7 +193,7 @@ def one_of_them_fails(world: World) -> list[str]:
 
 @pytest.mark.processes
 def test_a_fault_in_one_micro_batch_ends_all(ranks: Any) -> None:
-    assert ranks(1, one_of_them_fails) == [["a picture without a label"]]
+    assert ranks(1, one_of_them_fails) == [["an image without a label"]]
 
 
 def test_replicas_share_weights_but_not_gradients() -> None:

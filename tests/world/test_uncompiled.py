@@ -22,7 +22,7 @@ from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
 class Nothing:
-    """A source without pictures."""
+    """A source without images."""
 
     class_names = ()
 

@@ -46,7 +46,7 @@ def check(
     *,
     split: Splits = (),
     format: Format = "auto",
-    quick: Annotated[bool, Parameter(help="Read only headers of pictures; compare none."), flag] = False,
+    quick: Annotated[bool, Parameter(help="Read only headers of images; compare none."), flag] = False,
     fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
     drop_faulty: Annotated[
         bool,
@@ -67,7 +67,7 @@ def check(
     if drop_faulty and not fix:
         raise UserError("--drop-faulty says what --fix leaves out: add --fix, or leave it out")
     if link and not fix:
-        raise UserError("--link says how --fix brings pictures: add --fix, or leave it out")
+        raise UserError("--link says how --fix brings images: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
@@ -113,7 +113,7 @@ def stats(
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Count pictures, classes and boxes, and say how large they are."""
+    """Count images, classes and boxes, and say how large they are."""
     if force and out is None:
         raise UserError("--force says what --out may replace: add --out, or leave it out")
     from rankless.cli.data_text import print_statistics
@@ -159,10 +159,10 @@ def show(
         str | None, Parameter(help="The split; if not given, the first.", metavar="NAME")
     ] = None,
     format: Format = "auto",
-    count: Annotated[str, Parameter(help="How many pictures.", metavar="N")] = "16",
-    seed: Annotated[int, Parameter(help="Another number draws other pictures.", metavar="N")] = 0,
+    count: Annotated[str, Parameter(help="How many images.", metavar="N")] = "16",
+    seed: Annotated[int, Parameter(help="Another number draws other images.", metavar="N")] = 0,
     class_name: Annotated[
-        str | None, Parameter(name="--class", help="Only pictures with this class.", metavar="NAME")
+        str | None, Parameter(name="--class", help="Only images with this class.", metavar="NAME")
     ] = None,
     augmented: Annotated[bool, Parameter(help="As a training sees them, augmented."), flag] = False,
     out: Annotated[Path, Parameter(help="A .png, .jpg or .html.", metavar="FILE")] = Path(
@@ -170,7 +170,7 @@ def show(
     ),
     force: Force = False,
 ) -> int:
-    """Draw pictures with what is annotated on them."""
+    """Draw images with what is annotated on them."""
     name, overrides = recipe_and_overrides(recipe)
     number = whole_number("--count", count)
     if seed < 0:

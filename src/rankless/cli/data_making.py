@@ -52,7 +52,7 @@ def convert(
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-A picture's split follows from its name: new pictures move no old ones (except with --stratify).
+An image's split follows from its name: new images move no old ones (except with --stratify).
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
@@ -69,7 +69,7 @@ def split(
     stratify: Annotated[bool, Parameter(help="Give each class equal shares in all splits."), flag] = False,
     group: Annotated[
         str | None,
-        Parameter(help="Keep pictures together whose names have this in common.", metavar="REGEX"),
+        Parameter(help="Keep images together whose names have this in common.", metavar="REGEX"),
     ] = None,
     seed: Annotated[int, Parameter(help="Another number divides otherwise.", metavar="N")] = 0,
     source: Annotated[
@@ -86,7 +86,7 @@ def split(
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Divide a data set's pictures anew into train, val and test."""
+    """Divide a data set's images anew into train, val and test."""
     shares = _share("--val", val), _share("--test", test)
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
@@ -144,7 +144,7 @@ def pack(
     format: Format = "auto",
     as_json: Json = False,
 ) -> int:
-    """Pack a data set into tar shards, or keep its pictures decoded."""
+    """Pack a data set into tar shards, or keep its images decoded."""
     if decoded == (out is not None):
         raise UserError(
             "give one of the two: --out FOLDER for tar shards, or --decoded to fill the cache of "
@@ -179,7 +179,7 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
             [
                 {
                     "split": one.split,
-                    "pictures": one.pictures,
+                    "images": one.images,
                     "unreadable": [[fault.path, fault.reason] for fault in one.unreadable],
                 }
                 for one in done
@@ -188,7 +188,7 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
         return 0
     for one in done:
         failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
-        say(f"{one.split}: {one.pictures} pictures{failed}")
+        say(f"{one.split}: {one.images} images{failed}")
         for note in one.notes:
             say(f"  {note}")
         for fault in one.unreadable[:20]:

@@ -47,7 +47,7 @@ def print_check(found: Checked) -> None:
             say(f"  ✗ {sentence} ({_THEN['stops']})")
         _print_findings(found.between)
     if found.quick:
-        say("\nheaders only: no picture was decoded, none compared with another")
+        say("\nheaders only: no image was decoded, none compared with another")
     if found.ok:
         say("\nnothing is wrong")
         return
@@ -94,11 +94,11 @@ def print_conversion(done: Converted) -> None:
         for sentence in done.differences:
             say(f"  {sentence}")
     else:
-        say("read back and compared: pictures' sizes, classes and boxes are equal, bit for bit")
+        say("read back and compared: images' sizes, classes and boxes are equal, bit for bit")
 
 
 def print_division(done: Divided) -> None:
-    """The shares of the pictures and of every class."""
+    """The shares of the images and of every class."""
     say(f"written: {done.out}")
     for note in done.notes:
         say(f"  {note}")
@@ -106,7 +106,7 @@ def print_division(done: Divided) -> None:
     say()
     table = _table("", *(column for name in done.splits for column in (name, "share")))
     pairs = [(f"{len(each):,}", f"{len(each) / max(total, 1):.1%}") for each in done.splits.values()]
-    table.add_row("pictures", *(cell for pair in pairs for cell in pair))
+    table.add_row("images", *(cell for pair in pairs for cell in pair))
     table.add_row("wanted", *(cell for share in done.wanted.values() for cell in ("", f"{share:.1%}")))
     counts = done.counts()
     names = next(iter(done.splits.values())).class_names
@@ -148,9 +148,9 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
         return [cell if has else "" for cell, has in zip(cells, boxed, strict=True)]
 
     return [
-        ("pictures", [f"{each.pictures:,}" for each in splits]),
+        ("images", [f"{each.images:,}" for each in splits]),
         ("  not readable", [f"{each.unreadable:,}" if each.unreadable else "" for each in splits]),
-        ("  without boxes", where_boxed([share(each.empty, each.pictures) for each in splits])),
+        ("  without boxes", where_boxed([share(each.empty, each.images) for each in splits])),
         ("  width", [_spread(each.width, 0) for each in splits]),
         ("  height", [_spread(each.height, 0) for each in splits]),
         ("  width / height", [_spread(each.aspect, 2) for each in splits]),
@@ -158,11 +158,11 @@ def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
         ("boxes", where_boxed([f"{each.boxes or 0:,}" for each in splits])),
         ("  difficult", [f"{each.difficult:,}" if each.difficult else "" for each in splits]),
         ("  crowd", [f"{each.crowd:,}" if each.crowd else "" for each in splits]),
-        ("  in a picture", [_spread(each.boxes_per_picture, 0) for each in splits]),
+        ("  in an image", [_spread(each.boxes_per_image, 0) for each in splits]),
         ("  small (below 32²)", where_boxed([share(each.small, each.boxes) for each in splits])),
         ("  medium (below 96²)", where_boxed([share(each.medium, each.boxes) for each in splits])),
         ("  large", where_boxed([share(each.large, each.boxes) for each in splits])),
-        ("  side / picture's", [_spread(each.box_side, 3) for each in splits]),
+        ("  side / image's", [_spread(each.box_side, 3) for each in splits]),
         ("  width / height", [_spread(each.box_aspect, 2) for each in splits]),
     ]
 
@@ -171,7 +171,7 @@ def _most_common(each: SplitStatistics) -> str:
     size = next(iter(each.common_sizes), None)
     if size is None:
         return ""
-    return f"{size} ({each.common_sizes[size] / max(each.pictures, 1):.0%})"
+    return f"{size} ({each.common_sizes[size] / max(each.images, 1):.0%})"
 
 
 def _spread(values: Spread | None, digits: int) -> str:
@@ -207,7 +207,7 @@ def _print_more(classes: int) -> None:
 
 
 def _counted(each: Annotations) -> str:
-    return f"{len(each):,} pictures" + (f", {len(each.boxes):,} boxes" if each.has_boxes else "")
+    return f"{len(each):,} images" + (f", {len(each.boxes):,} boxes" if each.has_boxes else "")
 
 
 def _table(first: str, *columns: str) -> Table:

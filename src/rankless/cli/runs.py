@@ -96,7 +96,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Score a run or a weights file on its evaluation pictures."""
+    """Score a run or a weights file on its evaluation images."""
     count = _device_count(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
@@ -126,7 +126,7 @@ def predict(
         str,
         Parameter(
             name="SOURCE",
-            help="Pictures, folders, patterns, or scenes of the built-in data, as in digits:val:0-7.",
+            help="Images, folders, patterns, or scenes of the built-in data, as in digits:val:0-7.",
         ),
     ],
     out: Annotated[Path, Parameter(help="Where the results go.")] = Path("predictions"),
@@ -137,10 +137,10 @@ def predict(
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Find things in pictures: annotated pictures and one predictions.json."""
+    """Find things in images: annotated images and one predictions.json."""
     if not sources:
         raise UserError(
-            "no pictures given: expected files, folders or patterns, "
+            "no images given: expected files, folders or patterns, "
             "as in: rankless predict runs/digits photo.jpg"
         )
     if confidence is not None and not 0 <= confidence <= 1:
@@ -160,12 +160,12 @@ def predict(
     if as_json:
         print_json(report.as_json())
     else:
-        for picture in (each for each in report.pictures if each.classes):
-            best = picture.classes[0]
-            say(f"{picture.source}: {best['name']} {best['score']:.0%}")
-        found = sum(len(picture.detections or picture.classes[:1]) for picture in report.pictures)
+        for image in (each for each in report.images if each.classes):
+            best = image.classes[0]
+            say(f"{image.source}: {best['name']} {best['score']:.0%}")
+        found = sum(len(image.detections or image.classes[:1]) for image in report.images)
         failed = f", {len(report.failed)} not readable" if report.failed else ""
-        say(f"{found} found; pictures: {len(report.pictures)}{failed}; results in {report.out}")
+        say(f"{found} found; images: {len(report.images)}{failed}; results in {report.out}")
     return report.exit_code
 
 

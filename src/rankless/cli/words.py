@@ -26,9 +26,9 @@ Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."
 Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as a data.yaml.")]
 Force = Annotated[bool, Parameter(help="Replace files that this command did not write, too."), flag]
 Link = Annotated[
-    bool, Parameter(help="Link pictures, not copy them: a change in one data set is one in both."), flag
+    bool, Parameter(help="Link images, not copy them: a change in one data set is one in both."), flag
 ]
-Format = Annotated[str, Parameter(help="Of the data; auto recognises it.", metavar="NAME")]
+Format = Annotated[str, Parameter(help="Of the data; auto recognizes it.", metavar="NAME")]
 Splits = Annotated[
     tuple[str, ...],
     Parameter(

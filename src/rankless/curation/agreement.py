@@ -19,10 +19,10 @@ def disagreements(data: DataSet) -> list[str]:
     names = parts[first].class_names
     told = []
     if not parts[first].has_boxes and len(names) < 2:
-        told.append(f"'{first}' has pictures of one class only ({listed(names)}), expected two or more")
+        told.append(f"'{first}' has images of one class only ({listed(names)}), expected two or more")
     for name, each in parts.items():
         if each.has_boxes != parts[first].has_boxes:
-            told.append(f"one of '{first}' and '{name}' has boxes, the other one class for each picture")
+            told.append(f"one of '{first}' and '{name}' has boxes, the other one class for each image")
         elif each.has_boxes and each.class_names != names:
             told.append(
                 f"'{name}' has the classes {listed(each.class_names)}, but '{first}' {listed(names)}: "

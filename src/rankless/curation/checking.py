@@ -1,6 +1,6 @@
-"""Whatever is wrong with a data set: the findings of its format, pictures that do not decode, leaks, classes.
+"""Whatever is wrong with a data set: the findings of its format, images that do not decode, leaks, classes.
 
-A leak is a picture that two splits share, byte for byte: a model that has trained on what it is scored on
+A leak is an image that two splits share, byte for byte: a model that has trained on what it is scored on
 scores too well.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from rankless.curation.agreement import disagreements
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
-from rankless.data.images.image_file import UnreadablePicture, read
+from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import KINDS, Findings
 from rankless.recipe.schema import Data
 
-LEAK, TWIN = "same in two splits", "same picture twice"
+LEAK, TWIN = "same in two splits", "same image twice"
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Checked:
         data: what was checked.
         findings: of each split.
         between: of the splits among each other.
-        unreadable: of each split, the numbers of the pictures that do not decode, or whose header is broken.
-        leaked: of each split, the numbers of the pictures that a later split has as well.
+        unreadable: of each split, the numbers of the images that do not decode, or whose header is broken.
+        leaked: of each split, the numbers of the images that a later split has as well.
         quick: nothing was decoded or compared.
         classes: how the splits' classes disagree, as sentences; each of them stops a training.
     """
@@ -61,8 +61,8 @@ class Checked:
         return counted + len(self.classes)
 
     def too_many_unreadable(self, split: str) -> bool:
-        """Whether a training with the default ``data.max_bad`` stops for the split's unreadable pictures."""
-        bad = self.findings[split].counts.get("unreadable picture", 0)
+        """Whether a training with the default ``data.max_bad`` stops for the split's unreadable images."""
+        bad = self.findings[split].counts.get("unreadable image", 0)
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def told(self, split: str) -> list[str]:
@@ -73,7 +73,7 @@ class Checked:
         """For a program."""
         splits: dict[str, dict[str, Any]] = {
             name: {
-                "pictures": len(each),
+                "images": len(each),
                 "boxes": len(each.boxes),
                 "told": self.told(name),
                 "findings": self.findings[name].as_json(),
@@ -82,7 +82,7 @@ class Checked:
         }
         for name, split in splits.items():
             if self.too_many_unreadable(name):
-                split["findings"]["unreadable picture"]["outcome"] = "stops"
+                split["findings"]["unreadable image"]["outcome"] = "stops"
         return {
             "root": self.data.root,
             "format": self.data.format,
@@ -106,7 +106,7 @@ def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick:
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
-        quick: read only the headers of pictures, and compare none.
+        quick: read only the headers of images, and compare none.
 
     Raises:
         UserError: nothing there, nothing known, or no such split.
@@ -125,7 +125,7 @@ def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick:
 
 
 class _Look(NamedTuple):
-    """What is to be done with one picture: decode it, and hash it where another has as many bytes."""
+    """What is to be done with one image: decode it, and hash it where another has as many bytes."""
 
     split: str
     annotations: Annotations
@@ -136,7 +136,7 @@ class _Look(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    fault: UnreadablePicture | None
+    fault: UnreadableImage | None
     digest: bytes | None
 
 
@@ -150,9 +150,9 @@ def _decode_and_compare(made: Checked) -> None:
         for number, size in enumerate(sizes[name])
     ]
     alike: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
-    for look, seen in zip(looks, each(_look_at, looks, "decoding pictures"), strict=True):
+    for look, seen in zip(looks, each(_look_at, looks, "decoding images"), strict=True):
         if seen.fault is not None:
-            made.findings[look.split].add("unreadable picture", seen.fault.path, seen.fault.reason)
+            made.findings[look.split].add("unreadable image", seen.fault.path, seen.fault.reason)
             made.unreadable[look.split].add(look.number)
         elif seen.digest is not None:
             alike[look.size, seen.digest].append(look)
@@ -167,20 +167,20 @@ def _look_at(look: _Look) -> _Seen:
     try:
         held = content(look.annotations, look.number)
         read(io.BytesIO(held), name=look.annotations.path(look.number))
-    except UnreadablePicture as fault:
+    except UnreadableImage as fault:
         return _Seen(fault, None)
     return _Seen(None, hashlib.blake2b(held, digest_size=16).digest() if look.hashed else None)
 
 
 def _byte_counts(annotations: Annotations) -> list[int]:
-    """The bytes of each picture; -1 where there is no file."""
+    """The bytes of each image; -1 where there is no file."""
     if len(annotations.spans):
         return [int(length) for length in annotations.spans[:, 1]]
     return [Path(path).stat().st_size if Path(path).is_file() else -1 for path in annotations.paths()]
 
 
 def _tell(made: Checked, group: Sequence[_Look]) -> None:
-    """Pictures of equal bytes: in two splits they are a leak, in one they count twice."""
+    """Images of equal bytes: in two splits they are a leak, in one they count twice."""
     order = list(made.data.parts)
     last = max(order.index(look.split) for look in group)
     firsts: dict[str, _Look] = {}

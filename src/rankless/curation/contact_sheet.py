@@ -1,4 +1,4 @@
-"""Many pictures on one sheet: a PNG to look at, or a page for a browser in one file."""
+"""Many images on one sheet: a PNG to look at, or a page for a browser in one file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rankless.files.outputs import Outputs
 
 COLUMNS = 4
 WIDTH, TALLEST = 400, 440
-"""Of a picture on a PNG, in pixels."""
+"""Of an image on a PNG, in pixels."""
 PAGE_WIDTH = 900
-"""Of a picture on a page, at most."""
+"""Of an image on a page, at most."""
 LARGEST_ZOOM = 6
 CROWDED = 12
-"""If any picture has more boxes than so many, classes are told by colour and legend alone."""
+"""If any image has more boxes than so many, classes are told by color and legend alone."""
 _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
@@ -54,7 +54,7 @@ def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
     """
     outputs = place(out, force=force)
     if not selection.shown:
-        raise UserError(f"{selection.title}: there is no such picture to show.")
+        raise UserError(f"{selection.title}: there is no such image to show.")
     outputs.refuse_inputs(selection.files)
     if selection.root is not None:
         spare(outputs, selection.root, selection.format)
@@ -67,7 +67,7 @@ def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """All pictures in rows of four, with captions and a title."""
+    """All images in rows of four, with captions and a title."""
     named = _are_named(selection.shown)
     cells = [_cell(one, WIDTH, TALLEST, named) for one in selection.shown]
     columns = min(COLUMNS, len(cells))
@@ -138,7 +138,7 @@ def _chip(label: int, name: str) -> str:
 
 
 def _are_named(shown: Sequence[Shown]) -> bool:
-    """Whether boxes have their class written on them: on all pictures or on none."""
+    """Whether boxes have their class written on them: on all images or on none."""
     return max((len(one.marks) for one in shown), default=0) <= CROWDED
 
 
@@ -154,7 +154,7 @@ def _figure(one: Shown, named: bool) -> str:
 
 
 def _cell(one: Shown, width: int, tallest: int, named: bool) -> Image.Image:
-    """A picture as large as it fits, its boxes drawn at that size, so that their labels can be read."""
+    """An image as large as it fits, its boxes drawn at that size, so that their labels can be read."""
     if one.image is None:
         return _blank(width)
     scale = min(width / one.image.width, tallest / one.image.height, LARGEST_ZOOM)
@@ -184,7 +184,7 @@ def _classes(shown: Sequence[Shown]) -> list[int]:
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:
-    """The colours of the classes that have boxes, in as many lines as they need; of very many the first."""
+    """The colors of the classes that have boxes, in as many lines as they need; of very many the first."""
     labels = _classes(selection.shown)
     if not labels:
         return None

@@ -19,14 +19,14 @@ from rankless.curation.data_set import (
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 from rankless.files.work_folder import new_folder, refuse_existing
 
 FIRST = 20
 """So many differences of a kind are named."""
-_CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each picture
+_CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each image
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Converted:
             "from": self.data.format,
             "to": self.to,
             "splits": {
-                name: {"pictures": len(each), "boxes": len(each.boxes)}
+                name: {"images": len(each), "boxes": len(each.boxes)}
                 for name, each in self.data.splits.items()
             },
             "lost": self.lost,
@@ -64,8 +64,8 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class _Noted(PictureFiles):
-    """Keeps where each picture went: to ``out``, which is built as ``folder``."""
+class _Noted(ImageFiles):
+    """Keeps where each image went: to ``out``, which is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -93,7 +93,7 @@ def convert(
         to: one of :data:`rankless.data.formats.registry.NAMES`.
         out: the new folder; must not be there or be empty.
         format: of ``root``.
-        how: whether pictures are copied, or linked; see :class:`PictureFiles`.
+        how: whether images are copied, or linked; see :class:`ImageFiles`.
         shard_bytes: the largest size of a shard, of tar shards.
 
     Raises:
@@ -121,7 +121,7 @@ def _must_hold(to: str, data: DataSet) -> None:
         raise UserError(f"--to image-folder: {data.root} has boxes, which class folders have no place for.")
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
-            f"--to {to}: {data.root} has a class for each picture and no boxes, which this format has no "
+            f"--to {to}: {data.root} has a class for each image and no boxes, which this format has no "
             f"place for; expected one of {', '.join(_CLASSES)}."
         )
 
@@ -131,14 +131,14 @@ def compare(
 ) -> list[str]:
     """What differs between the splits and what reads back from ``out``, as sentences.
 
-    A box is known by its class's name, since formats that store names number them anew. Boxes of a picture
+    A box is known by its class's name, since formats that store names number them anew. Boxes of an image
     may come in any order.
 
     Args:
         splits: as written.
         out: the new data set.
         format: its format.
-        went: the file of each picture by the identity of its split and its number, as far as it is known; a
+        went: the file of each image by the identity of its split and its number, as far as it is known; a
             split with others is taken to be in the order as written.
     """
     told: list[str] = []
@@ -149,7 +149,7 @@ def compare(
             told += [f"{name}: {fault}" for fault in error.faults]
             continue
         if len(new) != len(old):
-            told.append(f"{name}: {len(new)} pictures, expected {len(old)}")
+            told.append(f"{name}: {len(new)} images, expected {len(old)}")
             continue
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
@@ -172,12 +172,12 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
             if count <= FIRST:
                 told.append(f"{name}: {old.path(index)}: {fault}")
     if count > FIRST:
-        told.append(f"{name}: … and {count - FIRST} more pictures that differ")
+        told.append(f"{name}: … and {count - FIRST} more images that differ")
     return told
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """How a picture's annotation differs; empty if it does not."""
+    """How an image's annotation differs; empty if it does not."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}, expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
@@ -190,7 +190,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Class name and the box's four float32, byte for byte, of each box of a picture."""
+    """Class name and the box's four float32, byte for byte, of each box of an image."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -1,4 +1,4 @@
-"""A data set as a whole: all of its splits, and its pictures as they lie on the disk."""
+"""A data set as a whole: all of its splits, and its images as they lie on the disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from rankless.data.datasets.detection import DIGITS
 from rankless.data.datasets.opening import examine, open_annotations
-from rankless.data.formats.registry import NAMES, format_named, recognise
+from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.data.index.file_states import kept_names
 from rankless.errors import UserError
 from rankless.files.outputs import Outputs
 
 UNION = "trainval"
-"""Pascal VOC's list of two splits together: that its pictures are in another as well is no fault."""
+"""Pascal VOC's list of two splits together: that its images are in another as well is no fault."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits with pictures of their own: without VOC's ``trainval`` where its parts are there."""
+        """The splits with images of their own: without VOC's ``trainval`` where its parts are there."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
     @property
     def has_boxes(self) -> bool:
-        """Whether these are boxes, or else one class for each picture."""
+        """Whether these are boxes, or else one class for each image."""
         return all(each.has_boxes for each in self.splits.values())
 
 
@@ -69,7 +69,7 @@ def open_data_set(
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
         examined: take it whatever is wrong with it.
-        rescan: read it anew, pictures' headers too, though no annotation seems to have changed.
+        rescan: read it anew, images' headers too, though no annotation seems to have changed.
 
     Raises:
         UserError: nothing there, nothing known, no such split; unless examined, faults that stop a training.
@@ -80,7 +80,7 @@ def open_data_set(
             "work on. Give a folder; `rankless data show digits` and `rankless data anchors digits` do work."
         )
     known_format(format)
-    name, _ = recognise(root, format)
+    name, _ = recognize(root, format)
     page = format_named(name)
     wanted = list(splits) or page.splits(Path(root).expanduser())
     if not wanted:
@@ -107,7 +107,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     outputs.refuse_inputs(
         file for file in outputs.forced if Path(os.path.realpath(file.parent), file.name).is_relative_to(top)
     )
-    name, _ = recognise(root, format)
+    name, _ = recognize(root, format)
     for split in format_named(name).splits(place):
         try:
             found = examine(root, split, format)
@@ -127,7 +127,7 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """The pictures ``chosen``, in that order, with their boxes; in memory, without findings."""
+    """The images ``chosen``, in that order, with their boxes; in memory, without findings."""
     numbers = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[numbers + 1] - annotations.offsets[numbers]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -151,7 +151,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """All pictures of several splits; one that several of them list is taken once.
+    """All images of several splits; one that several of them list is taken once.
 
     Raises:
         UserError: their classes differ.
@@ -185,15 +185,15 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 
 def places(annotations: Annotations) -> list[tuple[str, int]]:
-    """What tells each picture from every other: its file, and where it begins in it."""
+    """What tells each image from every other: its file, and where it begins in it."""
     starts = annotations.spans[:, 0].tolist() if len(annotations.spans) else [0] * len(annotations)
     return list(zip(annotations.paths(), starts, strict=True))
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Each picture's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
+    """Each image's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
 
-    Such a name stays the same when the data set is moved, and when pictures are added to it.
+    Such a name stays the same when the data set is moved, and when images are added to it.
     """
     place = Path(root).expanduser()
     top = (place if place.is_dir() else place.parent).resolve()
@@ -207,7 +207,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
-    """Raise if the new folder lies in the data set, which would then have pictures of its own copy.
+    """Raise if the new folder lies in the data set, which would then have images of its own copy.
 
     Raises:
         UserError: it does.

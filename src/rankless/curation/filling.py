@@ -1,4 +1,4 @@
-"""Decoding pictures ahead of a training, into the cache that ``data.cache: disk`` reads."""
+"""Decoding images ahead of a training, into the cache that ``data.cache: disk`` reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankless.curation.progress import each
-from rankless.data.datasets.annotated import BoxedPictures
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.datasets.annotated import BoxedImages
+from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.tasks import open_task
@@ -20,24 +20,24 @@ class Filled:
 
     Attributes:
         split: its name.
-        pictures: how many there are.
+        images: how many there are.
         unreadable: those that cannot be decoded, with the reason.
-        notes: where the pictures lie and how large they are together.
+        notes: where the images lie and how large they are together.
     """
 
     split: str
-    pictures: int
-    unreadable: tuple[UnreadablePicture, ...]
+    images: int
+    unreadable: tuple[UnreadableImage, ...]
     notes: tuple[str, ...]
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode the pictures that a recipe trains and scores on, each as large as the recipe needs it.
+    """Decode the images that a recipe trains and scores on, each as large as the recipe needs it.
 
     What is kept already is not decoded again, so an interrupted filling goes on.
 
     Raises:
-        UserError: faulty data, no room, or pictures that come from no files.
+        UserError: faulty data, no room, or images that come from no files.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)
@@ -46,20 +46,20 @@ def fill(recipe: Recipe) -> list[Filled]:
 
 
 def _filled(split: str, examples: Any) -> Filled:
-    pictures: Any = getattr(examples, "pictures", None)
-    cache = getattr(pictures, "cache", None)
+    samples: Any = getattr(examples, "images", None)
+    cache = getattr(samples, "cache", None)
     if cache is None:
         raise UserError(
-            f"The pictures of '{split}' come from no files, so none can be kept decoded; expected a data set "
+            f"The images of '{split}' come from no files, so none can be kept decoded; expected a data set "
             "of files or shards, for the task detect or classify."
         )
-    of_boxes = isinstance(pictures, BoxedPictures)
-    decode: Callable[[int, Any], object] = pictures.decoded if of_boxes else pictures.shown_image
+    of_boxes = isinstance(samples, BoxedImages)
+    decode: Callable[[int, Any], object] = samples.decoded if of_boxes else samples.shown_image
 
-    def work(index: int) -> UnreadablePicture | None:
+    def work(index: int) -> UnreadableImage | None:
         try:
             decode(index, examples.shown)
-        except UnreadablePicture as error:
+        except UnreadableImage as error:
             return error
         return None
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import DIGITS, Pictures
+from rankless.data.datasets.detection import DIGITS, Images
 from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
 from rankless.models.zoo import network, variant
@@ -90,15 +90,15 @@ def fitted_anchors(
     if not published.anchors:
         raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
     chosen = size or published.size
-    pictures: Pictures
+    images: Images
     if root == DIGITS and not Path(root).exists():
-        pictures = DigitScenes(split, SCENES)
+        images = DigitScenes(split, SCENES)
     else:
         found = open_annotations(root, split, format)
         if not found.has_boxes:
-            raise UserError(f"{root}: its pictures have classes and no boxes, which anchors are made from.")
-        pictures = BoxedPictures(found)
-    sizes = box_sizes(pictures, chosen)
+            raise UserError(f"{root}: its images have classes and no boxes, which anchors are made from.")
+        images = BoxedImages(found)
+    sizes = box_sizes(images, chosen)
     if not len(sizes):
         raise UserError(f"{root}: the split '{split}' has no boxes, which anchors are made from.")
     anchors = kmeans_anchors(sizes, count or len(published.anchors), seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rankless.curation.checking import Checked, fails
 from rankless.curation.data_set import must_be_outside, subset
 from rankless.data.formats.registry import format_named
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS
 from rankless.errors import UserError
@@ -35,7 +35,7 @@ _LOST = "unreadable file"
 def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
     """Raise where a copy would silently turn what is annotated into background.
 
-    What stops a training may say that the data was misread; without those boxes a picture counts as one that
+    What stops a training may say that the data was misread; without those boxes an image counts as one that
     shows nothing there.
 
     Args:
@@ -69,14 +69,14 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
 def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = False) -> Fixed:
     """Write the data set anew, in its own format, without whatever a check fails for.
 
-    Faulty boxes are left out or clipped as training would, pictures that cannot be read are left out, and of
-    a picture that two splits share only the last split's stays (so validation and test stay whole).
+    Faulty boxes are left out or clipped as training would, images that cannot be read are left out, and of
+    an image that two splits share only the last split's stays (so validation and test stay whole).
 
     Args:
         checked: what :func:`rankless.curation.checking.check` found.
         out: the new folder; must not be there or be empty.
         drop_faulty: see :func:`refuse_misread`.
-        link: link pictures instead of copying them.
+        link: link images instead of copying them.
 
     Raises:
         UserError: what stops a training, nothing would be left of a split, or ``out`` cannot be written.
@@ -90,13 +90,11 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = 
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
         chosen = [number for number in range(len(whole)) if number not in left_out]
         if not chosen:
-            raise UserError(
-                f"{data.root}: no picture of the split '{name}' would be left; nothing is written."
-            )
+            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing is written.")
         kept[name] = subset(whole, chosen)
         changes += _changes(checked, name)
     with new_folder(out) as folder:
-        lost = format_named(data.format).write(folder, kept, PictureFiles("link" if link else "copy"))
+        lost = format_named(data.format).write(folder, kept, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
         changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
     return Fixed(out, changes + lost)
@@ -110,5 +108,5 @@ def _changes(checked: Checked, name: str) -> list[str]:
         if fails(kind)
     ]
     if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
-        sentences.append(f"{name}: {len(leaked)} pictures that another split has as well: left out")
+        sentences.append(f"{name}: {len(leaked)} images that another split has as well: left out")
     return sentences

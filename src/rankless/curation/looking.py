@@ -1,4 +1,4 @@
-"""Pictures of a data set with what is annotated on them: as they are, or as the model will see them."""
+"""Images of a data set with what is annotated on them: as they are, or as the model will see them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rankless.curation.data_set import known_format
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DIGITS
 from rankless.data.datasets.opening import examine
-from rankless.data.formats.registry import format_named, recognise
+from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images.drawing import Mark
-from rankless.data.images.image_file import UnreadablePicture, read
+from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import open_source
 from rankless.errors import UserError
@@ -34,7 +34,7 @@ RecipeFor = Callable[[str], Recipe]
 
 
 class Shown(NamedTuple):
-    """One picture to show.
+    """One image to show.
 
     Attributes:
         image: RGB; None if it cannot be read.
@@ -51,13 +51,13 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """The pictures to show.
+    """The images to show.
 
     Attributes:
         title: what they are of.
         class_names: of the data set.
-        shown: the pictures.
-        files: all pictures that they were drawn from; none of the built-in data.
+        shown: the images.
+        files: all images that they were drawn from; none of the built-in data.
         root, format: the data set; no root of the built-in data.
     """
 
@@ -79,15 +79,15 @@ def select(
     class_name: str | None = None,
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Draw pictures of a split.
+    """Draw images of a split.
 
     Args:
         root: ``digits``, a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         split: its name; the first one if not given.
-        count: how many pictures; all if there are fewer.
+        count: how many images; all if there are fewer.
         seed: another one draws others.
-        class_name: only pictures with this class.
+        class_name: only images with this class.
         augmented: show them as a training by this recipe sees them in its first epoch; it is asked for the
             recipe by the task that the data is for, ``detect`` or ``classify``.
 
@@ -97,15 +97,15 @@ def select(
     known_format(format)
     if root == DIGITS and not Path(root).exists():
         return _digits(split or "train", count, seed, class_name, augmented)
-    name, _ = recognise(root, format)
+    name, _ = recognize(root, format)
     split = split or format_named(name).splits(Path(root).expanduser())[0]
     whole = examine(root, split, format)
     names = whole.class_names
     wanted = _label(class_name, names)
     candidates = np.arange(len(whole))
     if wanted is not None:
-        picture = np.repeat(candidates, np.diff(whole.offsets))
-        candidates = np.unique(picture[np.asarray(whole.labels) == wanted])
+        sample = np.repeat(candidates, np.diff(whole.offsets))
+        candidates = np.unique(sample[np.asarray(whole.labels) == wanted])
     drawn = generator(seed, "show").permutation(candidates)[:count].tolist()
     look: Callable[[int], Shown] = _AsItIs(whole)
     if augmented is not None:
@@ -140,7 +140,7 @@ def _looked(look: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Show
     for index in order:
         try:
             yield look(index)
-        except UnreadablePicture as fault:
+        except UnreadableImage as fault:
             yield Shown(None, [], f"{Path(fault.path).name}: {fault.reason}", frozenset())
 
 
@@ -158,18 +158,18 @@ def _with(class_name: str | None, augmented: RecipeFor | None) -> str:
 
 
 class _AsItIs:
-    """Pictures as they lie on the disk, with every box, also those that are not trained on."""
+    """Images as they lie on the disk, with every box, also those that are not trained on."""
 
     def __init__(self, source: Annotations | DigitScenes) -> None:
         self.source = source
 
     def __call__(self, index: int) -> Shown:
         if isinstance(self.source, DigitScenes):
-            picture = self.source.picture(index)
+            sample = self.source.sample(index)
             return _shown(
-                picture.image,
-                picture.boxes.tolist(),
-                picture.labels.tolist(),
+                sample.image,
+                sample.boxes.tolist(),
+                sample.labels.tolist(),
                 self.source.class_names,
                 self.source.source(index),
             )
@@ -178,7 +178,7 @@ class _AsItIs:
         labels = whole.labels[rows].tolist()
         name = Path(whole.path(index)).name
         if not whole.has_boxes:
-            return Shown(_picture(image), [], f"{whole.class_names[labels[0]]} · {name}", frozenset(labels))
+            return Shown(_image(image), [], f"{whole.class_names[labels[0]]} · {name}", frozenset(labels))
         made = _shown(image, whole.boxes[rows].tolist(), labels, whole.class_names, name)
         flags = whole.flags[rows].tolist()
         marks = [
@@ -189,7 +189,7 @@ class _AsItIs:
 
 
 class _AsTrained:
-    """Pictures as the network gets them in the first epoch."""
+    """Images as the network gets them in the first epoch."""
 
     def __init__(self, recipe: Recipe) -> None:
         task = open_task(recipe)
@@ -198,7 +198,7 @@ class _AsTrained:
 
     def __call__(self, index: int) -> Shown:
         item = self.examples.item(index, 0)
-        source = Path(self.examples.pictures.source(index)).name
+        source = Path(self.examples.images.source(index)).name
         if isinstance(item, DetectionItem):
             return _shown(item.image, item.boxes.tolist(), item.labels.tolist(), self.names, source)
         if isinstance(item, ClassificationItem):
@@ -208,7 +208,7 @@ class _AsTrained:
             parts = [f"{self.names[label]}: {share:.0%}" for share, label in shares[:3]]
             classes = ", ".join(parts) if len(parts) > 1 else self.names[shares[0][1]]
             labels = frozenset(label for _, label in shares)
-            return Shown(_picture(item.image), [], f"{classes} · {source}", labels)
+            return Shown(_image(item.image), [], f"{classes} · {source}", labels)
         raise UserError("--augmented shows the tasks detect and classify; this recipe has a task of its own.")
 
 
@@ -223,8 +223,8 @@ def _shown(
         Mark((x1, y1, x2, y2), names[label], label)
         for (x1, y1, x2, y2), label in zip(boxes, labels, strict=True)
     ]
-    return Shown(_picture(image), marks, caption, frozenset(labels))
+    return Shown(_image(image), marks, caption, frozenset(labels))
 
 
-def _picture(image: Tensor) -> Image.Image:
+def _image(image: Tensor) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

@@ -1,4 +1,4 @@
-"""A bar on the terminal while many pictures are worked on."""
+"""A bar on the terminal while many images are worked on."""
 
 from __future__ import annotations
 

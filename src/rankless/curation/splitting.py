@@ -1,8 +1,8 @@
-"""Dividing pictures into splits, the same way on every machine and every day.
+"""Dividing images into splits, the same way on every machine and every day.
 
-A picture's split follows from the seed and its name alone, so that pictures which come later move none of
-those that are there. With ``stratify`` the classes get equal shares in every split; then a picture's split
-depends on the others, too. Pictures of one group always stay together.
+An image's split follows from the seed and its name alone, so that images which come later move none of
+those that are there. With ``stratify`` the classes get equal shares in every split; then an image's split
+depends on the others, too. Images of one group always stay together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankless.curation.data_set import (
     together,
 )
 from rankless.data.formats.registry import format_named
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, printable
 from rankless.files.work_folder import new_folder, refuse_existing
@@ -43,7 +43,7 @@ class Divided:
         data: what was divided.
         out: the new folder.
         splits: the new splits.
-        wanted: the share of the pictures that each should have.
+        wanted: the share of the images that each should have.
         notes: sentences on how it went.
     """
 
@@ -54,7 +54,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Of each split, how many boxes (or pictures) each class has."""
+        """Of each split, how many boxes (or images) each class has."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -69,7 +69,7 @@ class Divided:
             "out": str(self.out),
             "splits": {
                 name: {
-                    "pictures": len(each),
+                    "images": len(each),
                     "wanted": self.wanted[name],
                     "classes": dict(zip(names, counts[name], strict=True)),
                 }
@@ -92,22 +92,22 @@ def split(
     seed: int = 0,
     link: bool = False,
 ) -> Divided:
-    """Divide all pictures of a data set anew, into ``train``, ``val`` and, if it has a share, ``test``.
+    """Divide all images of a data set anew, into ``train``, ``val`` and, if it has a share, ``test``.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         out: the new folder, in the same format; must not be there or be empty.
         format: of ``root``.
         splits: divide only these; all if empty.
-        val, test: shares of the pictures.
+        val, test: shares of the images.
         stratify: give every class about the same share in every split.
-        group: a regular expression; pictures stay together whose names have the same text in its first
+        group: a regular expression; images stay together whose names have the same text in its first
             group, or in the whole match if it has none. Names are paths below the data set's folder.
         seed: another one divides otherwise.
-        link: link pictures instead of copying them.
+        link: link images instead of copying them.
 
     Raises:
-        UserError: shares that are none, a pattern that fits nothing, a split without pictures, faulty data.
+        UserError: shares that are none, a pattern that fits nothing, a split without images, faulty data.
     """
     wanted = _shares(val, test)
     expression = None if group is None else pattern(group, "--group")
@@ -130,15 +130,15 @@ def split(
         where = by_hash(hashed, list(wanted.values()))
     made: dict[str, Annotations] = {}
     for number, name in enumerate(wanted):
-        pictures = sorted(index for unit in np.flatnonzero(where == number) for index in members[unit])
-        if not pictures:
+        images = sorted(index for unit in np.flatnonzero(where == number) for index in members[unit])
+        if not images:
             raise UserError(
-                f"the split '{name}' would have none of the {len(whole)} pictures ({len(members)} that can "
-                f"be divided): give it a larger share than {wanted[name]:g}, or more pictures."
+                f"the split '{name}' would have none of the {len(whole)} images ({len(members)} that can "
+                f"be divided): give it a larger share than {wanted[name]:g}, or more images."
             )
-        made[name] = subset(whole, pictures)
+        made[name] = subset(whole, images)
     with new_folder(out) as folder:
-        notes += format_named(data.format).write(folder, made, PictureFiles("link" if link else "copy"))
+        notes += format_named(data.format).write(folder, made, ImageFiles("link" if link else "copy"))
     return Divided(data, out, made, wanted, notes)
 
 
@@ -156,11 +156,11 @@ def stratified(counts: Counts, sizes: Counts, shares: Sequence[float]) -> Counts
 
     The rarest label that is left is dealt out first, each example to the split that still wants the most of
     that label; of several, to the one that wants the most examples. An example here may be a group of
-    pictures and then counts as many times as it has pictures.
+    images and then counts as many times as it has images.
 
     Args:
-        counts: how many pictures of each example have each label, (N, C); the order decides between equals.
-        sizes: how many pictures each example has, (N,).
+        counts: how many images of each example have each label, (N, C); the order decides between equals.
+        sizes: how many images each example has, (N,).
         shares: of each split; they add up to 1, (S,).
 
     Returns:
@@ -208,7 +208,7 @@ def _shares(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """What is divided: the pictures of each group, or each picture by its name."""
+    """What is divided: the images of each group, or each image by its name."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -216,7 +216,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         if search and match is None:
             alone += 1
         text = name if match is None else (match[1] if match.re.groups else match[0]) or ""
-        # A picture that stands alone never meets a group that is called like it.
+        # An image that stands alone never meets a group that is called like it.
         units[f"group {text}" if match else text].append(number)
     if search is None:
         return dict(units), []
@@ -224,22 +224,22 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         raise UserError(f"--group '{group}' fits none of the {len(names)} names, such as '{names[0]}'.")
     if len(units) == 1 and len(names) > 1:
         raise UserError(
-            f"--group '{group}': the pattern puts all {len(names)} pictures into one group, "
+            f"--group '{group}': the pattern puts all {len(names)} images into one group, "
             f"'{printable(text)}', which cannot be divided. Give a pattern whose first (…) differs between "
-            f"pictures that may part; a name is, for example, '{printable(names[0])}'."
+            f"images that may part; a name is, for example, '{printable(names[0])}'."
         )
-    notes = [f"{len(units) - alone} groups of {len(names) - alone} pictures"]
+    notes = [f"{len(units) - alone} groups of {len(names) - alone} images"]
     return dict(units), notes + ([f"{alone} names do not fit --group; they stand alone"] if alone else [])
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
-    """How many pictures of each unit have each class, (N, C)."""
+    """How many images of each unit have each class, (N, C)."""
     unit_of = np.empty(len(whole), np.int64)
-    for unit, pictures in enumerate(members):
-        unit_of[list(pictures)] = unit
+    for unit, images in enumerate(members):
+        unit_of[list(images)] = unit
     classes = len(whole.class_names)
-    picture = np.repeat(np.arange(len(whole)), np.diff(whole.offsets))
-    pairs = np.unique(picture * classes + np.asarray(whole.labels))
+    image = np.repeat(np.arange(len(whole)), np.diff(whole.offsets))
+    pairs = np.unique(image * classes + np.asarray(whole.labels))
     flat = unit_of[pairs // classes] * classes + pairs % classes
     return np.bincount(flat, minlength=len(members) * classes).reshape(len(members), classes)
 

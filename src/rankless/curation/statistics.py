@@ -1,4 +1,4 @@
-"""What a data set consists of, in numbers: pictures, classes, and the sizes of both."""
+"""What a data set consists of, in numbers: images, classes, and the sizes of both."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class SplitStatistics:
     """One split in numbers.
 
     Attributes:
-        pictures, boxes: how many; of classification there are no boxes.
-        unreadable: pictures whose header cannot be read; they are in no number of sizes.
-        empty: pictures without boxes.
+        images, boxes: how many; of classification there are no boxes.
+        unreadable: images whose header cannot be read; they are in no number of sizes.
+        empty: images without boxes.
         difficult, crowd: boxes with such a flag.
-        classes: name to number of boxes, or of pictures in classification.
-        width, height: of pictures, in pixels.
-        aspect: width over height of pictures.
-        common_sizes: the most common "width × height" of pictures, and how many have it.
-        boxes_per_picture: how many boxes a picture has.
+        classes: name to number of boxes, or of images in classification.
+        width, height: of images, in pixels.
+        aspect: width over height of images.
+        common_sizes: the most common "width × height" of images, and how many have it.
+        boxes_per_image: how many boxes an image has.
         small, medium, large: boxes by COCO's bounds (32² and 96² pixels of area).
-        box_side: square root of a box's share of its picture's area.
+        box_side: square root of a box's share of its image's area.
         box_aspect: width over height of boxes.
     """
 
-    pictures: int
+    images: int
     boxes: int | None
     unreadable: int
     empty: int
@@ -66,7 +66,7 @@ class SplitStatistics:
     height: Spread
     aspect: Spread
     common_sizes: dict[str, int]
-    boxes_per_picture: Spread | None
+    boxes_per_image: Spread | None
     small: int
     medium: int
     large: int
@@ -106,15 +106,15 @@ def _of_split(whole: Annotations) -> SplitStatistics:
     height, width = sizes.T if len(sizes) else (np.zeros(0), np.zeros(0))
     common = Counter(f"{int(w)} × {int(h)}" for h, w in sizes.tolist()).most_common(5)
     labels = np.bincount(np.asarray(whole.labels), minlength=len(whole.class_names)).tolist()
-    per_picture = np.diff(whole.offsets)
+    per_image = np.diff(whole.offsets)
     boxed = whole.has_boxes
     sides = box_sides(whole)
     areas = object_areas(whole)
     return SplitStatistics(
-        pictures=len(whole),
+        images=len(whole),
         boxes=len(whole.boxes) if boxed else None,
         unreadable=len(whole) - len(sizes),
-        empty=int((per_picture == 0).sum()) if boxed else 0,
+        empty=int((per_image == 0).sum()) if boxed else 0,
         difficult=int(((whole.flags & DIFFICULT) > 0).sum()),
         crowd=int(((whole.flags & CROWD) > 0).sum()),
         classes=dict(zip(whole.class_names, labels, strict=True)),
@@ -122,7 +122,7 @@ def _of_split(whole: Annotations) -> SplitStatistics:
         height=_spread(height),
         aspect=_spread(width / height),
         common_sizes=dict(common),
-        boxes_per_picture=_spread(per_picture.astype(np.float64)) if boxed else None,
+        boxes_per_image=_spread(per_image.astype(np.float64)) if boxed else None,
         small=int((areas < SMALL).sum()),
         medium=int(((areas >= SMALL) & (areas < MEDIUM)).sum()),
         large=int((areas >= MEDIUM).sum()),
@@ -132,12 +132,12 @@ def _of_split(whole: Annotations) -> SplitStatistics:
 
 
 def box_sides(whole: Annotations) -> NDArray[np.float64]:
-    """Width and height of every box as shares of its picture, (T, 2)."""
+    """Width and height of every box as shares of its image, (T, 2)."""
     return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
 
 
-def box_centres(whole: Annotations) -> NDArray[np.float64]:
-    """The middle (x, y) of every box as shares of its picture, (T, 2)."""
+def box_centers(whole: Annotations) -> NDArray[np.float64]:
+    """The middle (x, y) of every box as shares of its image, (T, 2)."""
     return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
 
 
@@ -183,7 +183,7 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
                 times = counts[most] / counts[least]
                 told.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
         if found.unreadable:
-            told.append(f"{name}: {found.unreadable} pictures cannot be read")
+            told.append(f"{name}: {found.unreadable} images cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
         told.append(
             f"{count:,} finding{'s' if count > 1 else ''}: rankless data check {shlex.quote(data.root)}"

@@ -1,4 +1,4 @@
-"""A data set at a glance, as a picture: classes, places, sizes and numbers of boxes."""
+"""A data set at a glance, as an image: classes, places, sizes and numbers of boxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet, spare
-from rankless.curation.statistics import box_centres, box_sides
+from rankless.curation.statistics import box_centers, box_sides
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 from rankless.files.outputs import Outputs
@@ -42,7 +42,7 @@ def place(out: Path, *, force: bool = False) -> Outputs:
 
 
 def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
-    """Write the picture to ``out``, as :func:`place` allows; returns whether another was replaced.
+    """Write the image to ``out``, as :func:`place` allows; returns whether another was replaced.
 
     Raises:
         UserError: it cannot be written.
@@ -56,8 +56,8 @@ def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
     height = max(8.0, 3.2 + 0.2 * rows)
     figure = Figure(figsize=(13, height), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    pictures = sum(map(len, splits.values()))
-    counted = f"{pictures:,} pictures"
+    images = sum(map(len, splits.values()))
+    counted = f"{images:,} images"
     if data.has_boxes:
         counted += f", {sum(len(each.boxes) for each in splits.values()):,} boxes"
     name = Path(data.root).expanduser().resolve()
@@ -66,16 +66,16 @@ def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
     axes = figure.subplot_mosaic(
         [["classes", "one", "two"], ["classes", "three", "four"]], width_ratios=[1.15, 1, 1]
     )
-    _class_bars(axes["classes"], splits, "boxes" if data.has_boxes else "pictures")
+    _class_bars(axes["classes"], splits, "boxes" if data.has_boxes else "images")
     if data.has_boxes:
         _places(axes["one"], figure, list(splits.values()))
         _sides(axes["two"], figure, list(splits.values()))
-        _per_picture(axes["three"], splits)
-        _picture_sizes(axes["four"], splits)
+        _per_image(axes["three"], splits)
+        _image_sizes(axes["four"], splits)
     else:
-        _picture_sizes(axes["one"], splits)
-        _histogram(axes["two"], splits, "Aspect of the pictures", "width / height", _aspects)
-        _histogram(axes["three"], splits, "Area of the pictures", "megapixels", _megapixels)
+        _image_sizes(axes["one"], splits)
+        _histogram(axes["two"], splits, "Aspect of the images", "width / height", _aspects)
+        _histogram(axes["three"], splits, "Area of the images", "megapixels", _megapixels)
         _share_bars(axes["four"], splits)
     with outputs.writing(out) as file, warnings.catch_warnings():
         # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
@@ -113,11 +113,11 @@ def _class_bars(axes: Any, splits: dict[str, Annotations], what: str) -> None:
 
 
 def _places(axes: Any, figure: Figure, splits: Sequence[Annotations]) -> None:
-    centres = np.concatenate([box_centres(each) for each in splits])
-    heat, _, _ = np.histogram2d(centres[:, 1], centres[:, 0], bins=32, range=[[0, 1], [0, 1]])
+    centers = np.concatenate([box_centers(each) for each in splits])
+    heat, _, _ = np.histogram2d(centers[:, 1], centers[:, 0], bins=32, range=[[0, 1], [0, 1]])
     image = axes.imshow(heat, extent=(0, 1, 1, 0), cmap=_HEAT, aspect="auto", interpolation="nearest")
     figure.colorbar(image, ax=axes, label="boxes", fraction=0.05)
-    axes.set_title("Where the boxes' centres lie", **_STYLE)
+    axes.set_title("Where the boxes' centers lie", **_STYLE)
     _shares(axes, "x, share of the width", "y, share of the height")
 
 
@@ -131,10 +131,10 @@ def _sides(axes: Any, figure: Figure, splits: Sequence[Annotations]) -> None:
     axes.set_title("Width and height of the boxes", **_STYLE)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    _shares(axes, "width, share of the picture's", "height, share of the picture's")
+    _shares(axes, "width, share of the image's", "height, share of the image's")
 
 
-def _per_picture(axes: Any, splits: dict[str, Annotations]) -> None:
+def _per_image(axes: Any, splits: dict[str, Annotations]) -> None:
     counts = [np.diff(each.offsets) for each in splits.values()]
     most = max((int(each.max(initial=0)) for each in counts), default=0)
     # One bar for each number, or some forty where the numbers are many.
@@ -142,15 +142,15 @@ def _per_picture(axes: Any, splits: dict[str, Annotations]) -> None:
     bins = np.arange(0, most + width + 1, width) - 0.5
     colors = [_COLORS[number % 6] for number in range(len(counts))]
     axes.hist(counts, bins=bins, stacked=True, color=colors, label=list(splits))
-    axes.set_title("Boxes in a picture", **_STYLE)
+    axes.set_title("Boxes in an image", **_STYLE)
     axes.set_xlabel("boxes")
-    axes.set_ylabel("pictures")
+    axes.set_ylabel("images")
     axes.legend(frameon=False, fontsize=9)
     _bare(axes)
 
 
-def _picture_sizes(axes: Any, splits: dict[str, Annotations]) -> None:
-    """A dot for each size, as large as there are pictures of it."""
+def _image_sizes(axes: Any, splits: dict[str, Annotations]) -> None:
+    """A dot for each size, as large as there are images of it."""
     for number, (name, each) in enumerate(splits.items()):
         sizes = np.asarray(each.sizes)[(np.asarray(each.sizes) > 0).all(1)]
         if not len(sizes):
@@ -160,7 +160,7 @@ def _picture_sizes(axes: Any, splits: dict[str, Annotations]) -> None:
         axes.scatter(
             different[:, 1], different[:, 0], s=area, alpha=0.5, color=_COLORS[number % 6], label=name, lw=0
         )
-    axes.set_title("Sizes of the pictures", **_STYLE)
+    axes.set_title("Sizes of the images", **_STYLE)
     axes.set_xlabel("width in pixels")
     axes.set_ylabel("height in pixels")
     axes.set_xlim(0, axes.get_xlim()[1] * 1.1)
@@ -177,7 +177,7 @@ def _histogram(axes: Any, splits: dict[str, Annotations], title: str, label: str
     axes.hist(found, bins=30, range=(0, 1.05 * most or 1), stacked=True, color=colors, label=list(splits))
     axes.set_title(title, **_STYLE)
     axes.set_xlabel(label)
-    axes.set_ylabel("pictures")
+    axes.set_ylabel("images")
     axes.legend(frameon=False, fontsize=9)
     _bare(axes)
 
@@ -200,7 +200,7 @@ def _share_bars(axes: Any, splits: dict[str, Annotations]) -> None:
             column, count, f"{count:,}\n{count / sum(counts):.0%}", ha="center", va="bottom", fontsize=9
         )
     axes.set_ylim(0, max(counts) * 1.2)
-    axes.set_title("Pictures of each split", **_STYLE)
+    axes.set_title("Images of each split", **_STYLE)
     _bare(axes)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import Pictures, ground_truth
+from rankless.data.datasets.detection import Images, ground_truth
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 from rankless.geometry.letterbox import fit
@@ -28,23 +28,23 @@ _ROUNDS = 300  # the loop below ends by itself after a few dozen; distances with
 Sizes = NDArray[np.float64]
 
 
-def box_sizes(pictures: Pictures, size: tuple[int, int]) -> Sizes:
+def box_sizes(images: Images, size: tuple[int, int]) -> Sizes:
     """Width and height of every box to train on, in pixels of the letterboxed input, (N, 2).
 
-    Pictures are not decoded: their headers say how large they are. Of the built-in data up to 500 scenes,
+    Images are not decoded: their headers say how large they are. Of the built-in data up to 500 scenes,
     evenly spread, stand for all.
 
     Args:
-        pictures: the training data.
+        images: the training data.
         size: the input's (H, W) in pixels.
     """
-    if isinstance(pictures, BoxedPictures):
-        return _flat_sizes(pictures.annotations, size)
-    count = len(pictures)
-    asked = min(count, SCENES) if isinstance(pictures, DigitScenes) else count
+    if isinstance(images, BoxedImages):
+        return _flat_sizes(images.annotations, size)
+    count = len(images)
+    asked = min(count, SCENES) if isinstance(images, DigitScenes) else count
     found = [np.zeros((0, 2))]
     for number in range(asked):
-        truth = ground_truth(pictures, number * count // asked)
+        truth = ground_truth(images, number * count // asked)
         boxes = truth.boxes if truth.flags is None else truth.boxes[truth.flags == 0]
         sides = (boxes[:, 2:] - boxes[:, :2]).numpy().astype(np.float64)
         found.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
@@ -52,7 +52,7 @@ def box_sizes(pictures: Pictures, size: tuple[int, int]) -> Sizes:
 
 
 def _flat_sizes(found: Annotations, size: tuple[int, int]) -> Sizes:
-    """:func:`box_sizes` of flat arrays, without a step for every picture."""
+    """:func:`box_sizes` of flat arrays, without a step for every image."""
     kinds, kind = np.unique(found.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
     scales = [fit(each >> 32, each & 0xFFFFFFFF, size) if each else 0.0 for each in kinds.tolist()]
     scale = np.repeat(np.array(scales)[kind], np.diff(found.offsets))
@@ -81,7 +81,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
         raise UserError(
             f"the training boxes have {len(boxes)} different sizes, which is too few to find {count} anchors "
             "by k-means (model.anchors: kmeans); expected at least as many sizes as anchors: give more "
-            "pictures, or leave model.anchors at 'default'"
+            "images, or leave model.anchors at 'default'"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
     found = [_lloyd(boxes, weights, _seeded(boxes, weights, count, chance)) for chance in starts]
@@ -91,7 +91,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """How well anchors (A, 2) fit boxes (N, 2): the mean IoU of each box with its best anchor, both centred.
+    """How well anchors (A, 2) fit boxes (N, 2): the mean IoU of each box with its best anchor, both centerd.
 
     NaN without boxes.
     """
@@ -108,7 +108,7 @@ def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
 
 
 def _iou(boxes: Sizes, anchors: Sizes) -> Sizes:
-    """IoU of sizes laid on one centre: (N, 2), (A, 2) -> (N, A)."""
+    """IoU of sizes laid on one center: (N, 2), (A, 2) -> (N, A)."""
     shared: Sizes = np.minimum(boxes[:, None], anchors[None]).prod(2)
     union: Sizes = boxes.prod(1)[:, None] + anchors.prod(1)[None] - shared
     return shared / union
@@ -119,7 +119,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, chance: np.random.Generator) -> Sizes:
-    """k-means++: each further centre is a box, drawn by its squared distance from those there are."""
+    """k-means++: each further center is a box, drawn by its squared distance from those there are."""
     taken: list[int] = []
     chances = weights.astype(np.float64)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Loader processes: the plan says which pictures form which micro-batch, the processes only fetch them.
+"""Loader processes: the plan says which images form which micro-batch, the processes only fetch them.
 
 A batch is a function of its line in the plan, so the number of processes changes nothing but the time. The
 processes belong to the rank: they leave when it closes the loader, and die when it dies.
@@ -152,9 +152,9 @@ class _Fetch(Dataset[Any]):
         try:
             draw = getattr(self.examples, "items", None)
             if not callable(draw):  # there may be data of that name
-                return [self.examples.item(index, epoch) for epoch, index in line.pictures]
-            items: list[Any] = draw(line.pictures, line.step)
-            _check_count(self.examples, items, len(line.pictures))
+                return [self.examples.item(index, epoch) for epoch, index in line.images]
+            items: list[Any] = draw(line.images, line.step)
+            _check_count(self.examples, items, len(line.images))
         except Exception as error:
             return _fault(error)
         return items
@@ -211,11 +211,11 @@ def _share(batch: Any) -> None:
         ) from error
 
 
-def _check_count(examples: Any, items: Any, pictures: int) -> None:
-    if not isinstance(items, list) or len(items) != pictures:
+def _check_count(examples: Any, items: Any, images: int) -> None:
+    if not isinstance(items, list) or len(items) != images:
         found = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
         raise UserError(
-            f"items() of {type(examples).__name__} gave {found} for {pictures} pictures; expected a list "
+            f"items() of {type(examples).__name__} gave {found} for {images} images; expected a list "
             "with one item for each (epoch, index), in their order"
         )
 

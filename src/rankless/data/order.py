@@ -1,9 +1,9 @@
-"""Which pictures form which micro-batch: a function of the seed and the position alone.
+"""Which images form which micro-batch: a function of the seed and the position alone.
 
-The pictures of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is
+The images of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is
 answered in constant time and memory: no shuffled list, no sampler state, nothing to save for a resume.
 Epochs follow one another in one endless stream, which steps cut into global batches: no batch is ragged,
-nothing is dropped, and every epoch holds every picture exactly once.
+nothing is dropped, and every epoch holds every image exactly once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Line(NamedTuple):
 
     Attributes:
         step: the step it belongs to, from 0; 0 in an evaluation.
-        pictures: the (epoch, index) of each picture.
+        images: the (epoch, index) of each image.
     """
 
     step: int
-    pictures: Sequence[tuple[int, int]]
+    images: Sequence[tuple[int, int]]
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:
@@ -42,7 +42,7 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
     n are sent through again until they are (cycle walking); a·b is barely larger than n, so that is rare.
 
     Args:
-        n: how many pictures, 1 to 2**62.
+        n: how many images, 1 to 2**62.
         key: 0 to 2**128 - 1; another key is another permutation.
         positions: of any shape, each in 0..n-1.
 
@@ -66,15 +66,15 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
 
 def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """The pictures at ``positions`` of the endless training stream.
+    """The images at ``positions`` of the endless training stream.
 
     Args:
-        n: how many pictures the data has.
+        n: how many images the data has.
         seed: the recipe's.
-        positions: 0 is the first picture of the run; (P,).
+        positions: 0 is the first image of the run; (P,).
 
     Returns:
-        P pairs (epoch, index of the picture); position p belongs to epoch ``p // n``.
+        P pairs (epoch, index of the image); position p belongs to epoch ``p // n``.
     """
     epochs = positions // n
     indices = np.empty(positions.shape, np.int64)
@@ -86,7 +86,7 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """The pictures of one micro-batch of one step, as (epoch, index), whoever computes it."""
+    """The images of one micro-batch of one step, as (epoch, index), whoever computes it."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 
@@ -115,7 +115,7 @@ def _encrypt(x: NDArray[np.uint64], a: int, b: int, round_keys: NDArray[np.uint6
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """splitmix64's finalizer (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

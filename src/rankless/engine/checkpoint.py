@@ -27,7 +27,7 @@ from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, beside, damage, recover, remains, remove
 
-_LONGEST_STATE = 256 * reading.MIB  # a million unreadable pictures have less
+_LONGEST_STATE = 256 * reading.MIB  # a million unreadable images have less
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Snapshot:
         step: steps done.
         model: the bare model's state.
         average: the averaged model's state, if there is one.
-        training: the optimiser's tensors.
-        state: the rest, JSON-ready: best score, loss scale, number of training pictures.
+        training: the optimizer's tensors.
+        state: the rest, JSON-ready: best score, loss scale, number of training images.
     """
 
     step: int
@@ -167,7 +167,7 @@ class _State(msgspec.Struct):
     """What ``state.json`` must hold; more may stand there."""
 
     step: int
-    pictures: int
+    images: int
     best: _Best | None
     scaler: dict[str, float] = {}
     data: str | None = None

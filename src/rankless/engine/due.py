@@ -89,7 +89,7 @@ class Due:
             self.teller.say(f"step {step}: {text}")
 
     def replaced(self, step: int, own: Sequence[Unreadable], *, scored: bool) -> None:
-        """Pictures that could not be read in ``step``; every rank must call it with those it met.
+        """Images that could not be read in ``step``; every rank must call it with those it met.
 
         Args:
             step: done.
@@ -110,7 +110,7 @@ class Due:
             raise UserError(faults)
 
     def left_out(self, step: int, found: Sequence[Unreadable]) -> None:
-        """Pictures that could not be read in the evaluation after ``step``, the same on every rank."""
+        """Images that could not be read in the evaluation after ``step``, the same on every rank."""
         for one in self.state.unreadable.score(found):
             self.event("unreadable", step, f"{one.path} cannot be read ({one.reason}) and is not scored")
 

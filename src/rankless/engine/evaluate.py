@@ -1,7 +1,7 @@
-"""Scoring a model on a whole data set: each picture exactly once, the same numbers at any number of ranks.
+"""Scoring a model on a whole data set: each image exactly once, the same numbers at any number of ranks.
 
-The pictures are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
-predictions are gathered in the order of the pictures, and rank 0 scores them. Pictures that cannot be read
+The images are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
+predictions are gathered in the order of the images, and rank 0 scores them. Images that cannot be read
 are counted beside the scores, and too many of them are a fault.
 """
 
@@ -35,7 +35,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""So many unreadable pictures are named when there are too many."""
+"""So many unreadable images are named when there are too many."""
 
 
 def evaluate(
@@ -55,15 +55,15 @@ def evaluate(
         model: the bare model on the world's device; it is put into evaluation mode and left so.
         recipe: precision (resolved), the size of a batch and the loader processes.
         world: the ranks that share the work.
-        limit: predict only so many of the first pictures and give a digest of the predictions instead of
+        limit: predict only so many of the first images and give a digest of the predictions instead of
             scores: a check that takes the same path.
-        unreadable: called on every rank with the pictures that could not be read, if there are any. They are
+        unreadable: called on every rank with the images that could not be read, if there are any. They are
             the scores' ``unreadable`` and enter no other.
         stop: looked at before every batch; the ranks need not get the same answer at the same moment.
 
     Raises:
         Stopped: on every rank, because ``stop`` said so on one of them before all was predicted.
-        UserError: the task's predictions or scores are not what a task's must be, or more of the pictures
+        UserError: the task's predictions or scores are not what a task's must be, or more of the images
             than ``data.max_bad`` allows cannot be read.
     """
     data = task.evaluation_data()
@@ -85,9 +85,9 @@ def evaluate(
             missing += getattr(batch, "unreadable", ())
             with layer_errors.explained(recipe):
                 found = task.predict(model, batch.to(world.device))
-            check_predictions(task, found, len(line.pictures))
+            check_predictions(task, found, len(line.images))
             check_sendable(task, found)
-            predicted += zip([index for _, index in line.pictures], found, strict=True)
+            predicted += zip([index for _, index in line.images], found, strict=True)
     failures.tell(stopped)
     missing = _missing(missing, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """All batches of ``size`` pictures, of the first ``limit`` alone if there is one."""
+    """All batches of ``size`` images, of the first ``limit`` alone if there is one."""
     count = len(data) if limit is None else min(limit, len(data))
     own = getattr(data, "evaluation_order", None)
     ordered = own() if callable(own) else None
@@ -122,21 +122,21 @@ def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line
     return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
 
 
-def _missing(own: Iterable[Unreadable], pictures: int, share: float, world: World) -> list[Unreadable]:
-    """All ranks' unreadable pictures, by number, the same list on every rank.
+def _missing(own: Iterable[Unreadable], images: int, share: float, world: World) -> list[Unreadable]:
+    """All ranks' unreadable images, by number, the same list on every rank.
 
     Raises:
-        UserError: there are too many, or no picture is left.
+        UserError: there are too many, or no image is left.
     """
     gathered = world.gather(list(own))
     found: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
     )
-    if len(found) == pictures:
-        last = f"none of the {pictures} pictures to be scored can be read: replace them"
-    elif len(found) > share * pictures:
+    if len(found) == images:
+        last = f"none of the {images} images to be scored can be read: replace them"
+    elif len(found) > share * images:
         last = (
-            f"{len(found)} of the {pictures} pictures to be scored cannot be read, which is more than "
+            f"{len(found)} of the {images} images to be scored cannot be read, which is more than "
             f"data.max_bad ({share:g}) allows: replace them, or take them out of the data"
         )
     else:
@@ -144,9 +144,9 @@ def _missing(own: Iterable[Unreadable], pictures: int, share: float, world: Worl
     raise UserError([*listed(found), last])
 
 
-def listed(pictures: Iterable[Unreadable]) -> list[str]:
-    """A sentence for each of the first pictures, and how many more there are."""
-    every = sorted(pictures)
+def listed(images: Iterable[Unreadable]) -> list[str]:
+    """A sentence for each of the first images, and how many more there are."""
+    every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 

@@ -1,6 +1,6 @@
 """The backbone of a model, which stays as it is during the first epochs (``model.freeze``).
 
-Held, its parameters have no gradients and are not in the optimiser, and its batch norms work with the running
+Held, its parameters have no gradients and are not in the optimizer, and its batch norms work with the running
 statistics they have.
 """
 

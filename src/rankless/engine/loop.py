@@ -37,16 +37,16 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """A run that ends early: the first steps of a recipe, with evaluations of a few pictures in between.
+class DryRun:
+    """A run that ends early: the first steps of a recipe, with evaluations of a few images in between.
 
     Attributes:
         steps: how many.
-        pictures: how many are predicted in an evaluation.
+        images: how many are predicted in an evaluation.
     """
 
     steps: int
-    pictures: int = 32
+    images: int = 32
 
 
 class StopRequest:
@@ -80,7 +80,7 @@ def train(
     launched: Mapping[str, Any] | None = None,
     task: Task | None = None,
     stop: StopRequest | None = None,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRun | None = None,
     observe: Observer | None = None,
 ) -> bool:
     """Train a recipe as one of the ranks of ``world``.
@@ -120,7 +120,7 @@ def train(
     warnings += state.warnings
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     told = [] if start else state.start_from_pretrained()
-    last = min(rehearsal.steps, plan.steps) if rehearsal else plan.steps
+    last = min(dry_run.steps, plan.steps) if dry_run else plan.steps
     if warning := check_room(run, recipe, state, world, start):
         warnings.append(warning)
     if world.is_first:
@@ -129,18 +129,18 @@ def train(
     due = Due(recipe, run, state, task.class_names, world, start)
     state.check(start)
     facts = getattr(data, "facts", None)
-    pictures = plan.pictures_of(start, world.own_micro_batches(recipe.batch.micro_batches))
+    samples = plan.images_of(start, world.own_micro_batches(recipe.batch.micro_batches))
     with (
-        Teller(last, start, recipe.batch.images, speaks=world.is_first and not rehearsal) as teller,
+        Teller(last, start, recipe.batch.images, speaks=world.is_first and not dry_run) as teller,
         micro_batches(
-            data, task.collate, pictures, workers=recipe.workers, pin_memory=world.device.type == "cuda"
+            data, task.collate, samples, workers=recipe.workers, pin_memory=world.device.type == "cuda"
         ) as batches,
         _journal(run, world, start, notes, warnings, told, teller) as journal,
     ):
         due.journal, due.teller = journal, teller
         due.begin()
         waiting, asked = Waiting(), SharedStop(world, lambda: bool(stop.signal))
-        limit = rehearsal.pictures if rehearsal else None
+        limit = dry_run.images if dry_run else None
 
         def scores_after(done: int) -> Scores | None:
             """None when a request to stop came before all was predicted."""
@@ -167,7 +167,7 @@ def train(
             if state.begin(step):
                 due.event("release", step, "the backbone is trained from here on")
             lr = recipe.optim.lr * rate(recipe.schedule, step, plan.steps)
-            set_rate(state.optimiser, lr)
+            set_rate(state.optimizer, lr)
             done = step + 1
             wishes = Wishes(stop=bool(stop.signal), save=world.is_first and due.is_time(done))
             with explained(recipe):
@@ -186,12 +186,12 @@ def train(
             due.log(entry, seconds)
             if advice := waiting.step(seconds, batches.waited - waited):
                 due.event("waiting", done, advice)
-            scored = plan.is_evaluated(done) or bool(rehearsal and done in (last // 2, last))
+            scored = plan.is_evaluated(done) or bool(dry_run and done in (last // 2, last))
             if "replaced" in entry:
                 due.replaced(done, totals.unreadable, scored=scored)
             scores = None
             saving = numbers.save or stopping or done == last
-            if (scored or saving) and not rehearsal:  # which is compared tensor by tensor, and goes on
+            if (scored or saving) and not dry_run:  # which is compared tensor by tensor, and goes on
                 with due.kept_if_it_diverges(done):
                     state.check(done)
             if scored and not stopping:
@@ -223,7 +223,7 @@ def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool
         state.restore(checkpoint.load(run, step), str(run.step_directory(step)))
         if state.other_data:
             warnings.append(
-                "the training data is not what this run began with: boxes, classes or sizes of pictures "
+                "the training data is not what this run began with: boxes, classes or sizes of images "
                 "differ, so the weights will not be those of a run from the start"
             )
     return step or 0, warnings

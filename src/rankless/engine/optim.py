@@ -1,4 +1,4 @@
-"""The optimiser, its parameter groups and the learning rate of each step."""
+"""The optimizer, its parameter groups and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rate(schedule: Schedule, step: int, steps: int) -> float:
     return 1.0
 
 
-def optimiser(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
+def optimizer(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
     """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU.
 
     Args:
@@ -75,7 +75,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
+    """The optimizer's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value

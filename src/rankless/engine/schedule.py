@@ -1,7 +1,7 @@
-"""Steps and epochs: the arithmetic that says what step is what, from the recipe and the number of pictures.
+"""Steps and epochs: the arithmetic that says what step is what, from the recipe and the number of images.
 
-Steps cut one endless stream of pictures into global batches, so an epoch's boundary may fall inside a step
-and no picture is dropped or doubled. The step that finishes an epoch's last picture belongs to that epoch.
+Steps cut one endless stream of images into global batches, so an epoch's boundary may fall inside a step
+and no image is dropped or doubled. The step that finishes an epoch's last image belongs to that epoch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Plan:
 
     Attributes:
         recipe: the recipe.
-        pictures: how many training pictures there are.
+        images: how many training images there are.
     """
 
     recipe: Recipe
-    pictures: int
+    images: int
 
     @property
     def steps(self) -> int:
@@ -32,11 +32,11 @@ class Plan:
 
     def end_of_epoch(self, epochs: int) -> int:
         """The number of steps after which ``epochs`` epochs have been seen whole."""
-        return -(-epochs * self.pictures // self.recipe.batch.images)
+        return -(-epochs * self.images // self.recipe.batch.images)
 
     def epoch(self, step: int) -> float:
         """Epochs seen after ``step`` steps."""
-        return step * self.recipe.batch.images / self.pictures
+        return step * self.recipe.batch.images / self.images
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights after ``step`` steps are to be scored."""
@@ -46,13 +46,13 @@ class Plan:
         if not every:
             return False
         # The epochs that end with this step: more than one when the data is smaller than a batch.
-        ended = step * self.recipe.batch.images // self.pictures
-        before = (step - 1) * self.recipe.batch.images // self.pictures
+        ended = step * self.recipe.batch.images // self.images
+        before = (step - 1) * self.recipe.batch.images // self.images
         return ended // every > before // every
 
-    def pictures_of(self, start: int, own: range) -> Iterator[Line]:
-        """The pictures of each own micro-batch of every step from ``start`` on."""
+    def images_of(self, start: int, own: range) -> Iterator[Line]:
+        """The images of each own micro-batch of every step from ``start`` on."""
         recipe = self.recipe
         for step in range(start, self.steps):
             for micro in own:
-                yield Line(step, micro_batch(self.pictures, recipe.seed, step, micro, recipe.batch))
+                yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))

@@ -23,12 +23,12 @@ from rankless.engine.divergence import (
 )
 from rankless.engine.ema import Average
 from rankless.engine.freezing import Backbone
-from rankless.engine.optim import divide_and_clip, optimiser, restore_state, state_tensors
+from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.schedule import Plan
 from rankless.engine.soundness import begin_alike, differing, non_finite
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Numbers, Totals
-from rankless.engine.unreadable import UnreadablePictures
+from rankless.engine.unreadable import UnreadableImages
 from rankless.errors import UserError
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.checkpoints.weights import digest, load_into
@@ -40,16 +40,16 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """Model, average, optimiser and loss scale, made in the one order that works.
+    """Model, average, optimizer and loss scale, made in the one order that works.
 
-    That is: model, device, what is frozen, norms, optimiser, data-parallel wrapper. The last three are made
+    That is: model, device, what is frozen, norms, optimizer, data-parallel wrapper. The last three are made
     anew when the backbone is released.
 
     Args:
         task: builds the model.
         recipe: with its precision resolved.
         world: where the ranks meet and this one computes.
-        pictures: how many there are to train on; a checkpoint of another number is refused.
+        images: how many there are to train on; a checkpoint of another number is refused.
 
     Attributes:
         model: the bare model; its names are those in the weights files.
@@ -57,7 +57,7 @@ class TrainingState:
         average: the averaged model, or None.
         best: the step and score of the best evaluation so far.
         unscored: the evaluation that was due after the last step has failed.
-        unreadable: the pictures that could not be read so far.
+        unreadable: the images that could not be read so far.
         data: a digest of the training data, None where it has none.
         other_data: whether the run began with other data than it goes on with.
         released_at: the step (from 0) before which the backbone is released: the first that begins when
@@ -66,8 +66,8 @@ class TrainingState:
 
     passes: Passes
 
-    def __init__(self, task: Task, recipe: Recipe, world: World, pictures: int) -> None:
-        self.recipe, self.pictures = recipe, pictures
+    def __init__(self, task: Task, recipe: Recipe, world: World, images: int) -> None:
+        self.recipe, self.images = recipe, images
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         model = task.model()  # on the CPU, so that every kind of device starts from the same weights
         check_model(task, model)
@@ -77,16 +77,16 @@ class TrainingState:
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
-        self.released_at = Plan(recipe, pictures).end_of_epoch(recipe.model.freeze)
+        self.released_at = Plan(recipe, images).end_of_epoch(recipe.model.freeze)
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
         self.statistics = RunningStatistics(self._learning_norms(), world.device)
         self.average = Average(self.model, recipe.ema.decay) if recipe.ema.decay else None
-        self.optimiser = self._new_optimiser()
+        self.optimizer = self._new_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         self._wrap()
         self.best: dict[str, Any] | None = None
         self.unscored = False
-        self.unreadable = UnreadablePictures(pictures, recipe.data.max_bad)
+        self.unreadable = UnreadableImages(images, recipe.data.max_bad)
         self.data: str | None = None
         self.other_data = False
 
@@ -96,9 +96,9 @@ class TrainingState:
         self.passes = make_passes(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
 
-    def _new_optimiser(self) -> torch.optim.Optimizer:
+    def _new_optimizer(self) -> torch.optim.Optimizer:
         portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
-        return optimiser(self.model, self.recipe.optim, portable=portable)
+        return optimizer(self.model, self.recipe.optim, portable=portable)
 
     def _learning_norms(self) -> list[_BatchNorm]:
         resting = {id(norm) for norm in self._resting_norms()}
@@ -131,15 +131,15 @@ class TrainingState:
         return releases
 
     def _release(self) -> None:
-        """From now on the backbone is trained; its parameters join the optimiser with a fresh state."""
+        """From now on the backbone is trained; its parameters join the optimizer with a fresh state."""
         if self.backbone is None:
             return
         self.backbone.release()
         self.backbone = None
         self.statistics.give_back()
         self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
-        before, self.optimiser = self.optimiser, self._new_optimiser()
-        restore_state(self.optimiser, self.model, state_tensors(before, self.model))
+        before, self.optimizer = self.optimizer, self._new_optimizer()
+        restore_state(self.optimizer, self.model, state_tensors(before, self.model))
         del self.passes
         gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
         self._wrap()
@@ -153,15 +153,15 @@ class TrainingState:
             DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
                 loss or the gradient is not finite.
         """
-        self.scaler.unscale_(self.optimiser)
+        self.scaler.unscale_(self.optimizer)
         numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
         if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
             self._not_finite(step, numbers, totals)
-        self.scaler.step(self.optimiser)
+        self.scaler.step(self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self.statistics.end(None if skipped else totals.statistics)
         if self.average:
             self.average.update(self.model, step)
@@ -176,7 +176,7 @@ class TrainingState:
         scale = self.scaler.get_scale()
         if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:
             return
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self.statistics.undo()
         if unused:
             error = not_used(step + 1, [(leaf, [named[n] for n in which]) for leaf, which in unused])
@@ -228,11 +228,11 @@ class TrainingState:
             step,
             self.model.state_dict(),
             self.average.model.state_dict() if self.average else None,
-            state_tensors(self.optimiser, self.model),
+            state_tensors(self.optimizer, self.model),
             {
                 "best": self.best,
                 "scaler": self.scaler.state_dict(),
-                "pictures": self.pictures,
+                "images": self.images,
                 "data": self.data,
                 "unscored": self.unscored,
                 "unreadable": self.unreadable.as_json(),
@@ -245,11 +245,11 @@ class TrainingState:
         Raises:
             UserError: it is of another model, or of other data.
         """
-        found = snapshot.state.get("pictures")
-        if found != self.pictures:
+        found = snapshot.state.get("images")
+        if found != self.images:
             raise UserError(
-                f"{source} was trained on {found} pictures, but the data now has {self.pictures}: the steps "
-                "would mean other pictures. Restore the data, or start anew in another run directory"
+                f"{source} was trained on {found} images, but the data now has {self.images}: the steps "
+                "would mean other images. Restore the data, or start anew in another run directory"
             )
         if snapshot.step >= self.released_at:
             self._release()
@@ -262,7 +262,7 @@ class TrainingState:
                     "the one before"
                 )
             load_into(self.average.model, snapshot.average, f"{source} (ema)")
-        restore_state(self.optimiser, self.model, dict(snapshot.training), source)
+        restore_state(self.optimizer, self.model, dict(snapshot.training), source)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
         self.best = snapshot.state["best"]
@@ -277,5 +277,5 @@ class TrainingState:
         return {
             **{f"model/{name}": value for name, value in self.model.state_dict().items()},
             **{f"ema/{name}": value for name, value in averaged.items()},
-            **state_tensors(self.optimiser, self.model),
+            **state_tensors(self.optimizer, self.model),
         }

@@ -1,4 +1,4 @@
-"""The pictures that a run could not read: each is told once, and too many end the run.
+"""The images that a run could not read: each is told once, and too many end the run.
 
 Whoever met them, all ranks hold the same list, so they decide alike; it is saved with the state.
 """
@@ -13,11 +13,11 @@ from rankless.structures import Unreadable
 from rankless.world.process_group import World
 
 
-class UnreadablePictures:
-    """Distinct unreadable pictures, by their number.
+class UnreadableImages:
+    """Distinct unreadable images, by their number.
 
     Args:
-        pictures: how many there are to train on.
+        images: how many there are to train on.
         share: ``data.max_bad``, the largest share of them that may be unreadable.
 
     Attributes:
@@ -25,8 +25,8 @@ class UnreadablePictures:
         scored: those that were to be scored.
     """
 
-    def __init__(self, pictures: int, share: float) -> None:
-        self.pictures, self.share = pictures, share
+    def __init__(self, images: int, share: float) -> None:
+        self.images, self.share = images, share
         self.trained: dict[int, Unreadable] = {}
         self.scored: dict[int, Unreadable] = {}
 
@@ -47,11 +47,11 @@ class UnreadablePictures:
     def too_many(self) -> list[str]:
         """What ends the run, as sentences; nothing as long as there are few enough."""
         count = len(self.trained)
-        if count <= self.share * self.pictures:
+        if count <= self.share * self.images:
             return []
         return [
             *listed(self.trained.values()),
-            f"{count} of the {self.pictures} training pictures cannot be read, which is more than "
+            f"{count} of the {self.images} training images cannot be read, which is more than "
             f"data.max_bad ({self.share:g}) allows: replace them, or give a larger data.max_bad, and go on "
             "with --resume; or take them out of the data and start anew",
         ]

@@ -1,4 +1,4 @@
-"""How much of a run's time goes by waiting for pictures, and what to do when it is much."""
+"""How much of a run's time goes by waiting for images, and what to do when it is much."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Waiting:
             return ""
         self.advised = True
         return (
-            f"{share:.0%} of the last {STEPS} steps' time went by waiting for pictures: more `workers`, or "
+            f"{share:.0%} of the last {STEPS} steps' time went by waiting for images: more `workers`, or "
             "data.cache (ram or disk), may help; neither changes the weights, so --resume takes them too"
         )
 
     def summary(self) -> str:
         """A sentence for the end."""
         share = self.waited / self.seconds if self.seconds else 0.0
-        return f"{share:.0%} of {self.seconds:.1f} s went by waiting for pictures"
+        return f"{share:.0%} of {self.seconds:.1f} s went by waiting for images"

@@ -19,7 +19,7 @@ MIB = 1 << 20
 YAML = MIB  # a recipe, or what describes a data set; the reader takes seconds for a megabyte
 CFG = MIB
 NAMES = 16 * MIB
-LABELS = 64 * MIB  # what is annotated on one picture
+LABELS = 64 * MIB  # what is annotated on one image
 POINTER = 4096  # `last`, `best`
 
 _KINDS = {

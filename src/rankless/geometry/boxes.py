@@ -22,19 +22,19 @@ _SIOU_THETA = 4
 
 
 def to_xyxy(cxcywh: Tensor) -> Tensor:
-    """(..., 4) centre x, centre y, width, height -> (..., 4) xyxy."""
+    """(..., 4) center x, center y, width, height -> (..., 4) xyxy."""
     cx, cy, w, h = cxcywh.unbind(-1)
     return torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), -1)
 
 
 def to_cxcywh(xyxy: Tensor) -> Tensor:
-    """(..., 4) xyxy -> (..., 4) centre x, centre y, width, height."""
+    """(..., 4) xyxy -> (..., 4) center x, center y, width, height."""
     x1, y1, x2, y2 = xyxy.unbind(-1)
     return torch.stack(((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1), -1)
 
 
 def clip(boxes: Tensor, height: float, width: float) -> Tensor:
-    """(..., 4) xyxy cut at the borders of a picture of ``height`` by ``width`` pixels."""
+    """(..., 4) xyxy cut at the borders of an image of ``height`` by ``width`` pixels."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return torch.stack((x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)), -1)
 
@@ -78,7 +78,7 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def giou(a: Tensor, b: Tensor) -> Tensor:
-    """Generalised IoU, -1..1: IoU less the empty share of the hull (Rezatofighi et al., 2019)."""
+    """Generalized IoU, -1..1: IoU less the empty share of the hull (Rezatofighi et al., 2019)."""
     intersection, union = _intersection_union(a, b)
     w, h = _hull(a, b)
     hull = (w * h).clamp(min=_SMALLEST)
@@ -86,13 +86,13 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
-    """Distance IoU, -1..1: IoU - d²/c², centre distance over the hull's diagonal (Zheng et al., 2020)."""
+    """Distance IoU, -1..1: IoU - d²/c², center distance over the hull's diagonal (Zheng et al., 2020)."""
     penalty = distance(a, b)  # before IoU: the order decides in which order gradients are added
     return iou(a, b) - penalty
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """DIoU's penalty d²/c², 0..1: squared distance of the centres over the hull's squared diagonal."""
+    """DIoU's penalty d²/c², 0..1: squared distance of the centers over the hull's squared diagonal."""
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
@@ -132,15 +132,15 @@ def eiou(a: Tensor, b: Tensor) -> Tensor:
 def siou(a: Tensor, b: Tensor) -> Tensor:
     """SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
 
-    The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (centre distance / hull's side)², is softened by
-    γ = 2 - Λ where the centres lie on a diagonal: Λ = sin 2α, α the angle of the line between them. The shape
+    The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (center distance / hull's side)², is softened by
+    γ = 2 - Λ where the centers lie on a diagonal: Λ = sin 2α, α the angle of the line between them. The shape
     cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger.
     """
     ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
     dx, dy = ax - bx, ay - by
-    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centres may be far nearer than a box is wide.
+    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centers may be far nearer than a box is wide.
     angle = 2 * (dx * dy).abs() / (dx.square() + dy.square()).clamp(min=_SMALLEST**2)
     gamma = 2 - angle
     apart = _rise(gamma * dx.square() / w.square().clamp(min=_SMALLEST)) + _rise(

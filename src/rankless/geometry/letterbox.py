@@ -1,6 +1,6 @@
-"""How a picture is placed on the network's input: one preprocessing for training, evaluation and prediction.
+"""How an image is placed on the network's input: one preprocessing for training, evaluation and prediction.
 
-The picture keeps its aspect, is resized (bilinear, antialiased, on uint8) and lies on grey 114. The resize
+The image keeps its aspect, is resized (bilinear, antialiased, on uint8) and lies on gray 114. The resize
 takes the scale itself, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly in both
 directions and a box loses nothing on the way.
 """
@@ -17,40 +17,40 @@ from torch import Tensor
 
 from rankless.structures import Letterbox
 
-GREY = 114
+GRAY = 114
 Fit = Literal["letterbox", "stretch"]
-_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed picture is then one row short
+_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed image is then one row short
 
 
 def letterbox(
     image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None
 ) -> tuple[Tensor, Letterbox]:
-    """The whole picture as large as it fits, in the middle of the input.
+    """The whole image as large as it fits, in the middle of the input.
 
     Args:
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
-        within: the (H, W) that the picture is made to fit, of which ``size`` leaves out grey; None is
+        within: the (H, W) that the image is made to fit, of which ``size`` leaves out gray; None is
             ``size``.
 
     Returns:
-        The input, uint8 (3, H, W), and where the picture lies on it. A picture of the right size is
+        The input, uint8 (3, H, W), and where the image lies on it. An image of the right size is
         returned as it is.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
-    return place(image, size, scale, *centred(height, width, size, scale))
+    return place(image, size, scale, *centerd(height, width, size, scale))
 
 
 def whole(
     image: Tensor, size: tuple[int, int], how: Fit, within: tuple[int, int] | None = None
 ) -> tuple[Tensor, Letterbox]:
-    """The whole picture on the input, as ``data.fit`` says: :func:`letterbox` or :func:`stretched`."""
+    """The whole image on the input, as ``data.fit`` says: :func:`letterbox` or :func:`stretched`."""
     return letterbox(image, size, within) if how == "letterbox" else stretched(image, size)
 
 
 def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
-    """The whole picture pulled to the input's size, whatever becomes of its aspect: Darknet's way.
+    """The whole image pulled to the input's size, whatever becomes of its aspect: Darknet's way.
 
     Args, returns: as for :func:`letterbox`.
     """
@@ -63,21 +63,21 @@ def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
-    """The largest scale at which a picture of ``height`` × ``width`` lies wholly on the input."""
+    """The largest scale at which an image of ``height`` × ``width`` lies wholly on the input."""
     return min(size[0] / height, size[1] / width)
 
 
-def centred(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """(left, top) of the scaled picture in the middle of the input, whole pixels; negative if larger."""
+def centerd(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
+    """(left, top) of the scaled image in the middle of the input, whole pixels; negative if larger."""
     return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
 def place(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
 ) -> tuple[Tensor, Letterbox]:
-    """The picture scaled and laid on the grey input with its corner at (left, top); what sticks out is cut.
+    """The image scaled and laid on the gray input with its corner at (left, top); what sticks out is cut.
 
-    The returned offsets differ by less than a pixel from those asked for where the picture sticks out on the
+    The returned offsets differ by less than a pixel from those asked for where the image sticks out on the
     left or the top: only the visible part is resized, and its corner is put on a whole pixel.
     """
     height, width = image.shape[-2:]
@@ -99,8 +99,8 @@ def visible_part(
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The last third of :func:`place`: a patch laid on the grey input, uint8 (3, H, W)."""
-    canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
+    """The last third of :func:`place`: a patch laid on the gray input, uint8 (3, H, W)."""
+    canvas = torch.full((3, *size), GRAY, dtype=torch.uint8)
     lay(canvas, patch, corner)
     return canvas
 
@@ -115,10 +115,10 @@ def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
 
 
 def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) -> Letterbox:
-    """The placement of a picture that was reduced while it was decoded, as a placement of its source.
+    """The placement of an image that was reduced while it was decoded, as a placement of its source.
 
     Args:
-        where: how the reduced picture lies on the input.
+        where: how the reduced image lies on the input.
         reduced: one of its pixels is so many of the source.
         source: (H, W) of the source in pixels; None if nothing was reduced.
     """
@@ -152,7 +152,7 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
     margin = 2 + math.ceil(1 / scale)
     first = max(0, math.floor(-offset / scale) - margin)
     last = min(side, math.ceil((input_side - offset) / scale) + margin)
-    # A shift can leave nothing of a small picture on the input: then one pixel is resized and cut away.
+    # A shift can leave nothing of a small image on the input: then one pixel is resized and cut away.
     first, last = min(first, side - 1), max(last, 1)
     return first, max(last, first + 1), round(offset + first * scale)
 

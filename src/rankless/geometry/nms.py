@@ -44,7 +44,7 @@ def nms(
         scores: (N,), of the dtype of ``boxes``.
         labels: class ids, (N,).
         kind: how alike two boxes are: ``iou``, or ``diou``, IoU - (d²/c²)^0.6 with the squared distance of
-            the centres and the hull's squared diagonal (Zheng et al., 2020; Darknet's ``greedynms``).
+            the centers and the hull's squared diagonal (Zheng et al., 2020; Darknet's ``greedynms``).
         threshold: a box is removed that is more like a better one than this.
         class_agnostic: … like one of any class, not only of its own.
 

@@ -1,7 +1,7 @@
-"""Prediction: from a run or a weights file and some pictures to annotated pictures and one JSON file.
+"""Prediction: from a run or a weights file and some images to annotated images and one JSON file.
 
-Pictures go the way that evaluation took, one at a time: what is found in a picture never depends on its
-neighbours. Boxes are in pixels of the picture as it is shown, i.e. after its EXIF rotation. Scoring lets one
+Images go the way that evaluation took, one at a time: what is found in an image never depends on its
+neighbors. Boxes are in pixels of the image as it is shown, i.e. after its EXIF rotation. Scoring lets one
 box carry several classes, as COCO's practice is; here it carries its best. What classifiers do otherwise is
 in :mod:`rankless.inference.predict_classify`.
 """
@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.images import image_file as pictures
+from rankless.data.images import image_file as samples
 from rankless.data.images.drawing import Mark, Rectangle, annotate
 from rankless.data.images.image_file import Decoded, Shown
 from rankless.errors import UserError, printable
@@ -37,19 +37,19 @@ from rankless.structures import DetectionItem
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
-MOST_SCENES = 10_000  # each becomes a picture in the output folder
+MOST_SCENES = 10_000  # each becomes an image in the output folder
 _SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
 _JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
 @dataclass(frozen=True)
-class PictureReport:
-    """What was found in one picture.
+class ImageReport:
+    """What was found in one image.
 
     Attributes:
-        source: the picture's path or scene.
-        annotated: the picture with its boxes drawn.
-        width, height: of the picture, in pixels.
+        source: the image's path or scene.
+        annotated: the image with its boxes drawn.
+        width, height: of the image, in pixels.
         detections: best first; ``box`` (xyxy in pixels), ``score``, ``label`` and ``name`` of each.
         classes: of a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
     """
@@ -67,41 +67,41 @@ class PredictionReport:
     """What :func:`predict` did.
 
     Attributes:
-        out: where the annotated pictures and ``predictions.json`` lie.
+        out: where the annotated images and ``predictions.json`` lie.
         weights: the weights file used.
-        pictures: one report per picture that could be read, in the order of the sources.
-        failed: source and reason of each picture that could not.
+        images: one report per image that could be read, in the order of the sources.
+        failed: source and reason of each image that could not.
     """
 
     out: Path
     weights: Path
-    pictures: list[PictureReport] = field(default_factory=list)
+    images: list[ImageReport] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if a picture could not be read."""
+        """0, or 1 if an image could not be read."""
         return 1 if self.failed else 0
 
     def predictions(self) -> list[dict[str, Any]]:
         """What ``predictions.json`` holds."""
         return [
             {
-                "source": picture.source,
-                "annotated": picture.annotated.name,
-                "width": picture.width,
-                "height": picture.height,
-                **({"classes": picture.classes} if picture.classes else {"detections": picture.detections}),
+                "source": sample.source,
+                "annotated": sample.annotated.name,
+                "width": sample.width,
+                "height": sample.height,
+                **({"classes": sample.classes} if sample.classes else {"detections": sample.detections}),
             }
-            for picture in self.pictures
+            for sample in self.images
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain data: pictures with what was found, and failures with their reasons."""
+        """The report as plain data: images with what was found, and failures with their reasons."""
         return {
             "weights": str(self.weights),
             "out": str(self.out),
-            "pictures": self.predictions(),
+            "images": self.predictions(),
             "failed": [{"source": source, "reason": reason} for source, reason in self.failed],
         }
 
@@ -115,13 +115,13 @@ def predict(
     device: str | None = None,
     force: bool = False,
 ) -> PredictionReport:
-    """Find objects in pictures, or what the pictures show.
+    """Find objects in images, or what the images show.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        sources: pictures, folders (searched with their subfolders), glob patterns, or built-in scenes as
+        sources: images, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
-        out: a folder for the annotated pictures and ``predictions.json``; made if need be. What an earlier
+        out: a folder for the annotated images and ``predictions.json``; made if need be. What an earlier
             call wrote there may be replaced; anything else stays (see :mod:`rankless.files.outputs`).
         confidence: what scores lower is left out, 0..1; not given it is 0.25 for detections, and of a
             classifier the best five stay.
@@ -129,8 +129,8 @@ def predict(
         force: replace other files in ``out``, too.
 
     Raises:
-        UserError: no weights, a source without pictures, an output folder that cannot be used, or files in it
-            that are not to be replaced; all of them, and nothing is changed then. A picture
+        UserError: no weights, a source without images, an output folder that cannot be used, or files in it
+            that are not to be replaced; all of them, and nothing is changed then. An image
             that cannot be read is no such fault: it is listed in the report and the others go on.
     """
     if confidence is not None and not 0 <= confidence <= 1:
@@ -148,25 +148,25 @@ def predict(
     for source, name in zip(found, names, strict=True):
         try:
             image, view = _read(source, finder)
-        except pictures.UnreadablePicture as error:
+        except samples.UnreadableImage as error:
             report.failed.append((source, error.reason))
             continue
         rows, marks = finder.find(view)
         height, width = image.shape[-2:]
         kinds = ([], rows) if isinstance(finder, ClassFinder) else (rows, [])
         _write_annotated(image, marks, outputs, out / name)
-        report.pictures.append(PictureReport(source, out / name, width, height, *kinds))
-    lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # a picture a line
+        report.images.append(ImageReport(source, out / name, width, height, *kinds))
+    lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # an image a line
     with outputs.writing(listing) as file:
         file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return report
 
 
 def find(sources: Sequence[str]) -> list[str]:
-    """Every picture that ``sources`` mean, in order, each once; a folder's pictures are sorted by path.
+    """Every image that ``sources`` mean, in order, each once; a folder's images are sorted by path.
 
     Raises:
-        UserError: sources that mean no picture, all of them.
+        UserError: sources that mean no image, all of them.
     """
     found: dict[str, str] = {}
     faults = []
@@ -178,7 +178,7 @@ def find(sources: Sequence[str]) -> list[str]:
             found.setdefault(os.path.realpath(match), match)
     if faults or not sources:
         raise UserError(
-            faults or "no pictures given; name files, folders, patterns or built-in scenes (digits:val:0-7)"
+            faults or "no images given; name files, folders, patterns or built-in scenes (digits:val:0-7)"
         )
     return list(found.values())
 
@@ -198,37 +198,37 @@ def _expand(source: str) -> Iterator[str]:
         for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too
             if Path(match).is_dir():
                 yield from _in_folder(Path(match))
-            elif Path(match).suffix.lower() in pictures.EXTENSIONS:
+            elif Path(match).suffix.lower() in samples.EXTENSIONS:
                 yield match
 
 
 def _in_folder(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in pictures.EXTENSIONS)
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in samples.EXTENSIONS)
     return sorted(str(path) for path in paths if path.is_file())
 
 
 def _nothing(source: str) -> str:
     if Path(source).is_dir():
-        kinds = ", ".join(sorted(pictures.EXTENSIONS))
-        return f"'{source}': no pictures in this folder or below (looked for {kinds})"
+        kinds = ", ".join(sorted(samples.EXTENSIONS))
+        return f"'{source}': no images in this folder or below (looked for {kinds})"
     if source.startswith("digits:"):
         return (
             f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7, "
             f"at most {MOST_SCENES:,} at a time"
         )
     if glob.has_magic(source):
-        return f"'{source}': no picture matches this pattern"
+        return f"'{source}': no image matches this pattern"
     return f"'{source}': no such file or folder"
 
 
 def _output_names(found: Sequence[str], out: Path) -> list[str]:
-    """A file name for each annotated picture: PNG except for JPEG; ``-2``, ``-3`` … where two are alike."""
+    """A file name for each annotated image: PNG except for JPEG; ``-2``, ``-3`` … where two are alike."""
     folder = Path(os.path.realpath(out))
     inside = [source for source in found if folder in Path(os.path.realpath(source)).parents]
     if inside:
         raise UserError(
-            f"'{inside[0]}' ({len(inside)} of the pictures) lies in the output folder {out}, where annotated "
-            "pictures would replace it or be taken for sources; give another folder with --out"
+            f"'{inside[0]}' ({len(inside)} of the images) lies in the output folder {out}, where annotated "
+            "images would replace it or be taken for sources; give another folder with --out"
         )
     taken: set[str] = set()
     names = []
@@ -280,10 +280,10 @@ class _DetectionFinder:
         """A scene of the built-in data, uint8 (3, H, W)."""
         # As in training: validation scenes are every seed's.
         seed = self.task.recipe.seed if split == "train" else 0
-        return DigitScenes(split, index + 1, seed, SCENE_SIZE).picture(index).image
+        return DigitScenes(split, index + 1, seed, SCENE_SIZE).sample(index).image
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """What is in a picture, in its own pixels, and what to draw on it; each box with its best class."""
+        """What is in an image, in its own pixels, and what to draw on it; each box with its best class."""
         placed, where = whole(view.image, self.task.size, self.task.recipe.data.fit)
         where = in_source(where, view.reduced, view.source)
         item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
@@ -311,7 +311,7 @@ class _DetectionFinder:
 def _finder(
     loaded: weights.Weights, confidence: float | None, place: torch.device, source: str
 ) -> _DetectionFinder | ClassFinder:
-    """What finds things in pictures as the weights' task does."""
+    """What finds things in images as the weights' task does."""
     if loaded.recipe.task == "detect":
         return _DetectionFinder(loaded, confidence, place, source)
     if loaded.recipe.task == "classify":
@@ -323,23 +323,23 @@ def _finder(
 
 
 def _read(source: str, finder: _DetectionFinder | ClassFinder) -> tuple[Tensor, Decoded]:
-    """The whole picture to draw on, uint8 (3, H, W), and as the network gets it: reduced as in training."""
+    """The whole image to draw on, uint8 (3, H, W), and as the network gets it: reduced as in training."""
     scene = _SCENES.fullmatch(source)
     if scene is None or Path(source).exists():
-        image = pictures.read(Path(source))
+        image = samples.read(Path(source))
         height, width = image.shape[-2:]
         if finder.shown.reduction(height, width) > 1:
-            return image, pictures.read_for(Path(source), finder.shown)
+            return image, samples.read_for(Path(source), finder.shown)
     else:
         image = finder.scene(scene[1], int(scene[2]))
     return image, Decoded(image, 1, (image.shape[1], image.shape[2]))
 
 
 def _write_annotated(image: Tensor, marks: Sequence[Mark], outputs: Outputs, path: Path) -> None:
-    """Draw and write one picture."""
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    """Draw and write one image."""
+    sample = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     kind: dict[str, Any] = {"format": "PNG"}
     if path.suffix.lower() in _JPEG:
         kind = {"format": "JPEG", "quality": 92}
     with outputs.writing(path, durable=False) as file:
-        annotate(picture, marks).save(file, **kind)
+        annotate(sample, marks).save(file, **kind)

@@ -1,4 +1,4 @@
-"""What a trained classifier says of a picture: its best five classes, the first drawn as a caption."""
+"""What a trained classifier says of an image: its best five classes, the first drawn as a caption."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankless.data.datasets.builtin_digits import DigitPictures
+from rankless.data.datasets.builtin_digits import DigitImages
 from rankless.data.datasets.classification_input import shown_as
 from rankless.data.images.drawing import Mark
-from rankless.data.images.image_file import Decoded, UnreadablePicture
+from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.models.checkpoints import weights
 from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
@@ -46,16 +46,16 @@ class ClassFinder:
         """A digit of the built-in data, uint8 (3, H, W).
 
         Raises:
-            UnreadablePicture: there are not so many.
+            UnreadableImage: there are not so many.
         """
-        digits = DigitPictures(split)
+        digits = DigitImages(split)
         if index >= len(digits):
             reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
-            raise UnreadablePicture(f"digits:{split}:{index}", reason)
+            raise UnreadableImage(f"digits:{split}:{index}", reason)
         return digits.image(index)
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """The best classes of a picture, the likeliest first, and its caption."""
+        """The best classes of an image, the likeliest first, and its caption."""
         batch = self.task.collate([self.task.item(view.image)])
         with torch.inference_mode():
             (found,) = self.task.predict(self.model, batch.to(self.place))

@@ -96,7 +96,7 @@ def import_weights(
         names: a file of class names: one per line, or a JSON list. Without it they are "0", "1" …
         classes: how many, where no names are given; read off the checkpoint's head if neither is.
         key: the entry of the checkpoint that holds the weights; chosen if not given.
-        partial: take what fits and leave the rest as the model is initialised by the recipe's seed.
+        partial: take what fits and leave the rest as the model is initialized by the recipe's seed.
         by_order: take the tensors one after another, whatever they are called.
         overrides: ``key=value`` for the recipe that is written with the weights.
         force: replace an existing ``out``.
@@ -144,7 +144,7 @@ def import_weights(
 
 
 def build_any(recipe: Recipe, classes: int) -> nn.Module:
-    """The recipe's model on the CPU, initialised by the recipe's seed, as a training begins with it.
+    """The recipe's model on the CPU, initialized by the recipe's seed, as a training begins with it.
 
     Raises:
         UserError: there is no such model, or it cannot be made so.
@@ -208,7 +208,7 @@ def _from_darknet(
     found = read_weights(source, network)
     facts.append(
         f"{source}: Darknet's weights, {found.filled} of the network's {found.convolutions} convolutions, "
-        f"trained on {found.seen:,} pictures"
+        f"trained on {found.seen:,} images"
     )
     state = dict(found.state)
     for name in found.state:

@@ -42,7 +42,7 @@ class Job:
     recipe: str
     logs: str
     run: str = ""
-    rehearse: int = 0
+    dry_run_steps: int = 0
     weights: str = ""
     launched: dict[str, Any] = field(default_factory=dict)
 

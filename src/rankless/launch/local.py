@@ -64,7 +64,7 @@ def train(
     task: type | str | None = None,
     devices: int | None = None,
     resume: bool = False,
-    rehearse: int = 0,
+    dry_run_steps: int = 0,
     traces: Path | None = None,
 ) -> int:
     """Train on this machine and say how it went.
@@ -104,14 +104,14 @@ def train(
             raise UserError(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
             ) from error
-        if not rehearse:
+        if not dry_run_steps:
             say(f"training in {run} on {_named(ranks)}, {recipe.precision}", file=sys.stdout)
         job = Job(
             "train",
             to_json(recipe),
             str(directory.logs),
             run=str(run),
-            rehearse=rehearse,
+            dry_run_steps=dry_run_steps,
             launched={
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "command": shlex.join(sys.argv),
@@ -122,7 +122,7 @@ def train(
         except UserError as error:
             record_error(directory, error.faults)
             raise
-        return _told(ending, directory, quiet=bool(rehearse))
+        return _told(ending, directory, quiet=bool(dry_run_steps))
 
 
 def evaluate(
@@ -252,7 +252,7 @@ def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
 def _next(run: RunDirectory) -> str:
     task = load(run.recipe).task
     if task in BUILT_IN:
-        return f"rankless predict {run.path} PICTURES"
+        return f"rankless predict {run.path} IMAGES"
     return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
 
 

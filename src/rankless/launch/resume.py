@@ -149,12 +149,12 @@ def _state(run: RunDirectory) -> dict[str, Any]:
 
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
     """Raise if the recipe ends before the step that the run has reached."""
-    step, pictures = run.pointed("last"), _state(run).get("pictures")
-    if type(pictures) is not int or pictures < 1:
+    step, samples = run.pointed("last"), _state(run).get("images")
+    if type(samples) is not int or samples < 1:
         return
-    steps = -(-recipe.epochs * pictures // recipe.batch.images)
+    steps = -(-recipe.epochs * samples // recipe.batch.images)
     if step and steps < step:
         raise UserError(
-            f"{run.path} has done {step} steps, which is epoch {step * recipe.batch.images / pictures:.2f}; "
+            f"{run.path} has done {step} steps, which is epoch {step * recipe.batch.images / samples:.2f}; "
             f"'epochs' is {recipe.epochs}, which ends after step {steps}: expected more epochs than are done"
         )

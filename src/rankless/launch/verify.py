@@ -62,8 +62,8 @@ class VerifyReport:
 def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[str], None]) -> VerifyReport:
     """Train the first steps of a recipe with each number of ranks and compare every tensor after every step.
 
-    Compared are the weights, the running statistics, the average, the optimiser's state and the scores of two
-    evaluations of a few pictures; and the ranks of one world with each other.
+    Compared are the weights, the running statistics, the average, the optimizer's state and the scores of two
+    evaluations of a few images; and the ranks of one world with each other.
 
     Args:
         recipe: any; nothing of it is changed.
@@ -106,7 +106,7 @@ def _world(
 ) -> tuple[WorldResult, list[dict[str, Any]]]:
     """Train with ``world`` ranks and compare with the first world's trace."""
     run = RunDirectory(folder / "run")
-    code = local.train(recipe, run.path, devices=world, resume=False, rehearse=steps, traces=folder)
+    code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
     if code or last is None:
         raise UserError(f"world size {world} did not get to the end (code {code})")

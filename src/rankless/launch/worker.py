@@ -128,7 +128,7 @@ def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
 
 
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
-    from rankless.engine.loop import Rehearsal, train
+    from rankless.engine.loop import DryRun, train
     from rankless.engine.settings import computes_like
     from rankless.engine.trace import Trace
     from rankless.recipe.load import from_json
@@ -136,7 +136,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
 
     recipe = from_json(job.recipe)
     with computes_like(recipe), join(_meeting()) as world:
-        trace = Trace(place.parent / f"trace-{world.rank}.jsonl") if job.rehearse else None
+        trace = Trace(place.parent / f"trace-{world.rank}.jsonl") if job.dry_run_steps else None
         finished = train(
             recipe,
             RunDirectory(Path(job.run)),
@@ -144,7 +144,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             resume=True,  # a launcher that begins a run has seen that it holds no checkpoint
             launched=job.launched,
             stop=stop,
-            rehearsal=Rehearsal(job.rehearse) if job.rehearse else None,
+            dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
             observe=trace,
         )
         world.barrier()

@@ -1,6 +1,6 @@
-"""The losses of classifiers, summed over the pictures of a micro-batch: cross-entropy and focal loss.
+"""The losses of classifiers, summed over the images of a micro-batch: cross-entropy and focal loss.
 
-Targets are shares of the classes, so that mixed pictures need no case of their own. All is computed in
+Targets are shares of the classes, so that mixed images need no case of their own. All is computed in
 float32, whatever the precision of the network.
 """
 
@@ -28,9 +28,9 @@ class ClassificationLoss:
     """Which loss, and its numbers.
 
     Attributes:
-        name: ``cross-entropy``, or ``focal``: each picture's cross-entropy times (1 - p)^γ, p being the
+        name: ``cross-entropy``, or ``focal``: each image's cross-entropy times (1 - p)^γ, p being the
             probability of what is right (Lin et al., "Focal Loss for Dense Object Detection", 2017, over a
-            softmax); of a mixed picture the mean probability of its classes, weighted by their shares.
+            softmax); of a mixed image the mean probability of its classes, weighted by their shares.
         gamma: γ.
         smoothing: ε of the label smoothing, y (1 - ε) + ε / C (Szegedy et al., 2016).
         class_weights: factor of each class, length C; None is 1 for all.
@@ -49,7 +49,7 @@ class ClassificationLoss:
             targets: share of each class, each row sums to 1, (B, C).
 
         Returns:
-            The sum over the pictures, and what to divide it by: their number, or with class weights the sum
+            The sum over the images, and what to divide it by: their number, or with class weights the sum
             of the weights of what is right, so that the mean over a batch is that of torch's
             ``CrossEntropyLoss``.
         """
@@ -75,7 +75,7 @@ def from_recipe(loss: schema.Loss, counts: Sequence[int]) -> ClassificationLoss:
 
     Args:
         loss: the recipe's part.
-        counts: training pictures of each class, length C.
+        counts: training images of each class, length C.
 
     Raises:
         UserError: settings that only detectors have, and weights that do not fit the classes: all of them.
@@ -127,7 +127,7 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
         empty = [label for label, count in enumerate(counts) if not count]
         told = ", ".join(map(str, empty[:8])) + (", …" if len(empty) > 8 else "")
         sentence = (
-            f"loss.class_weights is 'balanced', but {len(empty)} classes have no training pictures ({told}): "
+            f"loss.class_weights is 'balanced', but {len(empty)} classes have no training images ({told}): "
             "add some, or give a list of weights."
         )
         return [sentence] if empty else []

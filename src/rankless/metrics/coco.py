@@ -1,4 +1,4 @@
-"""COCO's box metric, computed by faster-coco-eval on ground truth in the pixels of the source pictures.
+"""COCO's box metric, computed by faster-coco-eval on ground truth in the pixels of the source images.
 
 AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
 (Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and cocoapi).
@@ -21,15 +21,15 @@ if TYPE_CHECKING:  # it brings OpenCV; no process needs that before it scores
 
 _LOWEST_IOU = 0.5 - 1e-6  # of those scored; a hair less, because the evaluator's rounding is its own
 _NO_AREA = -1.0  # in none of the ranges below
-_MOST = (1, 10, 100)  # detections of a class in a picture
+_MOST = (1, 10, 100)  # detections of a class in an image
 _AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
 
 
 class Truth(NamedTuple):
-    """Ground truth of one picture.
+    """Ground truth of one image.
 
     Attributes:
-        boxes: xyxy in pixels of the source picture, (N, 4).
+        boxes: xyxy in pixels of the source image, (N, 4).
         labels: class ids, (N,).
         crowd: true where a box marks a group: detections in it count neither way, (N,).
         areas: pixels of the object, by which it is small, medium or large, (N,). Where NaN or
@@ -53,22 +53,22 @@ def coco_scores(
     """Score the detections of a whole data set.
 
     Args:
-        detections: one per picture, in the order of ``truths``; each picture exactly once. As in pycocotools
-            the best 100 of each class in each picture count.
-        truths: :class:`Truth` or ``(boxes, labels)`` per picture.
+        detections: one per image, in the order of ``truths``; each image exactly once. As in pycocotools
+            the best 100 of each class in each image count.
+        truths: :class:`Truth` or ``(boxes, labels)`` per image.
         class_names: a name per class id.
 
     Returns:
         COCO's twelve numbers: ``AP``, ``AP50``, ``AP75``, and of small, medium and large objects ``APs``,
         ``APm``, ``APl``; the recalls ``AR1``, ``AR10``, ``AR100`` of so many detections of a class in a
-        picture, and of 100 ``ARs``, ``ARm``, ``ARl``. And ``per_class``: a name to its ``AP`` and ``AP50``.
+        image, and of 100 ``ARs``, ``ARm``, ``ARl``. And ``per_class``: a name to its ``AP`` and ``AP50``.
         Each is in 0..1, or None where there is no truth to find.
 
     Raises:
         ValueError: lists of unequal length, or a label without a name.
     """
     if len(detections) != len(truths):
-        raise ValueError(f"{len(detections)} predictions for {len(truths)} pictures")
+        raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
     classes = len(class_names)
     pairs = zip(truths, detections, strict=True)
     truth_rows = [
@@ -156,11 +156,11 @@ def _found_rows(image: int, found: Detections, classes: int) -> list[dict[str, A
 
 
 def _rows(image: int, boxes: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
-    """COCO's annotations: box as x, y, width, height; picture and category count from 1."""
+    """COCO's annotations: box as x, y, width, height; image and category count from 1."""
     rows = []
     for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
         if not 0 <= label < classes:
-            raise ValueError(f"picture {image - 1}: label {label}, but there are {classes} class names")
+            raise ValueError(f"image {image - 1}: label {label}, but there are {classes} class names")
         box = [x1, y1, x2 - x1, y2 - y1]
         area = box[2] * box[3]
         rows.append({"image_id": image, "category_id": label + 1, "bbox": box, "area": area, "iscrowd": 0})

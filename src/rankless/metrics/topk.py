@@ -29,7 +29,7 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     Returns:
         ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth, None if that
         is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``: a
-        name to its ``precision``, ``recall``, ``f1`` and ``support`` (how many pictures); and ``confusion``,
+        name to its ``precision``, ``recall``, ``f1`` and ``support`` (how many images); and ``confusion``,
         (C, C): row = truth, column = prediction. A class that is never predicted has precision 0; one that
         never occurs has neither recall nor F1, which are None.
 

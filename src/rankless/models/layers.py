@@ -47,7 +47,7 @@ def _ramp(x: Tensor) -> Tensor:
     return x.relu() + 0.1 * x
 
 
-# In place where the gradient can be had from the result: the normalised map is then not kept twice.
+# In place where the gradient can be had from the result: the normalized map is then not kept twice.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "leaky": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
     "relu": lambda: nn.ReLU(inplace=True),
@@ -147,14 +147,14 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 
 
 class Involution(nn.Module):
-    """Involution: each pixel weighs its neighbours by a kernel that is made from the pixel itself.
+    """Involution: each pixel weighs its neighbors by a kernel that is made from the pixel itself.
 
     A 1×1 convolution to C/4 with batch norm and ReLU, one more to size² numbers per group, and the weighted
-    sum of the neighbourhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
+    sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
     Args:
         channels: of input and output.
-        size: odd side of the neighbourhood in pixels.
+        size: odd side of the neighborhood in pixels.
         momentum: of the batch norm's running statistics, in PyTorch's sense.
     """
 

@@ -24,7 +24,7 @@ class Listed:
         classes: that it tells apart here.
         size: (height, width) of its input in pixels.
         parameters: that are learnt.
-        gflops: 10⁹ operations of one picture, two for each multiplication with its addition.
+        gflops: 10⁹ operations of one image, two for each multiplication with its addition.
         source: where it comes from.
     """
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 from rankless.models.darknet.network import (
     DETECTOR_CHANNELS,
     IMAGE,
+    AnchorFree,
     Conv,
     Dropout,
-    Free,
     Involution,
     Layer,
     Multiply,
@@ -64,7 +64,7 @@ def with_activation(network: Network, activation: Activation) -> Network:
         if isinstance(layer, Conv):
             plain = not layer.norm or layer.activation == "linear"
             return layer if plain else replace(layer, activation=activation)
-        return replace(layer, activation=activation) if isinstance(layer, Free) else layer
+        return replace(layer, activation=activation) if isinstance(layer, AnchorFree) else layer
 
     return _each(network, changed)
 
@@ -84,12 +84,12 @@ def with_involution(network: Network, size: int) -> Network:
 def with_dropout(network: Network, share: float) -> Network:
     """Dropout of whole channels before the last convolutions of each head."""
     network = _each(
-        network, lambda layer: replace(layer, dropout=share) if isinstance(layer, Free) else layer
+        network, lambda layer: replace(layer, dropout=share) if isinstance(layer, AnchorFree) else layer
     )
     return _insert(network, {n: (Dropout(share, whole=True), "dropout") for n in network.predictors()})
 
 
-def with_free_heads(network: Network, bins: int) -> Network:
+def with_anchor_free_heads(network: Network, bins: int) -> Network:
     """Anchor-free heads in place of the others; the 3×3 convolution that only led to a head goes with it."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
@@ -99,7 +99,7 @@ def with_free_heads(network: Network, bins: int) -> Network:
             entrance in network.inputs(other) for other in range(len(network.layers)) if other != entrance + 1
         )
         dropped |= {number - 1} if read_elsewhere else set(range(entrance, number))
-        renamed[number] = (Free(bins), f"{network.names[number]}-free")
+        renamed[number] = (AnchorFree(bins), f"{network.names[number]}-free")
     kept = [number for number in range(len(network.layers)) if number not in dropped]
     place = {number: new for new, number in enumerate(kept)}
     # What a head put out is what it read: `[route] layers = -4` then means the layer before the head.

@@ -16,10 +16,10 @@ from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.layers import BATCH_NORM_MOMENTUM
 from rankless.models.reshape import (
     with_activation,
+    with_anchor_free_heads,
     with_anchors,
     with_classes,
     with_dropout,
-    with_free_heads,
     with_involution,
     with_width,
 )
@@ -105,7 +105,7 @@ def network(model: schema.Model, classes: int) -> Network:
     if model.involution:
         made = with_involution(made, model.involution)
     if free:
-        made = with_free_heads(made, model.dfl)
+        made = with_anchor_free_heads(made, model.dfl)
     if model.activation != "auto":
         made = with_activation(made, model.activation)
     return with_dropout(made, model.dropout) if model.dropout else made
@@ -132,7 +132,7 @@ def _check(model: schema.Model, made: Network, free: bool) -> None:
 
 
 def build(model: schema.Model, classes: int, momentum: float = BATCH_NORM_MOMENTUM) -> DetectionModel:
-    """A freshly initialised detector on the CPU, drawn from torch's global generator.
+    """A freshly initialized detector on the CPU, drawn from torch's global generator.
 
     Args:
         model: the recipe's part.

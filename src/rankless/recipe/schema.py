@@ -25,7 +25,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
 Seed = Annotated[int, Field(ge=0, le=10**40)]
-Pictures = Annotated[int, Field(ge=1, le=10_000_000)]
+Images = Annotated[int, Field(ge=1, le=10_000_000)]
 Side = Annotated[int, Field(ge=8, le=16_384)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
 Factor = Annotated[float, Field(ge=0, le=1000)]
@@ -71,7 +71,7 @@ class Densenet:
         growth: channels that each layer adds.
         compression: share of the channels that a transition keeps.
         bottleneck: a 1×1 convolution before each 3×3.
-        stem: ``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for pictures of some 32 pixels).
+        stem: ``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of some 32 pixels).
         separable: depthwise-separable 3×3 convolutions.
     """
 
@@ -121,7 +121,7 @@ class Model:
 
 @dataclass(frozen=True, config=_config)
 class Augment:
-    """How training pictures are varied; a preset's name, or keys. Zero switches a part off.
+    """How training images are varied; a preset's name, or keys. Zero switches a part off.
 
     Attributes:
         preset: values for the keys that are not given; ``light`` is the defaults. Recorded are the values.
@@ -133,11 +133,11 @@ class Augment:
         translate: largest shift, as a share of the input's side.
         rotate, shear: largest turn and slant, in degrees.
         perspective: largest shift of the input's corners, as a share of its side.
-        mosaic: chance that four pictures share one input (detection).
+        mosaic: chance that four images share one input (detection).
         close_mosaic: the last so many epochs are without mosaic, mixup, cutmix and copy-paste.
-        partners: where mosaic, mixup and copy-paste find the other pictures: in the whole ``data``, or in the
-            same micro-``batch``, of which each picture is then decoded once (detection).
-        copy_paste: chance that objects of another picture are pasted into this one (detection).
+        partners: where mosaic, mixup and copy-paste find the other images: in the whole ``data``, or in the
+            same micro-``batch``, of which each image is then decoded once (detection).
+        copy_paste: chance that objects of another image are pasted into this one (detection).
         crop: smallest share of the area that a random crop keeps; 1 crops nothing. In detection a crop cuts
             no box.
         blur: chance of a Gaussian blur.
@@ -145,9 +145,9 @@ class Augment:
         jpeg: chance of the traces of strong JPEG compression.
         policy: a series of random operations (classification).
         erase: chance that a rectangle is erased (classification).
-        mixup: α of the Beta distribution by which two pictures are blended; 0 switches it off.
+        mixup: α of the Beta distribution by which two images are blended; 0 switches it off.
         cutmix: the same, of one that is pasted into the other (classification).
-        mixup_chance: share of the pictures that mixup and cutmix touch.
+        mixup_chance: share of the images that mixup and cutmix touch.
     """
 
     preset: InitVar[Preset] = "light"
@@ -186,23 +186,23 @@ class Augment:
 
 @dataclass(frozen=True, config=_config)
 class Data:
-    """The pictures.
+    """The images.
 
     Attributes:
         root: ``digits`` (built in), a folder, or a file such as a ``data.yaml``.
-        format: of the data; ``auto`` recognises it.
+        format: of the data; ``auto`` recognizes it.
         train, val: names of the splits trained and scored on.
-        fit: how a picture comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input,
+        fit: how an image comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input,
             as Darknet does unless told otherwise.
-        detail: a picture is halved while it is decoded, once or several times, as long as it stays so many
+        detail: an image is halved while it is decoded, once or several times, as long as it stays so many
             times as large as the input shows it; 0 never halves.
         multi_scale: every few steps the input's size is drawn anew, from ``1 / (1 + x)`` to ``1 + x`` times
             ``model.image_size`` (detection).
         multi_scale_every: so many steps.
-        cache: where decoded pictures are kept: nowhere, in memory, or on the disk. No number depends on it.
-        max_bad: more than this share of unreadable pictures ends a run.
+        cache: where decoded images are kept: nowhere, in memory, or on the disk. No number depends on it.
+        max_bad: more than this share of unreadable images ends a run.
         train_images, val_images: how many scenes the built-in data has; other data brings its own number.
-        augment: how training pictures are varied.
+        augment: how training images are varied.
     """
 
     root: Name = "digits"
@@ -215,18 +215,18 @@ class Data:
     multi_scale_every: Count = 10
     cache: Literal["none", "ram", "disk"] = "none"
     max_bad: Fraction = 0.01
-    train_images: Pictures = 4096
-    val_images: Pictures = 256
+    train_images: Images = 4096
+    val_images: Images = 256
     augment: Augment = field(default_factory=Augment)
 
 
 @dataclass(frozen=True, config=_config)
 class Batch:
-    """One step's pictures: ``images`` of them, worked through ``micro`` at a time.
+    """One step's images: ``images`` of them, worked through ``micro`` at a time.
 
     Attributes:
         images: the global batch, whatever the number of devices.
-        micro: pictures in one micro-batch; divides ``images``.
+        micro: images in one micro-batch; divides ``images``.
     """
 
     images: Annotated[int, Field(ge=1, le=1 << 20)] = 64
@@ -261,7 +261,7 @@ class Loss:
         name: which loss; ``anchor-free``, ``yolov3`` and ``yolov4`` are of detectors, ``cross-entropy`` and
             ``focal`` of classifiers.
         box, objectness, classes: factors on a detector's parts.
-        box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of centre and size.
+        box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of center and size.
         objectness_loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU.
         gamma: exponent of the focal losses.
         alpha: the focal losses' weight of what is there; what is not there weighs 1 - alpha. ``none``
@@ -273,7 +273,7 @@ class Loss:
         dfl: factor on the distribution focal loss.
         smoothing: label smoothing of the classes.
         class_weights: factor of each class (classification), or ``balanced``, in inverse proportion to their
-            number of training pictures.
+            number of training images.
     """
 
     name: Literal["auto", "yolov3", "yolov4", "anchor-free", "cross-entropy", "focal"] = "auto"
@@ -294,7 +294,7 @@ class Loss:
 
 @dataclass(frozen=True, config=_config)
 class Optim:
-    """The optimiser.
+    """The optimizer.
 
     Attributes:
         name: ``sgd`` (with momentum) or ``adamw``.
@@ -388,9 +388,9 @@ class Evaluate:
         iou: NMS removes a detection that overlaps a better one of its class by more.
         class_agnostic: … of any class.
         multi_label: one box may carry several classes, as COCO's practice is; else its best.
-        detections: at most so many per picture.
-        rectangular: pictures of like aspect form a batch, whose input is no larger than they need.
-        tta: test-time augmentation: each picture is also seen mirrored (``flip``), and in three sizes too
+        detections: at most so many per image.
+        rectangular: images of like aspect form a batch, whose input is no larger than they need.
+        tta: test-time augmentation: each image is also seen mirrored (``flip``), and in three sizes too
             (``full``).
     """
 
@@ -425,7 +425,7 @@ class Recipe:
     Attributes:
         task: ``detect``, ``classify``, or for a task of your own ``package.module:Class`` or
             ``file.py:Class``.
-        epochs: passes over the training pictures.
+        epochs: passes over the training images.
         seed: keys all chance.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
             (fp16 on older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the

@@ -88,7 +88,7 @@ def _read_data(recipe: Recipe) -> None:
             continue
         if recipe.task == "detect" and found.has_boxes and not len(found.boxes):
             faults.append(
-                f"{data.root}: not one of the {len(found)} pictures of the split '{split}' has a box that "
+                f"{data.root}: not one of the {len(found)} images of the split '{split}' has a box that "
                 f"can be used; see what is wrong with: rankless data check {data.root}"
             )
     if faults:

@@ -20,7 +20,7 @@ _METHODS = {
     "evaluation_data": "evaluation_data(self) returns what to score on, with __len__ and item(index, epoch)",
     "collate": "collate(self, items) makes a batch of a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
-    "predict": "predict(self, model, batch) returns a list with a prediction for each picture",
+    "predict": "predict(self, model, batch) returns a list with a prediction for each image",
     "score": "score(self, predictions) returns a dict of scores",
 }
 _ATTRIBUTES = {
@@ -80,21 +80,21 @@ def check_data(task: Any, method: str, data: Any) -> None:
             f"expected: {_METHODS[method]}"
         )
     if len(data) < 1:
-        raise UserError(f"{method}() of {_named(task)} has no pictures; expected at least one")
+        raise UserError(f"{method}() of {_named(task)} has no images; expected at least one")
 
 
-def check_order(task: Any, order: Any, pictures: int) -> None:
-    """``evaluation_order()`` names every picture once.
+def check_order(task: Any, order: Any, images: int) -> None:
+    """``evaluation_order()`` names every image once.
 
     Raises:
         UserError: it does not.
     """
-    fits = isinstance(order, np.ndarray) and order.shape == (pictures,) and order.dtype == np.int64
-    if not fits or not np.array_equal(np.sort(order), np.arange(pictures)):
+    fits = isinstance(order, np.ndarray) and order.shape == (images,) and order.dtype == np.int64
+    if not fits or not np.array_equal(np.sort(order), np.arange(images)):
         found = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
         raise UserError(
             f"evaluation_order() of the evaluation data of {_named(task)} gave {found}; expected None, or an "
-            f"int64 array with each of the numbers 0 to {pictures - 1} once"
+            f"int64 array with each of the numbers 0 to {images - 1} once"
         )
 
 
@@ -138,7 +138,7 @@ def check_loss(task: Any, loss: Any) -> None:
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(
             f"{who} gave {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
-            "pictures of the batch, and what the sum is to be divided by, such as the number of pictures"
+            "images of the batch, and what the sum is to be divided by, such as the number of images"
         )
     faults = []
     if not _is_scalar(loss.sum):
@@ -162,17 +162,17 @@ def check_loss(task: Any, loss: Any) -> None:
         raise UserError(faults)
 
 
-def check_predictions(task: Any, predictions: Any, pictures: int) -> None:
-    """There is one prediction per picture.
+def check_predictions(task: Any, predictions: Any, images: int) -> None:
+    """There is one prediction per image.
 
     Raises:
         UserError: there is not.
     """
-    if not isinstance(predictions, list) or len(predictions) != pictures:
+    if not isinstance(predictions, list) or len(predictions) != images:
         found = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
         raise UserError(
-            f"predict() of {_named(task)} gave {found} for a batch of {pictures}; expected a list with one "
-            "prediction for each picture"
+            f"predict() of {_named(task)} gave {found} for a batch of {images}; expected a list with one "
+            "prediction for each image"
         )
 
 

@@ -1,4 +1,4 @@
-"""Classification: a network, its loss, what it takes a picture for, and how often that is right."""
+"""Classification: a network, its loss, what it takes an image for, and how often that is right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
-from rankless.data.datasets.classification import ClassificationExamples, collate, open_pictures
+from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.datasets.classification_input import place
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
@@ -41,21 +41,21 @@ class Classify:
         if not class_names:
             refuse_without_effect(recipe, "classify")
         if class_names is None:
-            self.class_names = tuple(self._training.pictures.class_names)
+            self.class_names = tuple(self._training.images.class_names)
             _ = self._loss  # its faults are told now, not when the first step is taken
         else:
             self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
-        """The bare model on the CPU, freshly initialised from torch's global generator."""
+        """The bare model on the CPU, freshly initialized from torch's global generator."""
         return build_classifier(self.recipe.model, len(self.class_names))
 
     def training_data(self) -> ClassificationExamples:
-        """The training pictures, varied as the recipe says."""
+        """The training images, varied as the recipe says."""
         return self._training
 
     def evaluation_data(self) -> ClassificationExamples:
-        """The validation pictures, placed as in prediction and not varied."""
+        """The validation images, placed as in prediction and not varied."""
         return self._evaluation
 
     def collate(self, items: Sequence[ClassificationItem]) -> ClassificationBatch:
@@ -63,12 +63,12 @@ class Classify:
         return collate(items)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> LossSum:
-        """The loss of one micro-batch, summed over its pictures."""
+        """The loss of one micro-batch, summed over its images."""
         return self._loss(model(self.network_input(batch.images)), batch.targets)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: ClassificationBatch) -> list[Classification]:
-        """What the model takes each picture of the batch for."""
+        """What the model takes each image of the batch for."""
         images = self.network_input(batch.images)
         views = [model(seen(images, view)).float().log_softmax(1) for view in VIEWS[self.recipe.evaluate.tta]]
         # The mean of the probabilities; of one view they are its own, bit for bit.
@@ -81,16 +81,16 @@ class Classify:
         ]
 
     def score(self, predictions: Sequence[Classification]) -> Scores:
-        """Top-1 and more of the predictions of the whole evaluation data, in the order of its pictures.
+        """Top-1 and more of the predictions of the whole evaluation data, in the order of its images.
 
-        Pictures that could not be read are left out.
+        Images that could not be read are left out.
         """
         logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
         readable = torch.tensor([not prediction.unreadable for prediction in predictions])
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
-        """A picture to predict, uint8 (3, h, w), placed as in evaluation; its target is empty."""
+        """An image to predict, uint8 (3, h, w), placed as in evaluation; its target is empty."""
         placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
         return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
 
@@ -101,21 +101,21 @@ class Classify:
 
     @cached_property
     def _training(self) -> ClassificationExamples:
-        return self._examples(self.recipe.data.train, varied=True)
+        return self._examples(self.recipe.data.train, augmented=True)
 
     @cached_property
     def _evaluation(self) -> ClassificationExamples:
-        return self._examples(self.recipe.data.val, varied=False)
+        return self._examples(self.recipe.data.val, augmented=False)
 
     @cached_property
     def _loss(self) -> ClassificationLoss:
         counts = self._training.labels().bincount(minlength=len(self.class_names))
         return from_recipe(self.recipe.loss, counts.tolist())
 
-    def _examples(self, split: str, *, varied: bool) -> ClassificationExamples:
+    def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = self.recipe.data
         # Labels mean what the model's outputs mean; the training data says what that is.
-        pictures = open_pictures(
+        samples = open_images(
             data.root,
             split,
             getattr(self, "class_names", None),
@@ -124,11 +124,11 @@ class Classify:
         )
         recipe = self.recipe
         return ClassificationExamples(
-            pictures,
+            samples,
             self.size,
             recipe.seed,
             data.augment,
-            varied=varied,
+            augmented=augmented,
             epochs=recipe.epochs,
             detail=data.detail,
             cache=data.cache,

@@ -1,4 +1,4 @@
-"""Detection: a YOLO model, its loss, what it finds in a picture, and the COCO score of that."""
+"""Detection: a YOLO model, its loss, what it finds in an image, and the COCO score of that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
-from rankless.data.datasets.detection import DetectionExamples, Pictures, collate, open_pictures
+from rankless.data.datasets.detection import DetectionExamples, Images, collate, open_images
 from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
 from rankless.geometry.nms import nms
@@ -22,7 +22,7 @@ from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.heads.anchor_free import codec
 from rankless.models.heads.anchor_free import loss as free
-from rankless.models.heads.anchor_free.codec import FreeHead
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead
 from rankless.models.heads.yolo import codec as yolo_grid
 from rankless.models.heads.yolo import loss as yolo
 from rankless.models.heads.yolo.codec import YoloHead
@@ -34,7 +34,7 @@ from rankless.tasks.without_effect import refuse_without_effect
 
 # The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
 SCENE_SIZE = (256, 256)
-# So many of the best candidates of a picture reach NMS; its cost grows with their square.
+# So many of the best candidates of an image reach NMS; its cost grows with their square.
 CANDIDATES = 3000
 
 
@@ -66,19 +66,19 @@ class Detect:
         else:
             self._loss = yolo.from_recipe(recipe.loss, published.loss)
         if class_names is None:
-            class_names = self._training.pictures.class_names
+            class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
-        """The bare model on the CPU, freshly initialised from torch's global generator."""
+        """The bare model on the CPU, freshly initialized from torch's global generator."""
         return DetectionModel(network(self.recipe.model, len(self.class_names)))
 
     def training_data(self) -> DetectionExamples:
-        """The training pictures, varied as the recipe says."""
+        """The training images, varied as the recipe says."""
         return self._named_alike(self._training, self.recipe.data.train)
 
     def evaluation_data(self) -> DetectionExamples:
-        """The validation pictures, letterboxed and not varied."""
+        """The validation images, letterboxed and not varied."""
         return self._named_alike(self._evaluation, self.recipe.data.val)
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
@@ -86,13 +86,13 @@ class Detect:
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """The loss of one micro-batch, summed over its pictures; ``count`` is their number."""
+        """The loss of one micro-batch, summed over its images; ``count`` is their number."""
         found: LossSum = self._loss(model(network_input(batch.images)), self.heads, batch)
         return found
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
-        """What the model finds in each picture of the batch, in pixels of the sources.
+        """What the model finds in each image of the batch, in pixels of the sources.
 
         A score is objectness times class probability, or what an anchor-free head says at once. Unless the
         recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works class by
@@ -106,23 +106,23 @@ class Detect:
             placed, said = zip(*map(_found, raw, self.heads), strict=True)
             boxes.append(unseen(torch.cat(placed, 1), view, images.shape[-2:]))
             scores.append(torch.cat(said, 1))
-        pictures = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
+        samples = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
         places = zip(batch.indices, batch.letterboxes, strict=True)
         found = [
             self._best(index, letterbox, place, score)
-            for (index, letterbox), (place, score) in zip(places, pictures, strict=True)
+            for (index, letterbox), (place, score) in zip(places, samples, strict=True)
         ]
         missing = {one.index for one in batch.unreadable}
         return [replace(one, unreadable=True) if one.index in missing else one for one in found]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """COCO's AP of the predictions of the whole evaluation data, in the order of its pictures.
+        """COCO's AP of the predictions of the whole evaluation data, in the order of its images.
 
-        Pictures that could not be read are left out.
+        Images that could not be read are left out.
         """
         data = self.evaluation_data()
         if len(predictions) != len(data):
-            raise ValueError(f"{len(predictions)} predictions for {len(data)} pictures")
+            raise ValueError(f"{len(predictions)} predictions for {len(data)} images")
         readable = [index for index, found in enumerate(predictions) if not found.unreadable]
         predictions = [predictions[index] for index in readable]
         truths = [data.ground_truth(index) for index in readable]
@@ -132,10 +132,10 @@ class Detect:
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
-        pictures = self._open(data.train, data.train_images, self.recipe.seed)
+        samples = self._open(data.train, data.train_images, self.recipe.seed)
         sizes = StepSizes(self.size, data.multi_scale, data.multi_scale_every, self.recipe.seed)
         return DetectionExamples(
-            pictures,
+            samples,
             self.size,
             self.recipe.seed,
             data.augment,
@@ -150,9 +150,9 @@ class Detect:
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
         # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
-        pictures = self._open(data.val, data.val_images, 0)
+        samples = self._open(data.val, data.val_images, 0)
         return DetectionExamples(
-            pictures,
+            samples,
             self.size,
             self.recipe.seed,
             None,
@@ -162,9 +162,9 @@ class Detect:
             cache=data.cache,
         )
 
-    def _open(self, split: str, images: int, seed: int) -> Pictures:
+    def _open(self, split: str, images: int, seed: int) -> Images:
         data = self.recipe.data
-        return open_pictures(
+        return open_images(
             data.root,
             split,
             images=images,
@@ -176,7 +176,7 @@ class Detect:
 
     def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:
         """The examples, once it is sure that their labels mean what the model's outputs mean."""
-        found = tuple(examples.pictures.class_names)
+        found = tuple(examples.images.class_names)
         if found != self.class_names:
             raise UserError(
                 f"The split '{split}' of {self.recipe.data.root} has other classes than the model: "
@@ -186,7 +186,7 @@ class Detect:
         return examples
 
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
-        """The detections of one picture: (P, 4) xyxy in pixels of the input, (P, C) -> best first."""
+        """The detections of one image: (P, 4) xyxy in pixels of the input, (P, C) -> best first."""
         settings = self.recipe.evaluate
         classes = scores.shape[1]
         if not settings.multi_label:
@@ -196,7 +196,7 @@ class Detect:
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
         candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
         found = to_source(boxes[candidates // classes], letterbox)
-        # What lies wholly in the grey margin has no area in the source.
+        # What lies wholly in the gray margin has no area in the source.
         seen = (found[:, 2:] > found[:, :2]).all(1)
         found, candidates = found[seen], candidates[seen]
         confidence, labels = flat[candidates], candidates % classes
@@ -240,14 +240,14 @@ def settled_detection(recipe: Recipe) -> Recipe:
     if model.anchors == "kmeans":
         wanted = len(network(model, classes=1).anchors)
         task = Detect(replace(recipe, model=replace(model, anchors="default")))
-        sizes = box_sizes(task.training_data().pictures, task.size)
+        sizes = box_sizes(task.training_data().images, task.size)
         model = replace(model, anchors=kmeans_anchors(sizes, wanted, recipe.seed))
     return replace(recipe, model=model)
 
 
-def _found(raw: Tensor, head: YoloHead | FreeHead) -> tuple[Tensor, Tensor]:
+def _found(raw: Tensor, head: YoloHead | AnchorFreeHead) -> tuple[Tensor, Tensor]:
     """A head's boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C)."""
-    if isinstance(head, FreeHead):
+    if isinstance(head, AnchorFreeHead):
         boxes, _, classes = codec.decode(raw, head)
         return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
     boxes, objectness, classes = yolo_grid.decode(raw, head)

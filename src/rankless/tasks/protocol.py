@@ -25,7 +25,7 @@ class Examples(Protocol):
     - ``items(line, step)``: the items of a whole micro-batch of a step, a list as long as ``line`` of (epoch,
       index), for data whose items depend on the step or on each other; it is then called in place of
       ``item``. In an evaluation the step is 0.
-    - ``evaluation_order()``: the order in which pictures are cut into batches to be predicted, int64 (N,), or
+    - ``evaluation_order()``: the order in which images are cut into batches to be predicted, int64 (N,), or
       None; they are scored in their own.
     - ``digest``: a text that is another one when the data is; a run that goes on with other data says so.
     - ``facts(step)``: what the journal's line of a step says besides, a dict that JSON can hold; a function
@@ -33,11 +33,11 @@ class Examples(Protocol):
     """
 
     def __len__(self) -> int:
-        """How many pictures."""
+        """How many images."""
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone."""
+        """Image ``index`` as it looks in ``epoch``: a function of the two and of the seed alone."""
         ...
 
 
@@ -67,7 +67,7 @@ class Task(Protocol):
     def __init__(self, recipe: Recipe) -> None: ...
 
     def model(self) -> nn.Module:
-        """The bare model on the CPU, freshly initialised from torch's global generator."""
+        """The bare model on the CPU, freshly initialized from torch's global generator."""
         ...
 
     def training_data(self) -> Examples: ...
@@ -81,9 +81,9 @@ class Task(Protocol):
         ...
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
-        """One prediction per picture of the batch, on the CPU and picklable; called without gradients."""
+        """One prediction per image of the batch, on the CPU and picklable; called without gradients."""
         ...
 
     def score(self, predictions: Sequence[Any]) -> Scores:
-        """Scores of the predictions of the whole evaluation data, in the order of its pictures."""
+        """Scores of the predictions of the whole evaluation data, in the order of its images."""
         ...

@@ -1,6 +1,6 @@
 """Test-time augmentation: the same inputs seen mirrored and smaller, and the way back.
 
-Every view is a function of the input alone, so a picture has the same views in whatever batch it is, and on
+Every view is a function of the input alone, so an image has the same views in whatever batch it is, and on
 whichever rank.
 """
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.data.augment.multi_scale import STRIDE
-from rankless.geometry.letterbox import GREY
+from rankless.geometry.letterbox import GRAY
 
 
 class View(NamedTuple):
@@ -43,7 +43,7 @@ def seen(images: Tensor, view: View) -> Tensor:
 
     Args:
         images: float 0..1, (B, 3, H, W).
-        view: mirrors first; a smaller picture lies in the upper left, with grey beside it up to multiples of
+        view: mirrors first; a smaller image lies in the upper left, with gray beside it up to multiples of
             32.
 
     Returns:
@@ -55,7 +55,7 @@ def seen(images: Tensor, view: View) -> Tensor:
         rows, columns = _smaller(images.shape[-2:], view)
         images = F.interpolate(images, size=(rows, columns), mode="bilinear", antialias=True)
         margins = (0, -columns % STRIDE, 0, -rows % STRIDE)
-        images = F.pad(images, margins, value=GREY / 255)
+        images = F.pad(images, margins, value=GRAY / 255)
     return images.contiguous(memory_format=torch.channels_last)
 
 

@@ -185,7 +185,7 @@ class SideBySide:
         )
 
     def meet(self, number: int, norm: Any, place: int, values: Tensor) -> Tensor:
-        """Called by replica ``number`` at its norm: wait for the others, get the normalised values."""
+        """Called by replica ``number`` at its norm: wait for the others, get the normalized values."""
         if not self.is_running or not torch.is_grad_enabled():
             when = "without gradients" if self.is_running else "again in the backward pass"
             raise UserError(

@@ -18,12 +18,12 @@ from pycocotools import mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco
 from rankless.data.formats.coco_outline import outline_box
 from rankless.data.formats.rows import Rows
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.raw import settle
 from rankless.errors import UserError
@@ -33,7 +33,7 @@ from rankless.structures import Detections
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
 
 
-def picture(path: Path, size: tuple[int, int] = (40, 20)) -> None:
+def sample(path: Path, size: tuple[int, int] = (40, 20)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size).save(path)
 
@@ -49,11 +49,11 @@ def put(
     images: list | None = None,
     categories: Any = CATEGORIES,
     file: str = "annotations/instances_train.json",
-    pictures: str = "images/train",
+    samples: str = "images/train",
 ) -> Path:
-    """Two pictures of 40 × 20 pixels, ``a.jpg`` (id 1) and ``b.jpg`` (id 2), and their annotations."""
+    """Two images of 40 × 20 pixels, ``a.jpg`` (id 1) and ``b.jpg`` (id 2), and their annotations."""
     for name in "ab":
-        picture(root / pictures / f"{name}.jpg")
+        sample(root / samples / f"{name}.jpg")
     listed = [
         {"id": number, "file_name": f"{name}.jpg", "width": 40, "height": 20}
         for number, name in ((1, "a"), (2, "b"))
@@ -105,7 +105,7 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "pictures", "split"),
+    ("file", "images", "split"),
     [
         ("annotations/instances_train2017.json", "train2017", "train"),
         ("annotations/instances_train2017.json", "images/train2017", "train2017"),
@@ -119,9 +119,9 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
         ("_annotations.coco.json", ".", "train"),
     ],
 )
-def test_layouts(tmp_path, file, pictures, split):
-    put(tmp_path, box(), file=file, pictures=pictures)
-    assert coco.recognise(tmp_path) == f"it has '{file}'"
+def test_layouts(tmp_path, file, samples, split):
+    put(tmp_path, box(), file=file, samples=samples)
+    assert coco.recognize(tmp_path) == f"it has '{file}'"
     found = opened(tmp_path, split)
     assert len(found) == 2
     assert len(found.boxes) == 1
@@ -130,13 +130,13 @@ def test_layouts(tmp_path, file, pictures, split):
     if written.parent.name == "annotations":
         assert len(opened(written.parent, split)) == 2
     assert len(opened(written)) == 2  # the file itself, and it is the only split
-    assert coco.recognise(written)
+    assert coco.recognize(written)
 
 
 def test_a_year_is_part_of_the_name_where_it_must_be(tmp_path):
     for year in (2014, 2017):
-        put(tmp_path, box(), file=f"annotations/instances_train{year}.json", pictures=f"train{year}")
-    put(tmp_path, box(), file="annotations/instances_val2017.json", pictures="val2017")
+        put(tmp_path, box(), file=f"annotations/instances_train{year}.json", samples=f"train{year}")
+    put(tmp_path, box(), file="annotations/instances_val2017.json", samples="val2017")
     (tmp_path / "annotations" / "captions_val2017.json").write_text("{}")
     assert coco.splits(tmp_path) == ["val", "train2014", "train2017"]
     assert "no split 'train'; it has 'val', 'train2014', 'train2017'" in fault(tmp_path)
@@ -145,7 +145,7 @@ def test_a_year_is_part_of_the_name_where_it_must_be(tmp_path):
 
 def test_splits_number_their_classes_alike(tmp_path):
     put(tmp_path, box(category=5), categories=[{"id": 5, "name": "owl"}])
-    put(tmp_path, box(), file="annotations/instances_val.json", pictures="images/val")
+    put(tmp_path, box(), file="annotations/instances_val.json", samples="images/val")
     assert opened(tmp_path).class_names == opened(tmp_path, "val").class_names == ("cat", "owl", "dog")
     assert opened(tmp_path).labels.tolist() == [1]
     put(tmp_path, box(category=3), categories=[{"id": 3, "name": "owl"}])
@@ -168,12 +168,12 @@ def test_a_category_that_only_groups_the_others_is_no_class(tmp_path):
         box(category=0),
         categories=group,
         file="annotations/instances_val.json",
-        pictures="images/val",
+        samples="images/val",
     )
     assert opened(tmp_path).class_names == ("pets", "cat", "dog")  # another split has a box of it
 
 
-def test_pictures_without_boxes_stay(tmp_path):
+def test_images_without_boxes_stay(tmp_path):
     put(tmp_path)
     assert len(opened(tmp_path)) == 2
     assert opened(tmp_path).boxes.shape == (0, 4)
@@ -182,9 +182,9 @@ def test_pictures_without_boxes_stay(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "counts"),
     [
-        (box(image=99), {"unknown picture": 1}),
-        (box(image=None), {"unknown picture": 1}),
-        (box(image=[1]), {"unknown picture": 1}),
+        (box(image=99), {"unknown image": 1}),
+        (box(image=None), {"unknown image": 1}),
+        (box(image=[1]), {"unknown image": 1}),
         (box(category=99), {"unnamed class": 1}),
         (box(category=None), {"unnamed class": 1}),
         (box(category={}), {"unnamed class": 1}),
@@ -250,12 +250,12 @@ def test_the_same_thing_twice(tmp_path):
     assert found.findings.counts == {"listed twice": 2, "repeated id": 1, "repeated": 1}
     assert found.offsets.tolist() == [0, 2, 3]
     put(tmp_path, box(1, 1), box(2, 2), images=[*images, {"id": 2, "file_name": "a.jpg"}])
-    assert told(tmp_path)["not understood"] == 1  # which picture 2 is, nobody knows
+    assert told(tmp_path)["not understood"] == 1  # which image 2 is, nobody knows
 
 
-def test_an_id_given_to_two_pictures_leaves_the_others_in_place(tmp_path):
+def test_an_id_given_to_two_images_leaves_the_others_in_place(tmp_path):
     for name in "cd":
-        picture(tmp_path / "images" / "train" / f"{name}.jpg")
+        sample(tmp_path / "images" / "train" / f"{name}.jpg")
     names = ((1, "a"), (1, "b"), (2, "c"), (3, "d"))
     put(tmp_path, box(1, 2), box(2, 3), images=[{"id": n, "file_name": f"{name}.jpg"} for n, name in names])
     found = opened(tmp_path)
@@ -269,30 +269,30 @@ def test_an_id_given_to_two_pictures_leaves_the_others_in_place(tmp_path):
         ({"id": 9}, {"not understood": 1}),
         ({"file_name": "a.jpg"}, {"not understood": 1}),
         ({"id": 9, "file_name": 3}, {"not understood": 1}),
-        ({"id": 9, "file_name": "gone.jpg"}, {"no picture": 1}),
-        ({"id": 9, "file_name": ""}, {"no picture": 1}),
-        ({"id": 9, "file_name": "bad\x00.jpg"}, {"no picture": 1}),
-        ({"id": 9, "file_name": "\ud800.jpg"}, {"no picture": 1}),
+        ({"id": 9, "file_name": "gone.jpg"}, {"no image": 1}),
+        ({"id": 9, "file_name": ""}, {"no image": 1}),
+        ({"id": 9, "file_name": "bad\x00.jpg"}, {"no image": 1}),
+        ({"id": 9, "file_name": "\ud800.jpg"}, {"no image": 1}),
         ([], {"not understood": 1}),
-        ({"id": 9, "file_name": "damaged.jpg"}, {"unreadable picture": 1}),
+        ({"id": 9, "file_name": "damaged.jpg"}, {"unreadable image": 1}),
     ],
 )
-def test_dirty_pictures(tmp_path, image, counts):
+def test_dirty_images(tmp_path, image, counts):
     put(
         tmp_path,
         box(1, 1),
-        box(2, 9) if counts == {"no picture": 1} else box(2, 1, 7),
+        box(2, 9) if counts == {"no image": 1} else box(2, 1, 7),
         images=[image, {"id": 1, "file_name": "a.jpg"}],
     )
     (tmp_path / "images" / "train" / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
     assert told(tmp_path) == counts
 
 
-def test_not_one_picture_is_there(tmp_path):
+def test_not_one_image_is_there(tmp_path):
     put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
-    assert "not one of its pictures is there; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
+    assert "not one of its images is there; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
     put(tmp_path, images=[])
-    assert "it lists no picture" in fault(tmp_path)
+    assert "it lists no image" in fault(tmp_path)
     put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
     assert "no entry of 'images' can be used; the first: id 1, file_name None, expected" in fault(tmp_path)
 
@@ -338,14 +338,14 @@ def test_names_with_folders_other_separators_and_other_machines(tmp_path):
     names = ["images/train/a.jpg", "train\\b.jpg", "/somewhere/else/train/c.jpg", "D:\\data\\d.jpg", "E.JPG"]
     names += ["f ü 漢 🐈.jpg"]
     for name in ("c", "d", "e", "f ü 漢 🐈"):
-        picture(tmp_path / "images" / "train" / f"{name}.jpg")
+        sample(tmp_path / "images" / "train" / f"{name}.jpg")
     put(tmp_path, images=[{"id": n, "file_name": name} for n, name in enumerate(names)])
     found = opened(tmp_path)
     assert found.findings.counts == {}
     assert [Path(path).name for path in found.paths()] == [
         f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
     ]
-    assert any("2 pictures are not where their path says" in note for note in found.notes)
+    assert any("2 images are not where their path says" in note for note in found.notes)
 
 
 def test_what_it_depends_on(tmp_path):
@@ -358,11 +358,11 @@ def test_what_it_depends_on(tmp_path):
 
 
 def test_other_folders_are_not_taken_for_coco(tmp_path):
-    picture(tmp_path / "train" / "cat" / "a.jpg")
+    sample(tmp_path / "train" / "cat" / "a.jpg")
     (tmp_path / "package.json").write_text('{"name": "x", "images": 3}')
     (tmp_path / "a.json").write_text('{"shapes": [], "imagePath": "a.jpg"}')
-    assert coco.recognise(tmp_path) == ""
-    assert coco.recognise(tmp_path / "train" / "cat" / "a.jpg") == ""
+    assert coco.recognize(tmp_path) == ""
+    assert coco.recognize(tmp_path / "train" / "cat" / "a.jpg") == ""
 
 
 # The box of a segmentation.
@@ -450,7 +450,7 @@ def test_any_json(folder, whole):
 
 @settings(settings.get_profile("files"))
 @given(whole=_WHOLE, boxes=st.lists(_ENTRY, max_size=4))
-def test_any_annotations_of_good_pictures(folder, whole, boxes):
+def test_any_annotations_of_good_images(folder, whole, boxes):
     images = [
         {"id": 1, "file_name": "a.jpg"},
         *(whole.get("images") or [] if isinstance(whole.get("images"), list) else []),
@@ -498,7 +498,7 @@ def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, s
     rng = np.random.default_rng(seed)
     side, boxes, results, kept = 640, [], [], []
     for image in range(1, 13):
-        picture(tmp_path / "images" / "train" / f"{image}.png", (side, side))
+        sample(tmp_path / "images" / "train" / f"{image}.png", (side, side))
         rows = []
         for _ in range(rng.integers(0, 9)):
             x, y = rng.uniform(0, 400, 2)
@@ -523,7 +523,7 @@ def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, s
     categories = [{"id": number, "name": f"c{number}"} for number in (3, 7, 20)]
     images = [{"id": n, "file_name": f"{n}.png", "width": side, "height": side} for n in range(1, 13)]
     file = put(tmp_path, *boxes, images=images, categories=categories)
-    source = BoxedPictures(opened(tmp_path))
+    source = BoxedImages(opened(tmp_path))
     position = {3: 0, 7: 1, 20: 2}
     truths, found = [], []
     for index, table in enumerate(kept):
@@ -548,7 +548,7 @@ def test_real_ground_truth_equals_pycocotools(tmp_path):
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations" / "instances_val2014.json").write_bytes(given_file.read_bytes())
     for image in theirs.dataset["images"]:
-        picture(tmp_path / "val2014" / image["file_name"], (image["width"], image["height"]))
+        sample(tmp_path / "val2014" / image["file_name"], (image["width"], image["height"]))
     found = opened(tmp_path, "val")
     assert len(found) == 100
     assert set(found.findings.counts) == {"crowd"}
@@ -581,7 +581,7 @@ def blood_cells(split: str) -> Annotations:
 @pytest.mark.skipif(not REAL, reason="RANKLESS_REAL_DATA names no folder")
 def test_pycocotools_reads_what_is_written_of_real_data(tmp_path):
     given_data = blood_cells("test")
-    assert coco.write(tmp_path, {"test": given_data}, PictureFiles()) == []
+    assert coco.write(tmp_path, {"test": given_data}, ImageFiles()) == []
     with contextlib.redirect_stdout(io.StringIO()):
         theirs = COCO(str(tmp_path / "annotations" / "instances_test.json"))
     assert [c["name"] for c in theirs.dataset["categories"]] == list(given_data.class_names)

@@ -18,7 +18,7 @@ HEADER = "filename,width,height,class,xmin,ymin,xmax,ymax"
 
 
 def put(root: Path, *text: str, file: str = "train.csv", folder: str = "") -> Path:
-    """Pictures of 40 × 20 pixels and a table."""
+    """Images of 40 × 20 pixels and a table."""
     for name in ("a.jpg", "b.jpg", "c d.jpg"):
         (root / folder).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 20)).save(root / folder / name)
@@ -50,7 +50,7 @@ def test_rows_are_boxes(tmp_path):
         "a.jpg,40,20,cat,0.5,0,40,20,1,0,",
         '"b.jpg",40,20,"big, black cat",3,3,5.25,5,0,1,3.5',
     )
-    assert csv_table.recognise(tmp_path) == "'train.csv' has columns for pictures and classes"
+    assert csv_table.recognize(tmp_path) == "'train.csv' has columns for images and classes"
     found = opened(tmp_path)
     assert names(found) == ["b.jpg", "c d.jpg", "a.jpg"]
     assert found.class_names == ("big, black cat", "cat", "dog")
@@ -87,7 +87,7 @@ def test_rows_are_boxes(tmp_path):
 )
 def test_columns_by_many_names(tmp_path, header, row):
     put(tmp_path, header, row)
-    assert csv_table.recognise(tmp_path)
+    assert csv_table.recognize(tmp_path)
     found = opened(tmp_path)
     assert found.path(0) == str(tmp_path / "a.jpg")
     assert found.boxes.tolist() == [[4, 5, 14, 15]]
@@ -112,7 +112,7 @@ def test_columns_by_many_names(tmp_path, header, row):
 def test_layouts(tmp_path, file, folder, split):
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4", file=file, folder=folder)
     put(tmp_path, "epoch,loss", "1,2", file="results.csv", folder=folder)
-    assert csv_table.recognise(tmp_path)
+    assert csv_table.recognize(tmp_path)
     assert len(csv_table.splits(tmp_path)) == 1
     assert len(opened(tmp_path, split).boxes) == 1
     assert len(opened(tmp_path / file)) == 1
@@ -170,7 +170,7 @@ def test_numbers_as_names_are_sorted_by_value(tmp_path):
         ("b.jpg,40,20,cat,1,2,9,9", {"repeated": 1}),
         ("a.jpg,40,20", {"not understood": 1}),
         (",40,20,cat,1,2,3,4", {"not understood": 1}),
-        ("gone.jpg,40,20,cat,1,2,3,4", {"no picture": 1}),
+        ("gone.jpg,40,20,cat,1,2,3,4", {"no image": 1}),
         (",,,,,,,", {}),
         ("   ", {}),
         ("a.jpg,?,1e999,,,,,", {}),
@@ -192,12 +192,12 @@ def test_pixels_where_shares_are_said(tmp_path):
 
 def test_a_file_without_what_is_needed(tmp_path):
     put(tmp_path, "a,b,c", "1,2,3")
-    assert csv_table.recognise(tmp_path) == ""
-    assert "found no CSV file of pictures and classes, expected a first row with a column" in fault(tmp_path)
+    assert csv_table.recognize(tmp_path) == ""
+    assert "found no CSV file of images and classes, expected a first row with a column" in fault(tmp_path)
     put(tmp_path, HEADER)
     assert "have no class name" in fault(tmp_path)
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
-    assert "not one of its pictures is there; the first: 'gone.jpg'" in fault(tmp_path)
+    assert "not one of its images is there; the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
     assert "has no split 'val'; it has 'train'" in fault(tmp_path, "val")
 
@@ -210,15 +210,15 @@ def test_classes_that_are_no_utf8(tmp_path):
     assert found.findings.counts == {"unnamed class": 1}
 
 
-# One class for each picture.
+# One class for each image.
 
 
 @pytest.mark.parametrize("header", ["filename,label", "image;class", "Path\tCategory", "a.jpg,dog"])
-def test_classes_of_pictures(tmp_path, header):
+def test_classes_of_images(tmp_path, header):
     sign = next(sign for sign in ",;\t" if sign in header)
     rows = [f"a.jpg{sign}dog", f"c d.jpg{sign}cat", f"b.jpg{sign}dog"]
     put(tmp_path, *([] if "dog" in header else [header]), *rows)
-    assert csv_table.recognise(tmp_path)
+    assert csv_table.recognize(tmp_path)
     found = opened(tmp_path)
     assert not found.has_boxes
     assert names(found) == ["a.jpg", "c d.jpg", "b.jpg"]
@@ -227,21 +227,21 @@ def test_classes_of_pictures(tmp_path, header):
     assert found.findings.counts == {}
 
 
-def test_dirty_classes_of_pictures(tmp_path):
+def test_dirty_classes_of_images(tmp_path):
     put(tmp_path, "filename,label", "a.jpg,dog", "b.jpg,cat", "a.jpg,dog")
     assert opened(tmp_path).findings.counts == {"listed twice": 1}
     put(tmp_path, "filename,label", "a.jpg,dog", "b.jpg,cat", "a.jpg,cat", "gone.jpg,cat", "c d.jpg,")
     found = opened(tmp_path)
-    assert found.findings.counts == {"not understood": 1, "no picture": 1, "unnamed class": 1}
+    assert found.findings.counts == {"not understood": 1, "no image": 1, "unnamed class": 1}
     assert "a second class 'cat'" in found.findings.first["not understood"][0].found
 
 
 def test_a_table_beside_folders_of_classes_is_not_taken_for_the_data(tmp_path):
     put(tmp_path, "filename,label", "a.jpg,dog", file="metadata.csv")
     put(tmp_path, "name,age", "a.jpg,3", file="people.csv")
-    assert csv_table.recognise(tmp_path) == ""
-    assert csv_table.recognise(tmp_path / "metadata.csv")
-    assert csv_table.recognise(tmp_path / "a.jpg") == ""
+    assert csv_table.recognize(tmp_path) == ""
+    assert csv_table.recognize(tmp_path / "metadata.csv")
+    assert csv_table.recognize(tmp_path / "a.jpg") == ""
 
 
 _CELL = st.sampled_from(
@@ -281,7 +281,7 @@ _CELL = st.sampled_from(
 def test_any_file(tmp_path_factory, header, content):
     root = tmp_path_factory.getbasetemp() / "any_csv"
     put(root).write_bytes(header.encode() + b"\n" + content)
-    csv_table.recognise(root)
+    csv_table.recognize(root)
     with contextlib.suppress(UserError):
         found = opened(root / "train.csv")
         assert all(0 <= label < len(found.class_names) for label in found.labels)

@@ -14,24 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine, open_annotations
-from rankless.data.formats.darknet import read, recognise, splits
+from rankless.data.formats.darknet import read, recognize, splits
 from rankless.data.formats.darknet_labels import label_folders
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 
 
 def put(folder: Path, name: str, labels: str | bytes | None = "0 0.5 0.5 0.2 0.4\n") -> Path:
-    """A picture of 40 × 20 pixels at images/NAME.jpg, and its label file."""
-    picture = folder / "images" / f"{name}.jpg"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (40, 20)).save(picture)
+    """An image of 40 × 20 pixels at images/NAME.jpg, and its label file."""
+    sample = folder / "images" / f"{name}.jpg"
+    sample.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (40, 20)).save(sample)
     if labels is not None:
         file = folder / "labels" / f"{name}.txt"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(labels if isinstance(labels, bytes) else labels.encode())
-    return picture
+    return sample
 
 
 def described(folder: Path, text: str) -> str:
@@ -62,25 +62,25 @@ def test_boxes_become_pixels(tmp_path: Path) -> None:
     assert found.class_names == ("x", "y", "z") and len(found) == 3 and counts(found) == {"empty": 1}
     assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
     assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
-    data = BoxedPictures(found)
-    first = data.picture(0)
+    data = BoxedImages(found)
+    first = data.image(0)
     assert first.image.shape == (3, 20, 40)
     assert torch.allclose(first.boxes, torch.tensor([[16.0, 6, 24, 14], [0, 0, 20, 20]]))
     assert first.labels.tolist() == [1, 0] and first.labels.dtype == torch.int64
-    assert data.picture(1).boxes.shape == (0, 4)
+    assert data.image(1).boxes.shape == (0, 4)
     boxes, labels, height, width, flags, _ = data.ground_truth(2)
     assert (boxes.tolist(), labels.tolist(), height, width) == ([[20, 0, 40, 10]], [2], 20, 40)
     assert data.source(2) == str(tmp_path / "images/train/c.jpg") and flags.tolist() == [0]
 
 
-def test_boxes_are_of_the_upright_picture(tmp_path: Path) -> None:
-    picture = put(tmp_path, "train/a", "0 0.5 0.25 1 0.5")
+def test_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
+    sample = put(tmp_path, "train/a", "0 0.5 0.25 1 0.5")
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (40, 20)).save(picture, exif=exif)
-    data = BoxedPictures(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
-    assert data.picture(0).image.shape == (3, 40, 20)
-    assert data.picture(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
+    Image.new("RGB", (40, 20)).save(sample, exif=exif)
+    data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
+    assert data.image(0).image.shape == (3, 40, 20)
+    assert data.image(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
 
 
 @settings(settings.get_profile("files"))
@@ -165,18 +165,18 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
         shutil.copy(tmp_path / "a" / file, flat)
     assert names(open_annotations(str(flat), "train")) == ["a"] and splits(flat) == ["train"]
     for folder in (tmp_path / "a" / "labels", tmp_path / "a" / "images", tmp_path / "nowhere"):
-        assert not recognise(folder)
+        assert not recognize(folder)
         assert "data.yaml" in faults_of(folder)
     assert "digits" in faults_of(tmp_path / "nowhere")
 
 
-def test_pictures_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
+def test_images_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     put(tmp_path, "loose")
     (tmp_path / "classes.txt").write_text("x")
     data = open_annotations(str(tmp_path), "train")
     assert counts(data) == {"left out": 1}
-    assert "1 pictures outside" in str(data.findings.first["left out"][0])
+    assert "1 images outside" in str(data.findings.first["left out"][0])
 
 
 def test_odd_names_and_line_ends(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_missing_label_files_are_counted(tmp_path: Path) -> None:
     assert "Not one of the 2" in fault and str(tmp_path / "labels/train/a.txt") in fault
 
 
-def test_labels_lie_beside_pictures_without_a_folder_called_images(tmp_path: Path) -> None:
+def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path) -> None:
     assert label_folders("/a/images/b/images/c") == ["/a/images/b/labels/c", "/a/images/b/images/c"]
     assert label_folders("/a/JPEGImages") == ["/a/labels", "/a/JPEGImages"]  # Darknet's own recipe for VOC
-    assert label_folders("/a/pictures") == ["/a/pictures"]
+    assert label_folders("/a/images") == ["/a/images"]
     folder = tmp_path / "obj"
     folder.mkdir()
     Image.new("RGB", (4, 4)).save(folder / "a.png")
@@ -303,7 +303,7 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
-        ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is no picture"),
+        ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is no image"),
         ("train: [\n", "cannot be read as YAML"),
         ("train: " + "[" * 5000 + "\n", "cannot be read as YAML"),
         ("- a\n- b\n", "found a list"),
@@ -323,7 +323,7 @@ def test_faults_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
     assert root in faults_of(root) or "list.txt" in said
 
 
-def test_a_picture_listed_twice_counts_once(tmp_path: Path) -> None:
+def test_a_image_listed_twice_counts_once(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     root = described(tmp_path, "train: [images/train, images/train]\nnames: [x]\n")
     data = open_annotations(root, "train")
@@ -350,9 +350,9 @@ def test_a_list_with_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
     data = open_annotations(described(tmp_path, "train: list.txt\nnames: [x]\n"), "train")
     assert names(data) == ["c d", "b", "a"]
-    assert counts(data) == {"no picture": 1, "listed twice": 1}
-    assert "list.txt:4" in str(data.findings.first["no picture"][0])
-    assert "2 pictures are not where their path says" in "\n".join(data.notes)
+    assert counts(data) == {"no image": 1, "listed twice": 1}
+    assert "list.txt:4" in str(data.findings.first["no image"][0])
+    assert "2 images are not where their path says" in "\n".join(data.notes)
 
 
 def test_paths_of_another_machine(tmp_path: Path) -> None:
@@ -366,10 +366,10 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
     """Its lists are relative to where Darknet is started: above the folder of the file."""
     data = tmp_path / "build" / "data"
     for name in ("obj/a", "obj/b"):
-        picture = data / f"{name}.JPG"
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 20)).save(picture, "JPEG")
-        picture.with_suffix(".txt").write_text("1 .5 .5 .2 .4\n")
+        sample = data / f"{name}.JPG"
+        sample.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 20)).save(sample, "JPEG")
+        sample.with_suffix(".txt").write_text("1 .5 .5 .2 .4\n")
     (data / "train.txt").write_text("data/obj/b.JPG\ndata/obj/a.JPG\n")
     (data / "valid.txt").write_text("data/obj/a.JPG\n")
     (data / "obj.names").write_text("cat\ndog\n")
@@ -396,8 +396,8 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
 
 def test_names_in_both_unicode_forms_and_odd_endings(tmp_path: Path) -> None:
     put(tmp_path, "train/猫 🐈 e")
-    picture = put(tmp_path, "train/x")
-    picture.rename(picture.with_name(unicodedata.normalize("NFC", "é") + ".PnG"))
+    sample = put(tmp_path, "train/x")
+    sample.rename(sample.with_name(unicodedata.normalize("NFC", "é") + ".PnG"))
     label = tmp_path / "labels/train/x.txt"
     label.rename(label.with_name(unicodedata.normalize("NFD", "é") + ".TXT"))
     data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
@@ -416,20 +416,20 @@ def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")
     places = [str(Path(path).relative_to(tmp_path / "images/train")) for path in data.paths()]
     assert places == ["a.jpg", "again/b.jpg", "dead.jpg"]
-    assert data.offsets.tolist() == [0, 1, 2, 2] and counts(data) == {"unreadable picture": 1}
+    assert data.offsets.tolist() == [0, 1, 2, 2] and counts(data) == {"unreadable image": 1}
 
 
-def test_labels_without_pictures_are_counted(tmp_path: Path) -> None:
+def test_labels_without_images_are_counted(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     put(tmp_path, "train/b").unlink()
     (tmp_path / "labels/train/classes.txt").write_text("x")
     root = described(tmp_path, "train: images/train\nval: list.txt\nnames: [x]\n")
     data = open_annotations(root, "train")
-    assert counts(data) == {"label without picture": 1}
-    assert data.findings.first["label without picture"][0].place == str(tmp_path / "labels/train/b.txt")
+    assert counts(data) == {"label without image": 1}
+    assert data.findings.first["label without image"][0].place == str(tmp_path / "labels/train/b.txt")
     put(tmp_path, "train/b")
     (tmp_path / "list.txt").write_text("images/train/b.jpg")
-    assert counts(open_annotations(root, "val")) == {}  # the other labels are of the other split's pictures
+    assert counts(open_annotations(root, "val")) == {}  # the other labels are of the other split's images
 
 
 def test_a_folder_is_listed_once_however_many_files_it_has(
@@ -524,6 +524,6 @@ def test_no_description_gives_a_traceback(
 
 def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
-    data = BoxedPictures(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
+    data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.picture(0).boxes, data.picture(0).boxes)
+    assert torch.equal(copy.image(0).boxes, data.image(0).boxes)

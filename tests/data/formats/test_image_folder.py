@@ -1,4 +1,4 @@
-"""Class folders: which pictures are which class and which split, and what is told about the rest."""
+"""Class folders: which images are which class and which split, and what is told about the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.annotated import ClassifiedPictures
-from rankless.data.datasets.classification import open_pictures
+from rankless.data.datasets.annotated import ClassifiedImages
+from rankless.data.datasets.classification import open_images
 from rankless.data.formats import image_folder
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.raw import Raw, settle
 from rankless.errors import UserError
 
@@ -28,9 +28,9 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def opened(root: Path, split: str, names: tuple[str, ...] | None = None) -> ClassifiedPictures:
-    found = open_pictures(str(root), split, names, format="image-folder")
-    assert isinstance(found, ClassifiedPictures)
+def opened(root: Path, split: str, names: tuple[str, ...] | None = None) -> ClassifiedImages:
+    found = open_images(str(root), split, names, format="image-folder")
+    assert isinstance(found, ClassifiedImages)
     return found
 
 
@@ -63,7 +63,7 @@ def test_splits_of_class_folders(tmp_path):
     assert listed(tmp_path, "val") == [("val/owl/z.png", "owl")]
     val = opened(tmp_path, "val", names)
     assert val.label(0) == 1  # the model's, not 0
-    assert val.notes[1:] == ("1 of 2 classes have no pictures: 'big cat'",)
+    assert val.notes[1:] == ("1 of 2 classes have no images: 'big cat'",)
     assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
     data = opened(tmp_path, "train")
     assert data.image(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
@@ -96,7 +96,7 @@ def test_the_division_knows_only_names_inside_the_class_folder(tmp_path):
     assert {file for file, name in parts[0]} == {file for file, _ in parts[1]}
     assert len(parts[0]) == len(parts[1]) == 8
     (note,) = image_folder.read(tmp_path / "a", "val").about
-    assert "8 of its 40 pictures are 'val'" in note
+    assert "8 of its 40 images are 'val'" in note
     chosen = sorted(int(file.removesuffix(".png")) for file, name in parts[0] if name == "x")
     assert chosen not in ([0, 1, 2, 3], [16, 17, 18, 19], [0, 5, 10, 15])
 
@@ -126,14 +126,14 @@ def test_what_is_left_out_is_told(tmp_path):
     assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
     assert data.names == ["a", "b"]
     for words in (
-        "1 folders hold no pictures and are no classes: 'hollow'",
+        "1 folders hold no images and are no classes: 'hollow'",
         "1 empty files were left out; the first: ",
-        "1 files that are no pictures by their endings were left out",
+        "1 files that are no images by their endings were left out",
         "1 hidden files and folders were left out",
         "1 hidden folders were left out",
         "1 links that lead nowhere were left out",
-        "1 pictures outside the class folders were left out",
-        "1 pictures that are no files were left out",
+        "1 images outside the class folders were left out",
+        "1 images that are no files were left out",
     ):
         assert any(note.startswith(words) for note in data.about), words
     assert len(data.about) == 8
@@ -154,9 +154,9 @@ def test_links_are_followed_once(tmp_path):
         (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; it has 'test', 'train'"),
         (["a/1.png", "b/1.png"], "test", None, "no split 'test': its own folders are taken as classes"),
         (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "the model does not have: 'Owl'"),
-        (["a/1.png", "a/2.png"], "train", None, r"only one class has pictures \('a'\)"),
-        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no pictures; looked in 2 class folders"),
-        (["1.png"], "train", None, "no pictures; looked in 0 class folders"),
+        (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
+        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images; looked in 2 class folders"),
+        (["1.png"], "train", None, "no images; looked in 0 class folders"),
     ],
 )  # fmt: skip
 def test_faults(tmp_path, files, split, names, words):
@@ -196,7 +196,7 @@ def test_a_class_may_be_called_train(tmp_path):
     ],
 )
 def test_class_folders_are_told_from_detections(tmp_path, files, known):
-    assert bool(image_folder.recognise(make(tmp_path, *files))) == known
+    assert bool(image_folder.recognize(make(tmp_path, *files))) == known
 
 
 def test_the_reading_is_out_of_date_when_a_folder_changes(tmp_path):
@@ -210,20 +210,20 @@ def read(root: Path) -> Raw:
     return image_folder.read(root, "train")
 
 
-def test_an_unreadable_picture_is_found_and_stays(tmp_path):
+def test_an_unreadable_image_is_found_and_stays(tmp_path):
     make(tmp_path, "train/a/1.png", "train/b/2.png")
-    (tmp_path / "train/a/0.png").write_text("no picture")
+    (tmp_path / "train/a/0.png").write_text("no image")
     data = read(tmp_path)
     assert len(data.paths) == 3 and data.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
-    assert data.findings.counts == {"unreadable picture": 1}
-    with pytest.raises(UserError, match="1 of the 3 pictures of the split 'train' cannot be read"):
-        open_pictures(str(tmp_path), "train", format="image-folder", max_bad=0.3)
+    assert data.findings.counts == {"unreadable image": 1}
+    with pytest.raises(UserError, match="1 of the 3 images of the split 'train' cannot be read"):
+        open_images(str(tmp_path), "train", format="image-folder", max_bad=0.3)
 
 
 def test_written_folders_are_read_back(tmp_path):
     root = make(tmp_path / "from", "train/a/1.png", "train/a/in/1.png", "train/ü b/3.png", "val/a/4.png")
     made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
-    assert image_folder.write(tmp_path / "to", made, PictureFiles("copy")) == []
+    assert image_folder.write(tmp_path / "to", made, ImageFiles("copy")) == []
     for split, before in made.items():
         after = settle(image_folder.read(tmp_path / "to", split), "image-folder")
         assert after.class_names == before.class_names and np.array_equal(after.labels, before.labels)
@@ -232,10 +232,10 @@ def test_written_folders_are_read_back(tmp_path):
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
-def test_real_pictures():
+def test_real_images():
     """The Sign Language Digits sample: 760 JPEG in folders 0 to 9, 74 to 77 each, endings in upper case."""
     root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
-    assert image_folder.recognise(root)
+    assert image_folder.recognize(root)
     parts = [opened(root, split) for split in ("train", "val")]
     assert all(part.class_names == tuple("0123456789") for part in parts)
     paths = [set(part.annotations.paths()) for part in parts]

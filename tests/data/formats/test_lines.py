@@ -15,10 +15,10 @@ from rankless.errors import UserError
 
 
 def put(
-    root: Path, *text: str, file: str = "train.txt", pictures: tuple[str, ...] = ("a.jpg", "b.jpg")
+    root: Path, *text: str, file: str = "train.txt", images: tuple[str, ...] = ("a.jpg", "b.jpg")
 ) -> Path:
-    """Pictures of 40 × 20 pixels, a list and the names of two classes."""
-    for name in pictures:
+    """Images of 40 × 20 pixels, a list and the names of two classes."""
+    for name in images:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 20)).save(root / name)
     (root / "classes.txt").write_text("cat\ndog\n")
@@ -40,9 +40,9 @@ def names(found: Annotations) -> list[str]:
     return [Path(path).name for path in found.paths()]
 
 
-def test_lines_are_pictures_and_their_boxes(tmp_path):
+def test_lines_are_images_and_their_boxes(tmp_path):
     put(tmp_path, "b.jpg 1,2,11,12,1 0.5,0,40,20,0", "", "a.jpg", "b.jpg 3,3,5.25,5,1")
-    assert lines.recognise(tmp_path) == "'train.txt' has lines 'path x1,y1,x2,y2,class'"
+    assert lines.recognize(tmp_path) == "'train.txt' has lines 'path x1,y1,x2,y2,class'"
     found = opened(tmp_path)
     assert names(found) == ["b.jpg", "a.jpg"]
     assert found.class_names == ("cat", "dog")
@@ -55,7 +55,7 @@ def test_lines_are_pictures_and_their_boxes(tmp_path):
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("my pictures/a b.jpg 1,2,3,4,0", "my pictures/a b.jpg"),
+        ("my images/a b.jpg 1,2,3,4,0", "my images/a b.jpg"),
         ("a.jpg copy/c, d.PNG  1,2,3,4,0", "a.jpg copy/c, d.PNG"),
         ("漢字 🐈/é.webp\t1,2,3,4,0", "漢字 🐈/é.webp"),
         (".\\sub\\e.jpg 1,2,3,4,0", "sub/e.jpg"),
@@ -66,7 +66,7 @@ def test_lines_are_pictures_and_their_boxes(tmp_path):
     ],
 )
 def test_paths(tmp_path, line, name):
-    put(tmp_path, line, pictures=(name,))
+    put(tmp_path, line, images=(name,))
     found = opened(tmp_path)
     assert found.path(0) == str(tmp_path / name)
     assert found.boxes.tolist() == [[1, 2, 3, 4]]
@@ -103,12 +103,12 @@ def test_dirty_boxes(tmp_path, boxes, counts):
     assert len(found.boxes) == 2 + ("over the edge" in counts)
 
 
-def test_pictures_that_are_not_there(tmp_path):
+def test_images_that_are_not_there(tmp_path):
     put(tmp_path, "a.jpg 1,2,3,4,0", "gone.jpg 1,2,3,4,0", "")
-    assert opened(tmp_path).findings.counts == {"no picture": 1}
+    assert opened(tmp_path).findings.counts == {"no image": 1}
     put(tmp_path, "x/gone.jpg 1,2,3,4,0")
-    assert "not one of its pictures is there; the first: 'x/gone.jpg'" in fault(tmp_path)
-    put(tmp_path, "", pictures=())
+    assert "not one of its images is there; the first: 'x/gone.jpg'" in fault(tmp_path)
+    put(tmp_path, "", images=())
     assert "no split 'val'" in fault(tmp_path / "train.txt", "val")
     assert "it has no line" in fault(tmp_path / "train.txt")
 
@@ -132,13 +132,13 @@ def test_splits(tmp_path):
     assert lines.splits(tmp_path) == ["train", "val"]
     assert len(opened(tmp_path, "val")) == 1
     own = put(tmp_path, "a.jpg 1,2,3,4,0", file="2024.txt")
-    assert lines.recognise(own)
+    assert lines.recognize(own)
     assert len(opened(own)) == 1
 
 
 def test_a_mark_and_line_ends_of_windows_are_no_fault(tmp_path):
     put(tmp_path).write_bytes(b"\xef\xbb\xbfa.jpg 1,2,3,4,0\r\nb.jpg\r\n")
-    assert lines.recognise(tmp_path)
+    assert lines.recognize(tmp_path)
     assert names(opened(tmp_path)) == ["a.jpg", "b.jpg"]
 
 
@@ -155,9 +155,9 @@ def test_a_mark_and_line_ends_of_windows_are_no_fault(tmp_path):
 )
 def test_other_lists_are_not_taken_for_lines(tmp_path, text):
     put(tmp_path, text)
-    assert lines.recognise(tmp_path) == ""
-    assert lines.recognise(tmp_path / "train.txt") == ""
-    assert lines.recognise(tmp_path / "a.jpg") == ""
+    assert lines.recognize(tmp_path) == ""
+    assert lines.recognize(tmp_path / "train.txt") == ""
+    assert lines.recognize(tmp_path / "a.jpg") == ""
 
 
 @settings(settings.get_profile("files"))
@@ -173,6 +173,6 @@ def test_other_lists_are_not_taken_for_lines(tmp_path, text):
 def test_any_file(tmp_path_factory, content):
     root = tmp_path_factory.getbasetemp() / "any_lines"
     put(root).write_bytes(content)
-    lines.recognise(root)
+    lines.recognize(root)
     with contextlib.suppress(UserError):
         opened(root / "train.txt")

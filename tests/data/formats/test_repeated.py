@@ -38,14 +38,14 @@ def test_repeated_boxes_are_dropped() -> None:
     assert made.boxes.tolist() == [[1, 1, 5, 5], [1, 1, 5, 6], [1, 1, 5, 5]]
 
 
-def whole(boxes: np.ndarray, picture: list[int], labels: list[int]) -> Raw:
+def whole(boxes: np.ndarray, image: list[int], labels: list[int]) -> Raw:
     count = len(boxes)
     return Raw(
         paths=["a", "b", "c"],
         sizes=np.full((3, 2), 10, np.int32),
         stated=np.zeros((3, 2), np.int32),
         places=["a.txt", "b.txt", "c.txt"],
-        picture=np.array(picture, np.int64),
+        image=np.array(image, np.int64),
         boxes=boxes,
         labels=np.array(labels, np.int64),
         flags=np.zeros(count, np.uint8),

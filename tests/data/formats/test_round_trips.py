@@ -14,16 +14,16 @@ from PIL import Image
 
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats import darknet, voc
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
 from rankless.errors import UserError
 
-SIDES = np.array([(1, 1), (20, 40), (77, 31)])  # height, width of the pictures that tests annotate
+SIDES = np.array([(1, 1), (20, 40), (77, 31)])  # height, width of the images that tests annotate
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("images")
     for number, (height, width) in enumerate(SIDES.tolist()):
         Image.new("RGB", (width, height)).save(folder / f"{number}.png")
     return [str(folder / f"{number}.png") for number in range(len(SIDES))]
@@ -32,7 +32,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def made(
     paths: list[str], boxes: list[list[tuple[float, ...]]], labels: list[list[int]], **more
 ) -> Annotations:
-    """Annotations of pictures of :data:`SIDES`."""
+    """Annotations of images of :data:`SIDES`."""
     path_bytes, path_ends = flat_paths(paths)
     rows = sum(map(len, boxes))
     flat = {
@@ -56,7 +56,7 @@ def made(
 def written(page, out: Path, splits: Mapping[str, Annotations]) -> list[str]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    return page.write(out, splits, PictureFiles("link"))
+    return page.write(out, splits, ImageFiles("link"))
 
 
 def same(one: Annotations, other: Annotations) -> bool:
@@ -67,7 +67,7 @@ def same(one: Annotations, other: Annotations) -> bool:
     ) and np.array_equal(one.offsets, other.offsets)  # fmt: skip
 
 
-# A float32 position on a picture; below 1e-5 pixels the centre and size of a box cannot hold its edge.
+# A float32 position on an image; below 1e-5 pixels the center and size of a box cannot hold its edge.
 PLACE = st.one_of(
     st.just(0.0), st.floats(2**-13, 1, width=32), st.just(1.0), st.sampled_from([1 / 3, 0.1, 0.7])
 )
@@ -80,7 +80,7 @@ def spans(draw: st.DrawFn, side: int) -> tuple[float, float]:
 
 @st.composite
 def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list[int]]]:
-    """Boxes and classes for each picture of :data:`SIDES`; no box twice, and all three classes occur."""
+    """Boxes and classes for each image of :data:`SIDES`; no box twice, and all three classes occur."""
     boxes: list[list[tuple[float, ...]]] = []
     labels: list[list[int]] = []
     for height, width in SIDES.tolist():
@@ -98,10 +98,10 @@ def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list
 @settings(settings.get_profile("files"))
 @given(annotated())
 def test_through_both_formats_and_back(
-    pictures: list[str], tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list, list]
+    images: list[str], tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list, list]
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "round"
-    data = made(pictures, *drawn)
+    data = made(images, *drawn)
     assert written(voc, folder / "voc", {"train": data}) == []
     first = open_annotations(str(folder / "voc"), "train", "voc")
     assert same(first, data)
@@ -112,21 +112,21 @@ def test_through_both_formats_and_back(
     assert same(open_annotations(str(folder / "again"), "train", "voc"), data)
 
 
-def test_a_label_file_as_others_read_it(tmp_path: Path, pictures: list[str]) -> None:
-    data = made(pictures, [[], [(0, 0, 40, 20), (10, 5, 20, 10)], []], [[], [2, 0], []])
+def test_a_label_file_as_others_read_it(tmp_path: Path, images: list[str]) -> None:
+    data = made(images, [[], [(0, 0, 40, 20), (10, 5, 20, 10)], []], [[], [2, 0], []])
     written(darknet, tmp_path / "out", {"train": data, "val": data})
     assert (tmp_path / "out/labels/train/1.txt").read_text() == "2 0.5 0.5 1 1\n0 0.375 0.375 0.25 0.25\n"
     assert (tmp_path / "out/labels/val/0.txt").read_text() == ""
     description = yaml.safe_load((tmp_path / "out/data.yaml").read_text(encoding="utf-8"))
     names = ["ape", "cat", "über dog"]
     assert description == {"train": "images/train", "val": "images/val", "names": names}
-    assert (tmp_path / "out/images/train/2.png").read_bytes() == Path(pictures[2]).read_bytes()
+    assert (tmp_path / "out/images/train/2.png").read_bytes() == Path(images[2]).read_bytes()
 
 
-def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
+def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:
     boxes = [(0, 0, 8, 8), (1, 1, 9, 9), (2, 2, 8, 8), (1e-30, 0, 8, 8)]
     data = made(
-        [pictures[2], pictures[1]],
+        [images[2], images[1]],
         [boxes, []],
         [[0, 1, 2, 1], []],
         sizes=SIDES[[2, 1]].astype(np.int32),
@@ -146,9 +146,9 @@ def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, pictures
     assert back.labels.tolist() == [0, 1] and back.boxes[1].tolist() == [0, 0, 8, 8]
 
 
-def test_voc_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
+def test_voc_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:
     data = made(
-        pictures[:2],
+        images[:2],
         [[], [(0, 0, 8, 8), (1, 1, 9, 9), (1e-30, 0, 8, 8)]],
         [[], [2, 1, 1]],
         flags=np.array([CROWD, DIFFICULT, 0], np.uint8),
@@ -170,19 +170,19 @@ def test_voc_says_what_it_loses(tmp_path: Path, pictures: list[str]) -> None:
     assert back.flags.tolist() == [DIFFICULT, DIFFICULT, 0]
 
 
-def test_voc_writes_a_picture_of_several_splits_once(tmp_path: Path, pictures: list[str]) -> None:
+def test_voc_writes_a_image_of_several_splits_once(tmp_path: Path, images: list[str]) -> None:
     drawn: tuple[list, list] = [[], [(0, 0, 8, 8)], []], [[], [1], []]
-    data, other = made(pictures, *drawn), made(pictures, drawn[0], [[], [2], []])
+    data, other = made(images, *drawn), made(images, drawn[0], [[], [2], []])
     written(voc, tmp_path / "out", {"train": data, "val": data, "test": other})
     out = tmp_path / "out"
-    again = f"{Path(pictures[1]).parent.name}_1.png"  # its boxes are others
+    again = f"{Path(images[1]).parent.name}_1.png"  # its boxes are others
     assert {file.name for file in (out / "JPEGImages").iterdir()} == {"0.png", "1.png", "2.png", again}
     for split in ("train", "val", "test"):
         assert len(open_annotations(str(out), split)) == 3
     assert open_annotations(str(out), "test").labels.tolist() == [1]  # of 'cat' and 'über dog'
 
 
-def test_names_of_pictures_differ_without_their_endings(tmp_path: Path) -> None:
+def test_names_of_images_differ_without_their_endings(tmp_path: Path) -> None:
     alike = ["a/x.jpg", "b/x.png", "b/X.jpg", "b/é.jpg", "c/e\u0301.jpg"]
     names = [*alike, "c/ .hidden.jpg", "c/line\nbreak.jpg", "c/a 1.jpg"]
     for name in names:
@@ -199,15 +199,13 @@ def test_names_of_pictures_differ_without_their_endings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a "), ("", "b"), ("a\x01", "b"), ("\ud800", "b")])
-def test_class_names_that_voc_cannot_hold(
-    tmp_path: Path, pictures: list[str], names: tuple[str, ...]
-) -> None:
+def test_class_names_that_voc_cannot_hold(tmp_path: Path, images: list[str], names: tuple[str, ...]) -> None:
     with pytest.raises(UserError, match="cannot be written as Pascal VOC"):
-        voc.write(tmp_path, {"train": made(pictures[:1], [[]], [[]], class_names=names)}, PictureFiles())
+        voc.write(tmp_path, {"train": made(images[:1], [[]], [[]], class_names=names)}, ImageFiles())
 
 
-def test_splits_that_number_classes_differently(tmp_path: Path, pictures: list[str]) -> None:
-    one, two = (made(pictures[:1], [[]], [[]], class_names=names) for names in (("a", "b"), ("b", "a")))
+def test_splits_that_number_classes_differently(tmp_path: Path, images: list[str]) -> None:
+    one, two = (made(images[:1], [[]], [[]], class_names=names) for names in (("a", "b"), ("b", "a")))
     for page in (darknet, voc):
         with pytest.raises(UserError, match="'train' and 'val' have other class names"):
             written(page, tmp_path / "out", {"train": one, "val": two})

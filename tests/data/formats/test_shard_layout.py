@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankless.data.formats.shard_layout import class_names, known_as, looks_like_shards, shards_of
-from rankless.data.formats.webdataset import recognise
+from rankless.data.formats.webdataset import recognize
 from rankless.errors import UserError
 
 
@@ -58,7 +58,7 @@ def test_a_split_may_be_named_by_its_last_word():
         ("train-000000.tar", (), True),
         ("data/00012.tar", (), True),
         ("train-00000.tar.gz", (), True),
-        ("pictures.tar", ("a/1.jpg", "a/1.json"), True),
+        ("images.tar", ("a/1.jpg", "a/1.json"), True),
         ("VOCtrainval_11-May-2012.tar", ("VOC/JPEGImages/1.jpg", "VOC/Annotations/1.xml"), False),
         ("all.tar", ("images/1.jpg", "images/2.jpg", "labels/1.txt"), False),
         ("backup.tar.gz", (), False),
@@ -66,7 +66,7 @@ def test_a_split_may_be_named_by_its_last_word():
 )
 def test_shards_are_told_from_other_archives(tmp_path, name, members, known):
     tar(tmp_path / name, *members)
-    assert bool(recognise(tmp_path)) == known == (looks_like_shards(tmp_path) is not None)
+    assert bool(recognize(tmp_path)) == known == (looks_like_shards(tmp_path) is not None)
 
 
 @pytest.mark.parametrize(

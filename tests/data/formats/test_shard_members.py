@@ -61,10 +61,10 @@ def test_samples_are_webdatasets(tmp_path_factory, names):
     assert read == expected
 
 
-def test_the_picture_is_the_one_of_the_plain_ending(tmp_path):
+def test_the_image_is_the_one_of_the_plain_ending(tmp_path):
     names = ["1.mask.png", "1.JPG", "1.webp", "1.cls", "2.in.jpg", "2.out.jpg", "3.txt"]
     ours, _ = found(tar(tmp_path / "a.tar", [(name, b"x") for name in names]))
-    assert [each.picture and each.picture.name for each in ours] == ["1.JPG", "2.in.jpg", None]
+    assert [each.image and each.image.name for each in ours] == ["1.JPG", "2.in.jpg", None]
 
 
 @pytest.mark.parametrize(

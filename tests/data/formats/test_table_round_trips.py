@@ -1,4 +1,4 @@
-"""What COCO JSON, lines and CSV write, they read back: boxes bit for bit, pictures and classes in order."""
+"""What COCO JSON, lines and CSV write, they read back: boxes bit for bit, images and classes in order."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from PIL import Image
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco, csv_table, lines
 from rankless.data.formats.registry import format_named
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
 from rankless.errors import UserError
 
@@ -25,7 +25,7 @@ NAMES = ("a.jpg", "b c, 1.jpg", "ü 漢 🐈.PNG", "x,1,2,3,4,5.jpg")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("images")
     for name, (height, width) in zip(NAMES, SIZES, strict=True):
         Image.new("RGB", (width, height)).save(root / name)
     return root
@@ -83,7 +83,7 @@ def splits(draw: st.DrawFn, root: str, flags: tuple[int, ...] = (0,), areas: boo
 def through(format: str, held: Annotations, out: Path) -> tuple[Annotations, list[str]]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    lost = format_named(format).write(out, {"train": held, "val": held}, PictureFiles())
+    lost = format_named(format).write(out, {"train": held, "val": held}, ImageFiles())
     assert format_named(format).splits(out) == ["train", "val"]
     val, train = examine(str(out), "val", format), examine(str(out), "train", format)
     assert np.array_equal(val.boxes, train.boxes)
@@ -153,8 +153,8 @@ def test_all_formats_one_after_another_change_nothing(folder, data):
 @pytest.mark.parametrize("page", [coco, lines, csv_table])
 def test_what_is_written_is_known_again_and_by_no_other(folder, tmp_path, page: ModuleType):
     held = _one_box(folder)
-    page.write(tmp_path, {"train": held}, PictureFiles("copy"))
-    assert [other for other in (coco, lines, csv_table) if other.recognise(tmp_path)] == [page]
+    page.write(tmp_path, {"train": held}, ImageFiles("copy"))
+    assert [other for other in (coco, lines, csv_table) if other.recognize(tmp_path)] == [page]
 
 
 OTHERS = {
@@ -190,19 +190,19 @@ def test_other_data_is_not_taken_for_these(tmp_path, name):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     for page in (coco, lines, csv_table):
-        assert page.recognise(tmp_path) == ""
+        assert page.recognize(tmp_path) == ""
         for file in OTHERS[name]:
             if not file.endswith(
                 ".json"
             ):  # which is COCO's if it is given by name, and then told what is amiss
-                assert page.recognise(tmp_path / file) == ""
+                assert page.recognize(tmp_path / file) == ""
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
 @pytest.mark.parametrize("name", ["det_bccd", "cls_signs", "images", "map_voc_sample2"])
 def test_real_data_of_other_formats_is_not_taken_for_these(name):
     root = Path(os.environ["RANKLESS_REAL_DATA"]) / name
-    assert [page.TITLE for page in (coco, lines, csv_table) if page.recognise(root)] == []
+    assert [page.TITLE for page in (coco, lines, csv_table) if page.recognize(root)] == []
 
 
 def _one_box(folder: Path) -> Annotations:
@@ -212,31 +212,31 @@ def _one_box(folder: Path) -> Annotations:
     return examine(str(folder.parent / "one.csv"), "train", "csv")
 
 
-def test_classes_of_pictures(folder, tmp_path):
+def test_classes_of_images(folder, tmp_path):
     (folder.parent / "some.csv").write_text(
         f"filename,label\n{folder}/x,cat\n{folder}/a.jpg,dog\n{folder}/{NAMES[2]},cat\n"
     )
     held = examine(str(folder.parent / "some.csv"), "train", "csv")
-    csv_table.write(tmp_path, {"test": held}, PictureFiles())
+    csv_table.write(tmp_path, {"test": held}, ImageFiles())
     found = examine(str(tmp_path), "test", "csv")
     assert not found.has_boxes
     assert found.labels.tolist() == [1, 0]
     assert found.class_names == ("cat", "dog")
     for page in (coco, lines):
         with pytest.raises(UserError, match="one class each"):
-            page.write(tmp_path / page.TITLE, {"test": held}, PictureFiles())
+            page.write(tmp_path / page.TITLE, {"test": held}, ImageFiles())
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_names_that_are_no_text(tmp_path, format):
-    picture = tmp_path / os.fsdecode(b"caf\xe9 \\.jpg")
-    Image.new("RGB", (40, 20)).save(picture)
+    image = tmp_path / os.fsdecode(b"caf\xe9 \\.jpg")
+    Image.new("RGB", (40, 20)).save(image)
     (tmp_path / "some.csv").write_bytes(b"filename,x1,y1,x2,y2,class\ncaf\xe9 \\.jpg,1,2,3,4,cat\n")
     held = examine(str(tmp_path / "some.csv"), "train", "csv")
-    assert held.path(0) == str(picture)
+    assert held.path(0) == str(image)
     found, _ = through(format, held, tmp_path / "out")
     assert found.boxes.tolist() == [[1, 2, 3, 4]]
-    assert Path(found.path(0)).read_bytes() == Path(picture).read_bytes()
+    assert Path(found.path(0)).read_bytes() == Path(image).read_bytes()
 
 
 def test_class_names_that_do_not_fit_are_told(folder, tmp_path):
@@ -244,6 +244,6 @@ def test_class_names_that_do_not_fit_are_told(folder, tmp_path):
     object.__setattr__(held, "class_names", ("cat ", "cat", "two\nlines"))
     for page in (lines, csv_table):
         (tmp_path / page.TITLE).mkdir()
-        (told,) = page.write(tmp_path / page.TITLE, {"train": held}, PictureFiles())
+        (told,) = page.write(tmp_path / page.TITLE, {"train": held}, ImageFiles())
         assert "class names do not fit and were changed; the first: 'cat '" in told
     assert examine(str(tmp_path / "CSV"), "train", "csv").class_names == ("cat", "cat (1)", "two_lines")

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures
-from rankless.data.datasets.detection import DetectionExamples, open_pictures
+from rankless.data.datasets.annotated import BoxedImages
+from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.datasets.opening import examine, open_annotations
-from rankless.data.formats.registry import recognise as recognised
-from rankless.data.formats.voc import read, recognise, splits
+from rankless.data.formats.registry import recognize as recognized
+from rankless.data.formats.voc import read, recognize, splits
 from rankless.data.formats.voc_annotation import parse
 from rankless.data.index.annotations import DIFFICULT, Annotations
 from rankless.errors import UserError
@@ -41,7 +41,7 @@ SIZE = "<size><width>40</width><height>20</height><depth>3</depth></size>"
 
 
 def put(root: Path, name: str, *things: str, size: str = SIZE, split: str = "train") -> Path:
-    """A picture of 40 × 20 pixels, its annotation, and a line in a split; returns the annotation."""
+    """An image of 40 × 20 pixels, its annotation, and a line in a split; returns the annotation."""
     for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (40, 20)).save(root / "JPEGImages" / f"{name}.jpg")
@@ -70,13 +70,13 @@ def test_pixels_count_from_one_and_the_last_is_inside(tmp_path: Path) -> None:
     put(tmp_path, "b", thing((1, 1, 40, 20), "dog"), thing((7, 3, 7, 4)), thing(("2.5", "2.0", 9.25, 4)))
     put(tmp_path, "a")
     found = open_annotations(str(tmp_path), "train")
-    assert stems(found) == ["b", "a"] and found.class_names == ("cat", "dog")  # pictures in the list's order
-    data = BoxedPictures(found)
-    first = data.picture(0)
+    assert stems(found) == ["b", "a"] and found.class_names == ("cat", "dog")  # images in the list's order
+    data = BoxedImages(found)
+    first = data.image(0)
     assert first.boxes.tolist() == [[0, 0, 40, 20], [6, 2, 7, 4], [1.5, 1, 9.25, 4]]
     assert first.labels.tolist() == [1, 0, 0] and first.labels.dtype == torch.int64
     assert first.boxes.dtype == torch.float32 and first.image.shape == (3, 20, 40)
-    assert data.picture(1).boxes.shape == (0, 4) and found.offsets.tolist() == [0, 3, 3]
+    assert data.image(1).boxes.shape == (0, 4) and found.offsets.tolist() == [0, 3, 3]
     assert data.source(1) == found.path(1)
     assert counts(found) == {"empty": 1, "a pixel thin": 1}
     assert data.notes[0].startswith(f"{tmp_path}: read as Pascal VOC because it has 'Annotations'")
@@ -111,8 +111,8 @@ def test_every_split_numbers_the_classes_alike(tmp_path: Path) -> None:
 def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     hard = [f"<difficult>{flag}</difficult>" for flag in ("1", " 0 ", "", "Unspecified", "True")]
     put(tmp_path, "a", *(thing((1 + n, 1, 20, 20), extra=flag) for n, flag in enumerate(hard)))
-    data = open_pictures(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
-    assert isinstance(data, BoxedPictures)
+    data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
+    assert isinstance(data, BoxedImages)
     assert data.annotations.flags.tolist() == [DIFFICULT, 0, 0, 0, DIFFICULT]
     examples = DetectionExamples(data, (20, 40), 0, None)
     assert examples.item(0, 0).boxes[:, 0].tolist() == [1, 2, 3]
@@ -155,7 +155,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
     assert data.findings.first["outside"][0].place == f"{tmp_path / 'Annotations/b.xml'}: object 1"
 
 
-def test_a_wrong_size_is_told_and_the_picture_counts(tmp_path: Path) -> None:
+def test_a_wrong_size_is_told_and_the_image_counts(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((1, 1, 40, 20)), size=SIZE.replace("40", "400"))
     put(tmp_path, "b", size="")
     put(tmp_path, "c", size="<size><width>x</width><height>20</height></size>")
@@ -168,7 +168,7 @@ def test_a_wrong_size_is_told_and_the_picture_counts(tmp_path: Path) -> None:
     assert first.endswith("a.jpg: 40 × 20, its annotation says 400 × 20") and second.endswith("20 × 40")
 
 
-def test_a_picture_turned_by_exif_and_annotated_as_stored_is_told(tmp_path: Path) -> None:
+def test_a_image_turned_by_exif_and_annotated_as_stored_is_told(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((1, 1, 15, 20)))
     put(tmp_path, "b", thing((1, 1, 15, 20)), size="<size><width>20</width><height>40</height></size>")
     exif = Image.Exif()
@@ -300,17 +300,17 @@ def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -
     put(tmp_path, "b")
     (tmp_path / "JPEGImages" / "b.jpg").unlink()
     put(tmp_path, "c", thing())
-    (tmp_path / "JPEGImages" / "c.jpg").write_bytes(b"no picture")
+    (tmp_path / "JPEGImages" / "c.jpg").write_bytes(b"no image")
     faults = faults_of(tmp_path)
     assert "… and 14 more: not a number." in faults and "object 13 has no <name>" in faults[0]
     (tmp_path / "Annotations/a.xml").write_text(f"<annotation>{thing()}</annotation>")
     data = open_annotations(str(tmp_path), "train", max_bad=0.5)
     assert stems(data) == ["a", "c"] and data.offsets.tolist() == [0, 1, 1]
-    assert counts(data) == {"no picture": 1, "unreadable picture": 1}
-    missing = str(data.findings.first["no picture"][0])
+    assert counts(data) == {"no image": 1, "unreadable image": 1}
+    missing = str(data.findings.first["no image"][0])
     assert missing.startswith(f"{tmp_path / 'ImageSets/Main/train.txt'}:2: 'b' has no file in 'JPEGImages'")
-    assert data.findings.first["unreadable picture"][0].place == str(tmp_path / "JPEGImages/c.jpg")
-    with pytest.raises(UserError, match=r"1 of the 2 pictures .* data.max_bad \(0.4\)"):
+    assert data.findings.first["unreadable image"][0].place == str(tmp_path / "JPEGImages/c.jpg")
+    with pytest.raises(UserError, match=r"1 of the 2 images .* data.max_bad \(0.4\)"):
         open_annotations(str(tmp_path), "train", max_bad=0.4)
 
 
@@ -321,17 +321,17 @@ def test_a_fault_of_another_split_waits_until_it_is_used(tmp_path: Path) -> None
     assert "not a number" in faults_of(tmp_path, "val")[0]
 
 
-def test_pictures_without_annotation_and_the_reverse(tmp_path: Path) -> None:
+def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b").unlink()
     put(tmp_path, "c", split="test").unlink()
     (tmp_path / "Annotations" / "stray.xml").write_text("<annotation/>")
     data = open_annotations(str(tmp_path), "train")
     assert data.offsets.tolist() == [0, 1, 1]
-    assert counts(data) == {"no label file": 1, "label without picture": 1}
+    assert counts(data) == {"no label file": 1, "label without image": 1}
     assert data.findings.first["no label file"][0].place == str(tmp_path / "JPEGImages/b.jpg")
-    assert data.findings.first["label without picture"][0].place == str(tmp_path / "Annotations/stray.xml")
-    assert "Not one of the 1 pictures of the split 'test'" in faults_of(tmp_path, "test")[0]
+    assert data.findings.first["label without image"][0].place == str(tmp_path / "Annotations/stray.xml")
+    assert "Not one of the 1 images of the split 'test'" in faults_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
     assert "no annotation of any split has an object" in faults_of(tmp_path)[0]
@@ -349,28 +349,28 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     assert splits(tmp_path) == ["train", "val", "test"]
     assert len(open_annotations(str(tmp_path), "cat_train")) == 1  # what is not offered can still be had
     (tmp_path / "ImageSets/Main/empty.txt").write_text("\n \n")
-    assert "the split 'empty' has no pictures" in faults_of(tmp_path, "empty")[0]
+    assert "the split 'empty' has no images" in faults_of(tmp_path, "empty")[0]
     (tmp_path / "ImageSets/Main/odd.txt").write_bytes(b"\xff\xfea")
     assert "odd.txt cannot be read" in faults_of(tmp_path, "train")[0]
 
 
-def test_without_lists_all_pictures_are_one_split(tmp_path: Path) -> None:
+def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
     for name in "ba":
         put(tmp_path, name, thing())
     shutil.rmtree(tmp_path / "ImageSets")
-    put(tmp_path / "beside", "c")  # makes an annotation without a picture
+    put(tmp_path / "beside", "c")  # makes an annotation without an image
     shutil.copy(tmp_path / "beside/Annotations/c.xml", tmp_path / "Annotations")
-    for pictures, annotations in (("JPEGImages", "Annotations"), ("images", "annotations")):
-        if not (tmp_path / pictures).exists():
-            (tmp_path / "JPEGImages").rename(tmp_path / pictures)
+    for samples, annotations in (("JPEGImages", "Annotations"), ("images", "annotations")):
+        if not (tmp_path / samples).exists():
+            (tmp_path / "JPEGImages").rename(tmp_path / samples)
             (tmp_path / "Annotations").rename(tmp_path / annotations)
         data = open_annotations(str(tmp_path), "train")
         assert splits(tmp_path) == ["train"] and stems(data) == ["a", "b"]
-        assert counts(data) == {"label without picture": 1} and "all pictures are 'train'" in data.notes[1]
+        assert counts(data) == {"label without image": 1} and "all images are 'train'" in data.notes[1]
         assert "no split 'val'; it has 'train'" in faults_of(tmp_path, "val")[0]
 
 
-def test_annotations_beside_their_pictures(tmp_path: Path) -> None:
+def test_annotations_beside_their_images(tmp_path: Path) -> None:
     """As Roboflow exports them, and LabelImg writes them."""
     for split, name, things in (("train", "a", [thing(name="cat")]), ("valid", "b", [thing(name="dog")])):
         source = tmp_path / "source"
@@ -379,12 +379,12 @@ def test_annotations_beside_their_pictures(tmp_path: Path) -> None:
         for file in (annotation, source / "JPEGImages" / f"{name}.jpg"):
             shutil.copy(file, tmp_path / "set" / split)
     root = tmp_path / "set"
-    assert splits(root) == ["train", "valid"] and "beside" in recognise(root)
+    assert splits(root) == ["train", "valid"] and "beside" in recognize(root)
     data = open_annotations(str(root), "val")
     assert stems(data) == ["b"] and data.class_names == ("cat", "dog") and data.labels.tolist() == [1]
     assert counts(data) == {}
     data = open_annotations(str(root / "train"), "train")
-    assert stems(data) == ["a"] and "all pictures are 'train'" in data.notes[1]
+    assert stems(data) == ["a"] and "all images are 'train'" in data.notes[1]
 
 
 def test_lists_of_one_class_endings_and_odd_names(tmp_path: Path) -> None:
@@ -426,16 +426,16 @@ def test_one_year_or_several(tmp_path: Path, between: str) -> None:
 
 def test_it_is_told_apart_from_others(tmp_path: Path) -> None:
     put(tmp_path / "voc", "a", thing())
-    assert recognise(tmp_path / "voc") and recognise(tmp_path)
+    assert recognize(tmp_path / "voc") and recognize(tmp_path)
     (tmp_path / "images" / "train").mkdir(parents=True)
     (tmp_path / "coco" / "images").mkdir(parents=True)
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "train.json").touch()
     for name in ("images", "nowhere", "coco"):
-        assert not recognise(tmp_path / name)
+        assert not recognize(tmp_path / name)
     (tmp_path / "voc" / "data.yaml").write_text("train: JPEGImages\nnames: [cat]\n")
     (tmp_path / "voc" / "JPEGImages" / "a.txt").write_text("0 .5 .5 .5 .5\n")
-    assert recognised(str(tmp_path / "voc")) == ("darknet", "it has 'data.yaml'")
+    assert recognized(str(tmp_path / "voc")) == ("darknet", "it has 'data.yaml'")
 
 
 def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
@@ -499,9 +499,9 @@ def test_no_list_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, con
 
 def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
-    data = BoxedPictures(open_annotations(str(tmp_path), "train"))
+    data = BoxedImages(open_annotations(str(tmp_path), "train"))
     copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.picture(0).boxes, data.picture(0).boxes)
+    assert torch.equal(copy.image(0).boxes, data.image(0).boxes)
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures, ClassifiedPictures
-from rankless.data.datasets.classification import open_pictures
+from rankless.data.datasets.annotated import BoxedImages, ClassifiedImages
+from rankless.data.datasets.classification import open_images
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats import webdataset as page
-from rankless.data.images.image_file import UnreadablePicture
+from rankless.data.images.image_file import UnreadableImage
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import settle
 from rankless.errors import UserError
 
 
-def picture(level: int = 0, format: str = "PNG", size: tuple[int, int] = (6, 4)) -> bytes:
+def sample(level: int = 0, format: str = "PNG", size: tuple[int, int] = (6, 4)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, (level, 0, 0)).save(buffer, format=format)
     return buffer.getvalue()
@@ -45,7 +45,7 @@ def shard(path: Path, members: dict[str, bytes | str]) -> Path:
 def pairs(labels: list[str], ending: str = "cls", first: int = 0) -> dict[str, bytes | str]:
     made: dict[str, bytes | str] = {}
     for number, label in enumerate(labels, first):
-        made |= {f"{number:03}.png": picture(number), f"{number:03}.{ending}": label}
+        made |= {f"{number:03}.png": sample(number), f"{number:03}.{ending}": label}
     return made
 
 
@@ -60,8 +60,8 @@ def test_what_webdataset_writes_is_read(tmp_path):
     with webdataset.ShardWriter(str(tmp_path / "train-%06d.tar"), maxcount=4, verbose=0) as writer:
         for number, image in enumerate(images):
             writer.write({"__key__": f"sub/{number:04}", "png": image, "cls": number % 3})
-    found = open_pictures(str(tmp_path), "train")
-    assert isinstance(found, ClassifiedPictures) and found.class_names == ("0", "1", "2")
+    found = open_images(str(tmp_path), "train")
+    assert isinstance(found, ClassifiedImages) and found.class_names == ("0", "1", "2")
     assert [found.label(index) for index in range(9)] == [number % 3 for number in range(9)]
     for index, image in enumerate(images):
         assert np.array_equal(found.image(index).permute(1, 2, 0).numpy(), image)
@@ -77,7 +77,7 @@ def test_boxes_as_json_and_as_darknets_lines(tmp_path):
     assert found.class_names == ("cat", "dog") and found.offsets.tolist() == [0, 1, 1]
     assert found.boxes.tolist() == [[1, 1, 3.5, 4]] and found.labels.tolist() == [1]
     assert found.flags.tolist() == [1] and found.areas.tolist() == [3.25]
-    assert BoxedPictures(found).picture(1).image[0].eq(1).all()
+    assert BoxedImages(found).image(1).image[0].eq(1).all()
     shard(tmp_path / "txt/train-0.tar", pairs(["1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5", ""], "txt"))
     found = open_annotations(str(tmp_path / "txt"), "train")
     assert found.class_names == ("0", "1")  # by their numbers
@@ -86,8 +86,8 @@ def test_boxes_as_json_and_as_darknets_lines(tmp_path):
 
 def test_shards_by_name_and_members_in_order(tmp_path):
     shard(tmp_path / "train/b.tar", pairs(["0"], first=1))
-    shard(tmp_path / "train/a.tar", {"9.png": picture(9), "9.cls": "1", "2.png": picture(2), "2.cls": "0"})
-    found = open_pictures(str(tmp_path), "train")
+    shard(tmp_path / "train/a.tar", {"9.png": sample(9), "9.cls": "1", "2.png": sample(2), "2.cls": "0"})
+    found = open_images(str(tmp_path), "train")
     assert [int(found.image(index).max()) for index in range(3)] == [9, 2, 1]
     assert read(tmp_path).paths()[2] == f"{tmp_path}/train/b.tar//001.png"
 
@@ -106,8 +106,8 @@ def test_class_names_that_are_not_given(tmp_path):
     assert train.labels.tolist() == [3, 0, 2] and val.labels.tolist() == [1, 3]
     shard(tmp_path / "b/train-0.tar", pairs(["red", "blue", "red"]))
     shard(tmp_path / "b/val-0.tar", pairs(["red"]))
-    names = open_pictures(str(tmp_path / "b"), "train").class_names
-    assert names == ("blue", "red") and open_pictures(str(tmp_path / "b"), "val", names).label(0) == 1
+    names = open_images(str(tmp_path / "b"), "train").class_names
+    assert names == ("blue", "red") and open_images(str(tmp_path / "b"), "val", names).label(0) == 1
     shard(tmp_path / "c/train-0.tar", pairs(["10", "2", "0"]))
     found = read(tmp_path / "c")
     assert found.class_names == tuple(map(str, range(11))) and found.labels.tolist() == [10, 2, 0]
@@ -125,11 +125,11 @@ def test_class_names_mean_numbers_and_names(tmp_path):
         (pairs(["0", "-1"]), "class out of range", 1),
         (pairs(["0", "owl"]), "unnamed class", 1),
         (pairs(["0", "1\n1"]), "not understood", 1),
-        ({**pairs(["0"]), "b.png": picture()}, "no class", 1),
-        ({**pairs(["0"]), "b.cls": "0"}, "label without picture", 1),
+        ({**pairs(["0"]), "b.png": sample()}, "no class", 1),
+        ({**pairs(["0"]), "b.cls": "0"}, "label without image", 1),
         ({**pairs(["0"]), "b.txt": "0"}, "left out", 1),
-        ({**pairs(["0"]), "b.png": b"no picture", "b.cls": "1"}, "unreadable picture", 2),
-        ({**pairs(['{"boxes": [], "labels": []}'], "json"), "b.png": picture()}, "no label file", 2),
+        ({**pairs(["0"]), "b.png": b"no image", "b.cls": "1"}, "unreadable image", 2),
+        ({**pairs(['{"boxes": [], "labels": []}'], "json"), "b.png": sample()}, "no label file", 2),
         (pairs(['{"boxes": [], "labels": []}', "{}"], "json"), "not understood", 1),
         (pairs(['{"boxes": [[0, 0, 1, 1]], "labels": [7]}'], "json"), "class out of range", 1),
         (pairs(["0 100 100 20 20"], "txt"), "not shares", 1),
@@ -170,19 +170,19 @@ def test_faults_of_the_layout(tmp_path, files, split, words):
         open_annotations(str(tmp_path), split, "webdataset")
 
 
-def test_shards_without_labels_or_pictures(tmp_path):
-    shard(tmp_path / "train-0.tar", {"a.png": picture(), "b.cls": "1"})
-    with pytest.raises(UserError, match="no picture with a label; expected members of one name"):
+def test_shards_without_labels_or_images(tmp_path):
+    shard(tmp_path / "train-0.tar", {"a.png": sample(), "b.cls": "1"})
+    with pytest.raises(UserError, match="no image with a label; expected members of one name"):
         read(tmp_path)
     shard(tmp_path / "train-0.tar", pairs(["x\ny"]))
-    with pytest.raises(UserError, match=r"(?s)000.cls: 'x.*the split 'train' has no pictures"):
+    with pytest.raises(UserError, match=r"(?s)000.cls: 'x.*the split 'train' has no images"):
         read(tmp_path)
 
 
 def test_detection_shards_are_no_classes(tmp_path):
     shard(tmp_path / "train-0.tar", pairs(['{"boxes": [], "labels": []}'], "json"))
-    with pytest.raises(UserError, match=r"read as tar shards.*its pictures have boxes.*Set task: detect"):
-        open_pictures(str(tmp_path), "train")
+    with pytest.raises(UserError, match=r"read as tar shards.*its images have boxes.*Set task: detect"):
+        open_images(str(tmp_path), "train")
 
 
 def test_a_change_of_a_shard_is_a_change(tmp_path):
@@ -197,15 +197,15 @@ def test_a_change_of_a_shard_is_a_change(tmp_path):
     assert depends == {".", "train", "train/0.tar", "val", "val/0.tar"}
 
 
-def test_a_shard_that_shrinks_or_goes_is_an_unreadable_picture(tmp_path):
+def test_a_shard_that_shrinks_or_goes_is_an_unreadable_image(tmp_path):
     path = shard(tmp_path / "train-0.tar", pairs(["0", "1"]))
-    found = open_pictures(str(tmp_path), "train")
+    found = open_images(str(tmp_path), "train")
     path.write_bytes(path.read_bytes()[:1600])
     found.image(0)
-    with pytest.raises(UnreadablePicture, match=r"train-0.tar//001.png.*its shard ends after"):
+    with pytest.raises(UnreadableImage, match=r"train-0.tar//001.png.*its shard ends after"):
         found.image(1)
     path.unlink()
-    with pytest.raises(UnreadablePicture, match="No such file"):
+    with pytest.raises(UnreadableImage, match="No such file"):
         found.image(0)
 
 
@@ -223,7 +223,7 @@ def test_any_damage_is_a_user_error_or_a_finding(tmp_path_factory, changes, cut)
     with contextlib.suppress(UserError):
         found = examine(str(root), "train", "webdataset")
         assert len(found.spans) == len(found)
-        source = BoxedPictures(found) if found.has_boxes else ClassifiedPictures(found, None, "data")
+        source = BoxedImages(found) if found.has_boxes else ClassifiedImages(found, None, "data")
         for index in range(len(found)):
-            with contextlib.suppress(UnreadablePicture):
-                source.picture(index) if isinstance(source, BoxedPictures) else source.image(index)
+            with contextlib.suppress(UnreadableImage):
+                source.sample(index) if isinstance(source, BoxedImages) else source.image(index)

@@ -1,4 +1,4 @@
-"""The anchor-free head's loss once more, literally: pictures, points and truths one after another, in floats.
+"""The anchor-free head's loss once more, literally: images, points and truths one after another, in floats.
 
 Written from the papers' formulas; it shares no code with the package.
 """
@@ -28,7 +28,7 @@ def overlap(a: list[float], b: list[float]) -> float:
     return w * h / union if union > 0 else 0.0
 
 
-def generalised(a: list[float], b: list[float]) -> float:
+def generalized(a: list[float], b: list[float]) -> float:
     w = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
     h = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h
@@ -38,7 +38,7 @@ def generalised(a: list[float], b: list[float]) -> float:
 
 @dataclass
 class Point:
-    """One point of one picture: where it is, and what the network says there."""
+    """One point of one image: where it is, and what the network says there."""
 
     x: float
     y: float
@@ -62,7 +62,7 @@ Truth = tuple[list[float], int]
 
 
 def points_of(raws: list[list], strides: list[int], bins: int) -> list[Point]:
-    """All points of one picture: heads one after another, rows from above, columns from the left."""
+    """All points of one image: heads one after another, rows from above, columns from the left."""
     found = []
     for raw, stride in zip(raws, strides, strict=True):
         for j in range(len(raw[0])):
@@ -177,7 +177,7 @@ def reference(
 
     Args:
         loss: its factors, its smoothing and the name of its assignment are read.
-        fixed: the assignments of an earlier call, picture by picture; filled if it is empty.
+        fixed: the assignments of an earlier call, image by image; filled if it is empty.
     """
     parts = {"box": 0.0, "classes": 0.0, **({"dfl": 0.0} if bins else {})}
     count = 0.0
@@ -200,7 +200,7 @@ def reference(
                 parts["classes"] += loss.classes * entropy
             if answer:
                 count += answer.weight
-                like = {"iou": overlap, "giou": generalised}[loss.box_loss](point.box, answer.box)
+                like = {"iou": overlap, "giou": generalized}[loss.box_loss](point.box, answer.box)
                 parts["box"] += loss.box * answer.weight * (1 - like)
                 if bins:
                     parts["dfl"] += loss.dfl * answer.weight * distribution_loss(point, answer.box, bins)
@@ -243,7 +243,7 @@ def hard_truths() -> list[Truth]:
         ([8.0, 8.0, 40.0, 32.0], 0),  # listed twice
         ([96.0, 4.0, 96.0, 12.0], 1),  # no width, on the right border
         ([70.0, 64.0, 88.0, 64.0], 1),  # no height, on the lower border
-        ([0.0, 0.0, 96.0, 64.0], 0),  # the whole picture
+        ([0.0, 0.0, 96.0, 64.0], 0),  # the whole image
         ([49.0, 49.0, 51.0, 51.5], 1),  # smaller than a cell, around none of the points
         ([49.5, 49.5, 51.0, 51.0], 2),  # and another there
     ]

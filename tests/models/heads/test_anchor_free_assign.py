@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankless.models.heads.anchor_free import assign as free_assign
 from rankless.models.heads.anchor_free.assign import Predicted, assign, highest
-from rankless.models.heads.anchor_free.codec import FreeHead, decode, points
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode, points
 from rankless.models.heads.yolo.assign import Truths
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +33,7 @@ CASES = ["random", "hard", "crowded", "one-empty", "empty"]
 
 
 def predicted_of(raw, bins=0):
-    heads = [FreeHead(stride, bins) for stride in STRIDES]
+    heads = [AnchorFreeHead(stride, bins) for stride in STRIDES]
     decoded = [decode(one, head) for one, head in zip(raw, heads, strict=True)]
     at = [points(one.shape[-2:], head, one).flatten(0, 1) for one, head in zip(raw, heads, strict=True)]
     return Predicted(
@@ -50,7 +50,7 @@ def truths_of(batch):
 
 
 def said(targets, b):
-    """point -> (label, quality, weight, box), of the positive points of a picture."""
+    """point -> (label, quality, weight, box), of the positive points of an image."""
     return {
         p: (
             targets.labels[b, p].item(),
@@ -196,7 +196,7 @@ def test_highest_is_the_beginning_of_a_stable_sort(data):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_pictures_may_be_taken_one_by_one(rule, monkeypatch):
+def test_images_may_be_taken_one_by_one(rule, monkeypatch):
     batch = case("hard")
     predicted = predicted_of(make_raw(0, 2, 1))
     whole = assign(rule, predicted, truths_of(batch))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rankless.models.heads.anchor_free.codec import (
     LARGEST_LOG_SIZE,
-    FreeHead,
+    AnchorFreeHead,
     decode,
     encode,
     expectation,
-    neighbours,
+    neighbors,
     place,
     points,
     split,
@@ -31,11 +31,11 @@ def raw_of(head, shape=(3, 5), dtype=torch.float64):
 
 @pytest.mark.parametrize(("bins", "outputs"), [(0, 7), (1, 7), (16, 67)])
 def test_a_head_has_four_numbers_or_four_distributions_and_the_classes(bins, outputs):
-    assert FreeHead(8, bins).outputs(CLASSES) == outputs
+    assert AnchorFreeHead(8, bins).outputs(CLASSES) == outputs
 
 
 def test_decode_without_bins_is_yolox_formula_from_the_middle_of_the_cell():
-    head = FreeHead(16)
+    head = AnchorFreeHead(16)
     raw = raw_of(head)
     boxes, objectness, classes = decode(raw, head)
     assert boxes.shape == (2, 3, 5, 4)
@@ -52,7 +52,7 @@ def test_decode_without_bins_is_yolox_formula_from_the_middle_of_the_cell():
 
 
 def test_decode_with_bins_is_the_mean_of_each_sides_distribution():
-    head = FreeHead(8, bins=5)
+    head = AnchorFreeHead(8, bins=5)
     raw = raw_of(head)
     boxes, objectness, classes = decode(raw, head)
     assert objectness is None
@@ -77,7 +77,7 @@ starts = st.floats(-300, 600)
 @settings(deadline=None, max_examples=40)
 @given(x=starts, y=starts, w=sides, h=sides, stride=st.sampled_from([8, 16, 32]))
 def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
-    head = FreeHead(stride)
+    head = AnchorFreeHead(stride)
     at = points((4, 6), head, torch.zeros(1, dtype=torch.float64))
     box = torch.tensor([x, y, x + w, y + h], dtype=torch.float64)
     back = place(encode(box.expand(4, 6, 4), at, head), at, head)
@@ -87,21 +87,21 @@ def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
 @settings(deadline=None, max_examples=40)
 @given(st.tuples(*[st.floats(0, 7)] * 4))
 def test_with_bins_every_box_that_holds_its_point_and_is_in_reach_can_be_said(reach):
-    head = FreeHead(8, bins=8)
+    head = AnchorFreeHead(8, bins=8)
     at = points((2, 3), head, torch.zeros(1, dtype=torch.float64))
     left, top, right, bottom = (8 * r for r in reach)
     box = torch.stack((at[..., 0] - left, at[..., 1] - top, at[..., 0] + right, at[..., 1] + bottom), -1)
     distances = encode(box, at, head)
     torch.testing.assert_close(distances, torch.tensor(reach, dtype=torch.float64).expand(2, 3, 4))
-    # Logits of the distribution over the two neighbours; e^-700 stands for nothing.
-    logits = neighbours(distances, 8).log().clamp(min=-700)
+    # Logits of the distribution over the two neighbors; e^-700 stands for nothing.
+    logits = neighbors(distances, 8).log().clamp(min=-700)
     torch.testing.assert_close(place(logits, at, head), box, rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.floats(-3, 12))
-def test_neighbours_are_two_bins_whose_mean_is_the_value(value):
-    row = neighbours(torch.tensor(value, dtype=torch.float64), 8)
+def test_neighbors_are_two_bins_whose_mean_is_the_value(value):
+    row = neighbors(torch.tensor(value, dtype=torch.float64), 8)
     assert row.sum().item() == pytest.approx(1)
     assert (row > 0).sum() <= 2
     taken = row.nonzero().flatten()
@@ -114,13 +114,13 @@ def test_equal_logits_expect_the_middle():
 
 
 def test_points_are_the_middles_of_cells_in_pixels():
-    at = points((2, 3), FreeHead(8), torch.zeros(1))
+    at = points((2, 3), AnchorFreeHead(8), torch.zeros(1))
     assert at[..., 0].tolist() == [[4, 12, 20]] * 2
     assert at[..., 1].tolist() == [[4] * 3, [12] * 3]
 
 
 def test_a_box_without_sides_is_encoded_finitely():
-    head = FreeHead(16)
+    head = AnchorFreeHead(16)
     at = points((1, 1), head, torch.zeros(1))
     assert encode(torch.tensor([3.0, 4.0, 3.0, 4.0]).view(1, 1, 4), at, head).isfinite().all()
 
@@ -128,7 +128,7 @@ def test_a_box_without_sides_is_encoded_finitely():
 @pytest.mark.parametrize("bins", [0, 6])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_and_runaway_numbers_stay_finite(dtype, bins):
-    head = FreeHead(32, bins)
+    head = AnchorFreeHead(32, bins)
     raw = torch.full((1, head.outputs(2), 1, 1), 1e4, dtype=dtype)
     boxes, _, classes = decode(raw, head)
     assert boxes.dtype == classes.dtype == torch.float32
@@ -141,7 +141,7 @@ def test_low_precision_and_runaway_numbers_stay_finite(dtype, bins):
 
 @pytest.mark.parametrize("bins", [0, 4])
 def test_bf16_is_decoded_in_float32_even_under_autocast(bins):
-    head = FreeHead(8, bins)
+    head = AnchorFreeHead(8, bins)
     raw = raw_of(head, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         boxes, _, _ = decode(raw, head)
@@ -150,7 +150,7 @@ def test_bf16_is_decoded_in_float32_even_under_autocast(bins):
 
 @pytest.mark.parametrize("bins", [0, 4])
 def test_split_does_not_depend_on_the_memory_format(bins):
-    head = FreeHead(8, bins)
+    head = AnchorFreeHead(8, bins)
     raw = raw_of(head)
     last = raw.contiguous(memory_format=torch.channels_last)
     for one, other in zip(split(raw, head), split(last, head), strict=True):

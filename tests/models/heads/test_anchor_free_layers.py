@@ -1,4 +1,4 @@
-"""The layers: their shapes, what they say untrained, and that they can learn pictures by heart."""
+"""The layers: their shapes, what they say untrained, and that they can learn images by heart."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import torch
 from torch import nn
 
 from rankless.geometry.boxes import iou
-from rankless.models.heads.anchor_free.codec import FreeHead, decode
-from rankless.models.heads.anchor_free.layers import CLASS_PRIOR, SIZE_PRIOR, FreeHeadLayers
-from rankless.models.heads.anchor_free.loss import FreeLoss
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode
+from rankless.models.heads.anchor_free.layers import CLASS_PRIOR, SIZE_PRIOR, AnchorFreeHeadLayers
+from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.models.layers import ConvBlock
 from rankless.structures import DetectionBatch
 
 
 @pytest.mark.parametrize(("bins", "outputs"), [(0, 9), (12, 53)])
 def test_the_output_is_the_heads(bins, outputs):
-    layers = FreeHeadLayers(24, 5, bins, hidden=16, depth=1)
+    layers = AnchorFreeHeadLayers(24, 5, bins, hidden=16, depth=1)
     assert layers(torch.randn(2, 24, 3, 4)).shape == (2, outputs, 3, 4)
-    assert FreeHead(8, bins).outputs(5) == outputs
+    assert AnchorFreeHead(8, bins).outputs(5) == outputs
 
 
 def test_branches_are_no_wider_than_what_they_read():
-    assert FreeHeadLayers(24, 5).box.in_channels == 24
-    assert FreeHeadLayers(512, 5).box.in_channels == 64
-    assert FreeHeadLayers(24, 5, hidden=40).classes.in_channels == 40
+    assert AnchorFreeHeadLayers(24, 5).box.in_channels == 24
+    assert AnchorFreeHeadLayers(512, 5).box.in_channels == 64
+    assert AnchorFreeHeadLayers(24, 5, hidden=40).classes.in_channels == 40
 
 
 def test_the_branches_share_the_stem_alone():
-    layers = FreeHeadLayers(8, 2, hidden=8, depth=2)
+    layers = AnchorFreeHeadLayers(8, 2, hidden=8, depth=2)
     layers(torch.randn(2, 8, 4, 4))[:, :4].square().sum().backward()
     assert layers.stem.conv.weight.grad.any()
     assert all(parameter.grad.any() for parameter in layers.box.parameters())
@@ -39,24 +39,24 @@ def test_the_branches_share_the_stem_alone():
 
 @pytest.mark.parametrize(("bins", "tolerance"), [(0, 1e-6), (64, 1e-6), (16, 0.06)])
 def test_untrained_it_says_hardly_anything_and_boxes_of_three_cells(bins, tolerance):
-    layers = FreeHeadLayers(8, 3, bins)
+    layers = AnchorFreeHeadLayers(8, 3, bins)
     for last in (layers.box, layers.classes):
         nn.init.zeros_(last.weight)
-    boxes, _, logits = decode(layers(torch.randn(1, 8, 2, 2)), FreeHead(16, bins))
+    boxes, _, logits = decode(layers(torch.randn(1, 8, 2, 2)), AnchorFreeHead(16, bins))
     assert logits.sigmoid().flatten().tolist() == pytest.approx([CLASS_PRIOR] * 12)
     sides = (boxes[..., 2:] - boxes[..., :2]) / 16
     assert sides.flatten().tolist() == pytest.approx([SIZE_PRIOR] * 8, rel=tolerance + 1e-5)
 
 
 def test_dropout_drops_whole_channels_in_training_only():
-    layers = FreeHeadLayers(8, 2, dropout=0.5)
+    layers = AnchorFreeHeadLayers(8, 2, dropout=0.5)
     x = torch.randn(2, 8, 4, 4)
     assert not torch.equal(layers(x), layers(x))
     layers.eval()
     assert torch.equal(layers(x), layers(x))
 
 
-# --- four pictures learnt by heart ------------------------------------------------------------------------
+# --- four images learnt by heart ------------------------------------------------------------------------
 
 SPOTS = [
     [(4, 6, 24, 22), (30, 30, 60, 58), (40, 8, 46, 14)],
@@ -82,7 +82,7 @@ class Net(nn.Module):
         super().__init__()
         self.fine = nn.Sequential(ConvBlock(3, 16, 3, 2), ConvBlock(16, 32, 3, 2), ConvBlock(32, 32, 3, 2))
         self.coarse = ConvBlock(32, 32, 3, 2)
-        self.heads = nn.ModuleList(FreeHeadLayers(32, 2, bins, depth=1) for _ in range(2))
+        self.heads = nn.ModuleList(AnchorFreeHeadLayers(32, 2, bins, depth=1) for _ in range(2))
 
     def forward(self, x):
         fine = self.fine(x)
@@ -91,16 +91,16 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("assign", ["task-aligned", "simota"])
 @pytest.mark.parametrize("bins", [0, 12])
-def test_learns_four_pictures_by_heart(assign, bins):
+def test_learns_four_images_by_heart(assign, bins):
     images, batch = rectangles()
     torch.manual_seed(1)
-    net, heads, loss = Net(bins), (FreeHead(8, bins), FreeHead(16, bins)), FreeLoss(assign)
-    optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    net, heads, loss = Net(bins), (AnchorFreeHead(8, bins), AnchorFreeHead(16, bins)), AnchorFreeLoss(assign)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     for _ in range(150):
         found = loss(net(images), heads, batch)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (found.sum / found.count).backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         decoded = [decode(raw, head) for raw, head in zip(net(images), heads, strict=True)]
     boxes = torch.cat([place.flatten(1, 2) for place, _, _ in decoded], 1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rankless.errors import UserError
-from rankless.models.heads.anchor_free.codec import FreeHead
-from rankless.models.heads.anchor_free.loss import BOX_LOSSES, FreeLoss, from_recipe
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead
+from rankless.models.heads.anchor_free.loss import BOX_LOSSES, AnchorFreeLoss, from_recipe
 from rankless.recipe import schema
 from rankless.structures import DetectionBatch
 
@@ -27,16 +27,16 @@ from reference_for_anchor_free import (
 )
 
 LOSSES = [
-    FreeLoss(),
-    FreeLoss("simota", box_loss="iou", box=5.0, classes=0.5, dfl=1.5),
-    FreeLoss("task-aligned", box_loss="iou", box=0.7, classes=2.0, dfl=0.3, smoothing=0.1),
+    AnchorFreeLoss(),
+    AnchorFreeLoss("simota", box_loss="iou", box=5.0, classes=0.5, dfl=1.5),
+    AnchorFreeLoss("task-aligned", box_loss="iou", box=0.7, classes=2.0, dfl=0.3, smoothing=0.1),
 ]
 LOSS_IDS = ["plain", "simota", "smooth"]
 CASES = ["random", "hard", "crowded", "one-empty", "empty"]
 
 
 def heads_of(bins):
-    return [FreeHead(stride, bins) for stride in STRIDES]
+    return [AnchorFreeHead(stride, bins) for stride in STRIDES]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
@@ -111,7 +111,7 @@ def test_without_positives_all_is_finite_and_connected(loss, truths, bins):
 @pytest.mark.parametrize("value", [0.0, 30.0, -30.0, 1e4, -1e4])
 def test_a_training_that_ran_away_still_has_a_finite_gradient(box_loss, value, bins):
     raw = [torch.full_like(r, value).requires_grad_() for r in make_raw(bins, 2, 3, torch.float32)]
-    found = FreeLoss(box_loss=box_loss)(raw, heads_of(bins), case("hard"))
+    found = AnchorFreeLoss(box_loss=box_loss)(raw, heads_of(bins), case("hard"))
     found.sum.backward()
     assert found.sum.isfinite() and found.count.isfinite()
     assert all(r.grad.isfinite().all() for r in raw)
@@ -145,7 +145,7 @@ def test_padding_and_the_truths_order_change_no_bit(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
-def test_a_batch_is_the_sum_of_its_pictures(loss):
+def test_a_batch_is_the_sum_of_its_images(loss):
     lists = [hard_truths(), random_truths(random.Random(2), 4), []]
     raw = make_raw(0, 3, 9)
     whole = loss(raw, heads_of(0), make_batch(lists))
@@ -219,8 +219,8 @@ def test_the_recipe_overrides():
     loss = schema.Loss(
         name="anchor-free", box=0.5, classes=3.0, box_loss="ciou", assign="simota", dfl=1.5, smoothing=0.1
     )
-    assert from_recipe(loss, bins=16) == FreeLoss("simota", "ciou", 0.5, 3.0, 1.5, 0.1)
-    assert from_recipe(schema.Loss()) == from_recipe(schema.Loss(name="anchor-free")) == FreeLoss()
+    assert from_recipe(loss, bins=16) == AnchorFreeLoss("simota", "ciou", 0.5, 3.0, 1.5, 0.1)
+    assert from_recipe(schema.Loss()) == from_recipe(schema.Loss(name="anchor-free")) == AnchorFreeLoss()
 
 
 def test_every_setting_of_other_losses_is_refused_at_once():

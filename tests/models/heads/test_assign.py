@@ -27,11 +27,11 @@ def around(cx, cy, w, h):
 
 
 def taken(head, truths, anchor_iou=None):
-    """(picture, anchor, row, column) of the taken slots."""
+    """(image, anchor, row, column) of the taken slots."""
     return assign(truths, head, CELLS[head.stride], anchor_iou).positive.nonzero().tolist()
 
 
-def test_the_anchor_of_like_shape_answers_in_the_cell_of_the_centre():
+def test_the_anchor_of_like_shape_answers_in_the_cell_of_the_center():
     truths = truths_of(around(200, 100, 130, 170))  # anchor 4, the second of the coarse head
     assert taken(COARSE, truths) == [[0, 1, 3, 6]]
     assert taken(FINE, truths) == []
@@ -64,7 +64,7 @@ def test_of_equal_anchors_the_first_is_best():
     assert taken(head, truths_of(around(10, 10, 16, 16))) == [[0, 1, 0, 0]]
 
 
-def test_a_centre_on_the_far_border_stays_in_the_grid():
+def test_a_center_on_the_far_border_stays_in_the_grid():
     truths = truths_of(around(416, 416, 37, 58), around(416, 0, 37, 58))
     assert taken(FINE, truths) == [[0, 1, 0, 25], [0, 1, 25, 25]]
 
@@ -91,7 +91,7 @@ def test_a_slots_value_is_the_highest_of_its_truths():
     assert slot_values(values[:, :0], assign(truths_of(), FINE, CELLS[16])).count_nonzero() == 0
 
 
-def test_pictures_do_not_mix():
+def test_images_do_not_mix():
     box = around(200, 100, 37, 58)
     truths = Truths.of(
         torch.tensor([[box, box], [box, box]]),

@@ -17,7 +17,7 @@ ANCHORS = ((16.0, 24.0), (30.0, 28.0))
 OLD = YoloHead(ANCHORS, mask=(0, 1), stride=16, scale_xy=1.05, anchor_iou=0.1)
 NEW = YoloHead(ANCHORS, mask=(0, 1), stride=16, scale_xy=2.0, new_coords=True, anchor_iou=0.1)
 SHAPE = (4, 4)
-BOX = (20.0, 18.0, 41.0, 50.0)  # its centre lies in column 1, row 2
+BOX = (20.0, 18.0, 41.0, 50.0)  # its center lies in column 1, row 2
 
 
 def one_truth(head: YoloHead):
@@ -34,14 +34,14 @@ def right_offsets(head: YoloHead) -> torch.Tensor:
     x, y, w, h = (BOX[0] + BOX[2]) / 2, (BOX[1] + BOX[3]) / 2, BOX[2] - BOX[0], BOX[3] - BOX[1]
     rows = []
     for aw, ah in ANCHORS:
-        centre = [
+        center = [
             logit((at / 16 - cell + (head.scale_xy - 1) / 2) / head.scale_xy) for at, cell in ((x, 1), (y, 2))
         ]
         if head.new_coords:
             size = [logit(math.sqrt(w / aw) / 2), logit(math.sqrt(h / ah) / 2)]
         else:
             size = [math.log(w / aw), math.log(h / ah)]
-        rows.append(centre + size)
+        rows.append(center + size)
     return torch.tensor(rows, dtype=torch.float64).view(1, 1, 2, 4)
 
 

@@ -41,7 +41,7 @@ LOSS_IDS = [
 ]
 
 
-# --- the reference: pictures, cells and truths one after another, in Python's floats ---------------------
+# --- the reference: images, cells and truths one after another, in Python's floats ---------------------
 
 
 def sigmoid(x: float) -> float:
@@ -95,7 +95,7 @@ def reference(loss: YoloLoss, raws: list[Tensor], batch: DetectionBatch, alphas:
                 )
                 if valid
             ]
-            added = one_picture(loss, raw[b].tolist(), head, truths, alphas, (number, b))
+            added = one_image(loss, raw[b].tolist(), head, truths, alphas, (number, b))
             parts = [part + more for part, more in zip(parts, added, strict=True)]
     factors = (first(loss.box, 1.0 if compares(loss) == "mse" else 0.07), loss.objectness, loss.classes)
     return [first(factor, 1.0) * part for factor, part in zip(factors, parts, strict=True)]
@@ -121,7 +121,7 @@ def objectness(loss: YoloLoss, logit: float, present: bool, quality: float) -> f
     return bce(logit, 1.0 if present else 0.0)
 
 
-def one_picture(loss, raw, head, truths, alphas, name):
+def one_image(loss, raw, head, truths, alphas, name):
     rows, columns = len(raw[0]), len(raw[0][0])
 
     def cell(a, j, i):
@@ -208,9 +208,9 @@ def hard_truths() -> list[tuple[list[float], int]]:
         ([8.0, 8.0, 24.0, 32.0], 0),
         ([9.0, 8.0, 24.0, 31.0], 2),  # the same cell and anchor, another class
         ([8.0, 7.0, 23.0, 31.0], 2),  # and once more
-        ([48.0, 4.0, 48.0, 12.0], 1),  # no width, its centre on the right border
-        ([38.0, 32.0, 48.0, 32.0], 1),  # no height, its centre on the lower border
-        ([0.0, 0.0, 48.0, 32.0], 0),  # the whole picture
+        ([48.0, 4.0, 48.0, 12.0], 1),  # no width, its center on the right border
+        ([38.0, 32.0, 48.0, 32.0], 1),  # no height, its center on the lower border
+        ([0.0, 0.0, 48.0, 32.0], 0),  # the whole image
         ([16.0, 0.0, 32.0, 16.0], 1),  # between anchors
         ([2.0, 2.0, 5.0, 6.0], 1),  # best for the anchor that no head owns
     ]
@@ -343,7 +343,7 @@ def test_padding_and_what_lies_in_it_change_no_bit(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
-def test_a_batch_is_the_sum_of_its_pictures(loss):
+def test_a_batch_is_the_sum_of_its_images(loss):
     lists = [hard_truths(), random_truths(random.Random(2), 4), []]
     raw = make_raw(3, 9)
     whole = loss(raw, HEADS, make_batch(lists)).sum.item()

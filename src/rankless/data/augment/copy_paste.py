@@ -1,4 +1,4 @@
-"""Copy-paste of boxes: objects of another picture, each as its rectangle (after Ghiasi et al., 2021).
+"""Copy-paste of boxes: objects of another image, each as its rectangle (after Ghiasi et al., 2021).
 
 There are no masks, so an object brings the background of its box along.
 """
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.geometry.letterbox import fit
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 TAKEN = 0.5
-"""Chance of each object of the other picture …"""
+"""Chance of each object of the other image …"""
 MOST = 8
 """… of which at most so many are pasted."""
 TRIES = 5
@@ -23,28 +23,26 @@ COVERED = 0.3
 """A place is free if no more than this share of any box that is there already would be covered."""
 
 
-def copy_paste(
-    picture: Picture, other: Picture, size: tuple[int, int], chance: np.random.Generator
-) -> Picture:
-    """A picture with objects of another.
+def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], chance: np.random.Generator) -> Sample:
+    """An image with objects of another.
 
-    An object is as large on the input as its own picture would show it, and lies wholly in the picture; one
-    that is larger than the picture is not pasted. The boxes that were there all stay.
+    An object is as large on the input as its own image would show it, and lies wholly in the image; one
+    that is larger than the image is not pasted. The boxes that were there all stay.
 
     Args:
-        picture: what is pasted into; stays as it is.
+        image: what is pasted into; stays as it is.
         other: where the objects come from.
         size: the network's input (H, W) in pixels.
         chance: which objects, and where.
 
     Returns:
-        The picture with its boxes, then those of the pasted objects.
+        The image with its boxes, then those of the pasted objects.
     """
     order = chance.permutation(len(other.labels))
     taken = order[chance.random(len(order)) < TAKEN][:MOST].tolist()
-    height, width = picture.image.shape[-2:]
+    height, width = sample.image.shape[-2:]
     scale = fit(other.image.shape[-2], other.image.shape[-1], size) / fit(height, width, size)
-    image, boxes, labels = picture.image.clone(), [picture.boxes], [picture.labels]
+    image, boxes, labels = sample.image.clone(), [sample.boxes], [sample.labels]
     for number in taken:
         patch, box = _object(other, number, scale)
         rows, columns = patch.shape[-2:]
@@ -57,15 +55,15 @@ def copy_paste(
         image[:, top : top + rows, left : left + columns] = patch
         boxes.append((box + torch.tensor([left, top, left, top]))[None])
         labels.append(other.labels[number : number + 1])
-    return Picture(image, torch.cat(boxes), torch.cat(labels))
+    return Sample(image, torch.cat(boxes), torch.cat(labels))
 
 
-def _object(picture: Picture, number: int, scale: float) -> tuple[Tensor, Tensor]:
+def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
     """The whole pixels that a box touches, scaled, uint8 (3, h, w), and the box in their pixels, (4,)."""
-    height, width = picture.image.shape[-2:]
-    x1, y1, x2, y2 = picture.boxes[number].tolist()
+    height, width = sample.image.shape[-2:]
+    x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))
-    patch = picture.image[:, top : min(height, int(np.ceil(y2))), left : min(width, int(np.ceil(x2)))]
+    patch = sample.image[:, top : min(height, int(np.ceil(y2))), left : min(width, int(np.ceil(x2)))]
     box = torch.tensor([x1 - left, y1 - top, x2 - left, y2 - top])
     sides = [max(1, round(side * scale)) for side in patch.shape[-2:]]
     if sides == list(patch.shape[-2:]):
@@ -78,7 +76,7 @@ def _object(picture: Picture, number: int, scale: float) -> tuple[Tensor, Tensor
 def _free_place(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], chance: np.random.Generator
 ) -> tuple[int, int] | None:
-    """(left, top) of a rectangle of ``sides`` (w, h) in a picture of ``room`` (w, h), or None.
+    """(left, top) of a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
 
     Every try draws, so that what one object meets changes no other's draws.
     """

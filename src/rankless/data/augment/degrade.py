@@ -1,4 +1,4 @@
-"""What cameras and storage do to a picture: blur, noise, the traces of JPEG. No box changes."""
+"""What cameras and storage do to an image: blur, noise, the traces of JPEG. No box changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two pictures of one input's size become one, and their targets with them."""
+"""Two images of one input's size become one, and their targets with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mixup(one: Example, other: Example, alpha: float, chance: np.random.Generato
 
 
 def blended(one: Tensor, other: Tensor, share: float) -> Tensor:
-    """``share`` of one picture and the rest of another, uint8 of one shape, pixel by pixel."""
+    """``share`` of one image and the rest of another, uint8 of one shape, pixel by pixel."""
     sum_ = one.numpy() * np.float32(share) + other.numpy() * np.float32(1 - share)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 

@@ -1,7 +1,7 @@
-"""Mosaics: four training pictures around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
+"""Mosaics: four training images around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
 
-Each picture is as large as the letterbox would make it, times the zoom, and its inner corner lies on the
-point where the four meet; the input's border cuts what sticks out. So a picture is resized once, and no more
+Each image is as large as the letterbox would make it, times the zoom, and its inner corner lies on the
+point where the four meet; the input's border cuts what sticks out. So an image is resized once, and no more
 of it than is seen.
 """
 
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.data.augment.resample import clip, drawn_colour, mirror, recoloured_patch, warped_picture
+from rankless.data.augment.resample import clip, drawn_color, mirror, recolored_patch, warped_image
 from rankless.data.augment.warp import Matrix, Points, drawn_warp, origins, warped_boxes
-from rankless.geometry.letterbox import GREY, fit, lay, scaled, to_input
+from rankless.geometry.letterbox import GRAY, fit, lay, scaled, to_input
 from rankless.recipe.schema import Augment
-from rankless.structures import Letterbox, Picture
+from rankless.structures import Letterbox, Sample
 
 SPREAD = 0.3
 """The point lies at most this share of a side from the middle, before zoom and shift: 0.2 to 0.8, as Darknet
@@ -27,22 +27,22 @@ has it."""
 
 
 def mosaic(
-    read: Callable[[int], Picture],
+    read: Callable[[int], Sample],
     index: int,
     among: Sequence[int],
     size: tuple[int, int],
     options: Augment,
     chance: np.random.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Picture ``index`` and three others on one input.
+    """Image ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirror are of the mosaic, colour is of each picture. What the border leaves too
+    Zoom, shift, warp and mirror are of the mosaic, color is of each image. What the border leaves too
     little of is dropped, as in :func:`rankless.data.augment.resample.augment`.
 
     Args:
-        read: gives a picture by its number; not asked for those of which nothing is seen.
-        index: the picture that the input is drawn for; it takes one of the four places.
-        among: the pictures, it included, from which the others are drawn.
+        read: gives an image by its number; not asked for those of which nothing is seen.
+        index: the image that the input is drawn for; it takes one of the four places.
+        among: the images, it included, from which the others are drawn.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
         chance: where the mosaic comes from.
@@ -54,7 +54,7 @@ def mosaic(
     own = int(chance.integers(4))
     sideways, upside_down = (chance.random(2) < (options.flip, options.flip_vertical)).tolist()
     zoom, *draws = chance.uniform(-1, 1, 5).tolist()
-    colours = chance.uniform(-1, 1, (4, 3)).tolist()
+    colors = chance.uniform(-1, 1, (4, 3)).tolist()
     factor = (1 + options.scale) ** zoom
     meeting_x, meeting_y = (
         round(side * (0.5 + SPREAD * factor * off + options.translate * shift))
@@ -63,14 +63,14 @@ def mosaic(
     tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, chance))
     for place, number in enumerate([*others[:own], index, *others[own:]]):
         if tiles.seen(place):
-            tiles.lay(place, read(number), factor, drawn_colour(options, *colours[place]))
+            tiles.lay(place, read(number), factor, drawn_color(options, *colors[place]))
     clipped, labels = tiles.boxes()
     image, mirrored = mirror(tiles.canvas, clipped, sideways, upside_down)
     return image, mirrored, labels
 
 
 def _others(index: int, among: Sequence[int], chance: np.random.Generator) -> list[int]:
-    """Three pictures other than ``index`` and than each other, as far as there are so many."""
+    """Three images other than ``index`` and than each other, as far as there are so many."""
     taken, found = [among.index(index)], []
     for draw in chance.random(3).tolist():
         if len(taken) == len(among):
@@ -92,7 +92,7 @@ class _Tiles:
 
     def __init__(self, size: tuple[int, int], meeting: tuple[int, int], warp: Matrix | None) -> None:
         self.size, self.meeting, self.warp = size, meeting, warp
-        self.canvas = torch.full((3, *size), GREY, dtype=torch.uint8)
+        self.canvas = torch.full((3, *size), GRAY, dtype=torch.uint8)
         self._points = None if warp is None else origins(warp, size)
         self._found: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
         self._regions = [np.zeros((0, 4), np.float32)]
@@ -104,20 +104,20 @@ class _Tiles:
         x0, y0, x1, y1 = self._quarter(place)
         return x0 < x1 and y0 < y1
 
-    def lay(self, place: int, picture: Picture, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """A picture, ``factor`` times as large as letterboxed, with its inner corner on the meeting point."""
-        height, width = picture.image.shape[-2:]
+    def lay(self, place: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
+        """An image, ``factor`` times as large as letterboxed, with its inner corner on the meeting point."""
+        height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
         left = self.meeting[0] - (0 if place % 2 else scaled(width, scale))
         top = self.meeting[1] - (0 if place // 2 else scaled(height, scale))
         if self._points is None:
-            where = self._lay_flat(place, picture.image, matrix, (scale, left, top))
+            where = self._lay_flat(place, sample.image, matrix, (scale, left, top))
             region = np.array([self._quarter(place)], np.float32)
-            self._regions.append(region.repeat(len(picture.labels), 0))
+            self._regions.append(region.repeat(len(sample.labels), 0))
         else:
             where = Letterbox(scale, left, top, height, width)
-            self._lay_warped(place, picture.image, matrix, where, self._points)
-        self._found.append((to_input(picture.boxes, where), picture.labels))
+            self._lay_warped(place, sample.image, matrix, where, self._points)
+        self._found.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self) -> tuple[Tensor, Tensor]:
         """Boxes (N, 4) as the input shows them, and their labels (N,)."""
@@ -139,7 +139,7 @@ class _Tiles:
     ) -> Letterbox:
         x0, y0, x1, y1 = self._quarter(place)
         scale, left, top = at
-        patch, corner, where = recoloured_patch(image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0)
+        patch, corner, where = recolored_patch(image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0)
         lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
         return replace(where, left=where.left + x0, top=where.top + y0)
 
@@ -149,7 +149,7 @@ class _Tiles:
         mask = self._mask(place, points)
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
         part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-        patch = warped_picture(image, matrix, (points[0][part], points[1][part]), where)
+        patch = warped_image(image, matrix, (points[0][part], points[1][part]), where)
         under = self.canvas[:, part[0], part[1]]
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 

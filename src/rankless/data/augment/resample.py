@@ -1,11 +1,11 @@
-"""How one training picture is varied: mirror, colour, zoom, shift and warp, in one resampling.
+"""How one training image is varied: mirror, color, zoom, shift and warp, in one resampling.
 
-Zoom and shift only move the place where the letterbox would put the picture, so a picture is resized once,
+Zoom and shift only move the place where the letterbox would put the image, so an image is resized once,
 and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,
 perspective) it is sampled once instead, at the places where the warp would have come from.
 
-Colour is one 3×3 matrix per picture. A round trip through HSV costs about ten times as much, and the two
-agree where it matters: hue turns around the grey axis, saturation moves away from it, value is a factor.
+Color is one 3×3 matrix per image. A round trip through HSV costs about ten times as much, and the two
+agree where it matters: hue turns around the gray axis, saturation moves away from it, value is a factor.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.augment.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
-from rankless.geometry.letterbox import centred, fit, paste, place, resized, to_input, visible_part
+from rankless.geometry.letterbox import centerd, fit, paste, place, resized, to_input, visible_part
 from rankless.recipe.schema import Augment
-from rankless.structures import Letterbox, Picture
+from rankless.structures import Letterbox, Sample
 
 KEPT_SHARE = 0.25
 """A box is dropped if the input's border leaves less than this share of its area …"""
 KEPT_SIDE = 2.0
 """… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
-_AT_ONCE = 16384  # pixels that are recoloured: what they need fits into a processor's second cache
+_AT_ONCE = 16384  # pixels that are recolored: what they need fits into a processor's second cache
 
 
 def augment(
-    picture: Picture, size: tuple[int, int], options: Augment, chance: np.random.Generator
+    sample: Sample, size: tuple[int, int], options: Augment, chance: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """One variation of a picture on the network's input.
+    """One variation of an image on the network's input.
 
     Args:
-        picture: the source.
+        image: the source.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
         chance: where the variation comes from.
@@ -45,29 +45,29 @@ def augment(
         and where the source lay on the input before the input was warped and mirrored.
     """
     mirrored = bool(chance.random() < options.flip)
-    *colour, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    *color, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
     upside_down = bool(chance.random() < options.flip_vertical)
-    image = picture.image
+    image = sample.image
     height, width = image.shape[-2:]
     scale = fit(height, width, size) * (1 + options.scale) ** zoom
-    left, top = centred(height, width, size, scale)
+    left, top = centerd(height, width, size, scale)
     left += round(shift_x * options.translate * size[1])
     top += round(shift_y * options.translate * size[0])
-    matrix = drawn_colour(options, *colour)
+    matrix = drawn_color(options, *color)
     warp = drawn_warp(options, size, chance)
-    boxes = picture.boxes
+    boxes = sample.boxes
     if warp is not None:
         where = Letterbox(scale, left, top, height, width)
-        placed = warped_picture(image, matrix, origins(warp, size), where)
+        placed = warped_image(image, matrix, origins(warp, size), where)
         boxes = warped_boxes(to_input(boxes, where), warp)
     elif matrix is None:
         placed, where = place(image, size, scale, left, top)
-    else:  # the grey around stays 114
-        patch, corner, where = recoloured_patch(image, matrix, size, scale, left, top)
+    else:  # the gray around stays 114
+        patch, corner, where = recolored_patch(image, matrix, size, scale, left, top)
         placed = paste(patch, corner, size)
     placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
     boxes, stays = clip(boxes, np.array([0, 0, size[1], size[0]], np.float32))
-    return placed, boxes[stays], picture.labels[stays], where
+    return placed, boxes[stays], sample.labels[stays], where
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
@@ -82,36 +82,36 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
     return image.flip(axes) if axes else image, torch.stack((x1, y1, x2, y2), 1)
 
 
-def drawn_colour(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """The colour matrix of three draws from -1..1; None where the options leave colours as they are."""
+def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
+    """The color matrix of three draws from -1..1; None where the options leave colors as they are."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
-    return colour_matrix(hue * options.hue, *factors)
+    return color_matrix(hue * options.hue, *factors)
 
 
-def colour_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """What turns RGB columns into recoloured RGB columns, (3, 3).
+def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
+    """What turns RGB columns into recolored RGB columns, (3, 3).
 
-    ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the grey axis by ``hue``
+    ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the gray axis by ``hue``
     is Rodrigues' formula, the mean is of the three channels (Haeberli, "Matrix Operations for Image
     Processing", 1993, with equal weights, so that the two commute).
 
     Args:
         hue: share of the full circle; 1/3 sends red to green.
-        saturation: factor on the distance from grey; 0 is grey.
+        saturation: factor on the distance from gray; 0 is gray.
         value: factor on everything.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
-    grey = (1 - saturation) / 3
-    own = value * (grey + saturation * (math.cos(angle) + along))
-    before, after = (value * (grey + saturation * (along + side)) for side in (across, -across))
+    gray = (1 - saturation) / 3
+    own = value * (gray + saturation * (math.cos(angle) + along))
+    before, after = (value * (gray + saturation * (along + side)) for side in (across, -across))
     return np.array([[own, after, before], [before, own, after], [after, before, own]], np.float32)
 
 
-def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
-    """uint8 (3, H, W) times a colour matrix, rounded and clipped to 0..255.
+def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
+    """uint8 (3, H, W) times a color matrix, rounded and clipped to 0..255.
 
     The matrix is rounded to steps so wide that every product and every sum is a float32 without rounding.
     Then the order in which a matrix multiplication adds, which may depend on threads and processors, is of
@@ -135,7 +135,7 @@ def recolour(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(result).view(image.shape)
 
 
-def recoloured_patch(
+def recolored_patch(
     image: Tensor,
     matrix: NDArray[np.float32] | None,
     size: tuple[int, int],
@@ -143,25 +143,25 @@ def recoloured_patch(
     left: int,
     top: int,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """What :func:`visible_part` gives, scaled, and recoloured on the smaller side of the resize."""
+    """What :func:`visible_part` gives, scaled, and recolored on the smaller side of the resize."""
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
         patch = resized(part, scale)
     elif scale > 1:
-        patch = resized(recolour(part, matrix), scale)
+        patch = resized(recolor(part, matrix), scale)
     else:
-        patch = recolour(resized(part, scale), matrix)
+        patch = recolor(resized(part, scale), matrix)
     return patch, corner, where
 
 
-def warped_picture(
+def warped_image(
     image: Tensor, matrix: NDArray[np.float32] | None, points: Points, where: Letterbox
 ) -> Tensor:
-    """A picture, recoloured, as it is seen at points of the input on which it lies; grey where it is not.
+    """An image, recolored, as it is seen at points of the input on which it lies; gray where it is not.
 
     Args:
         image: uint8, (3, h, w).
-        matrix: the colour matrix, (3, 3), or None.
+        matrix: the color matrix, (3, 3), or None.
         points: x and y on the input, (H, W) each.
         where: how it lies there.
 
@@ -169,7 +169,7 @@ def warped_picture(
         uint8 (3, H, W).
     """
     smaller, scales = shrunk(image, (where.scale, where.scale))
-    smaller = smaller if matrix is None else recolour(smaller, matrix)
+    smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top))
 
 

@@ -1,7 +1,7 @@
 """Turning, slanting and tilting the input: one general warp, together with zoom and shift in one resampling.
 
 A warp is a homography of the input's plane, in pixels, (3, 3), float64: it says where a point goes that would
-lie at (x, y) without it. The picture is sampled backwards: for each pixel of the input, where it comes from.
+lie at (x, y) without it. The image is sampled backwards: for each pixel of the input, where it comes from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.geometry.letterbox import GREY
+from rankless.geometry.letterbox import GRAY
 from rankless.recipe.schema import Augment
 
 Matrix = NDArray[np.float64]
@@ -121,9 +121,9 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
 
 
 def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[float, float]]:
-    """The picture made smaller by whole numbers, antialiased, as far as (x, y) scales leave no detail of it.
+    """The image made smaller by whole numbers, antialiased, as far as (x, y) scales leave no detail of it.
 
-    Sampling takes the four pixels around a point; a picture that is to be less than half as large is brought
+    Sampling takes the four pixels around a point; an image that is to be less than half as large is brought
     to between one and two times its size there first, or details would flicker.
 
     Returns:
@@ -143,26 +143,26 @@ def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[fl
 def sampled(
     image: Tensor, points: Points, scales: tuple[float, float], corner: tuple[float, float]
 ) -> Tensor:
-    """A picture at points of the plane on which it is placed; grey where it is not.
+    """An image at points of the plane on which it is placed; gray where it is not.
 
     Args:
         image: uint8, (3, h, w).
         points: x and y, (H, W) each.
-        scales: pixels of the plane per pixel of the picture, along x and y.
+        scales: pixels of the plane per pixel of the image, along x and y.
         corner: (x, y) of its upper left corner.
 
     Returns:
         uint8 (3, H, W): bilinear, rounded once.
     """
     shares = [
-        # In shares of the side from -1 to 1, as torch asks; further out than 2 there is only grey.
+        # In shares of the side from -1 to 1, as torch asks; further out than 2 there is only gray.
         np.clip(2 * (axis - start) / (scale * side) - 1, -2 - 4 / side, 2 + 4 / side).astype(np.float32)
         for axis, start, scale, side in zip(
             points, corner, scales, (image.shape[-1], image.shape[-2]), strict=True
         )
     ]
     grid = torch.from_numpy(np.stack(shares, -1))[None]  # (1, H, W, 2)
-    # Zeros are what torch has outside, so grey becomes zero.
-    source = (image.float() - GREY)[None]
+    # Zeros are what torch has outside, so gray becomes zero.
+    source = (image.float() - GRAY)[None]
     found = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
-    return (found + GREY).round_().clamp_(0, 255).to(torch.uint8)
+    return (found + GRAY).round_().clamp_(0, 255).to(torch.uint8)

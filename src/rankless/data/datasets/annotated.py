@@ -1,4 +1,4 @@
-"""Annotated pictures as a source of examples: what the flat arrays say, with the pixels beside it."""
+"""Annotated images as a source of examples: what the flat arrays say, with the pixels beside it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.images import image_file
-from rankless.data.images.image_cache import PictureCache, open_cache
+from rankless.data.images.image_cache import ImageCache, open_cache
 from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.index.annotation_cache import forget
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import open_source
 from rankless.errors import UserError, listed
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 
 @dataclass(frozen=True)
-class BoxedPictures:
-    """Pictures with boxes; a :class:`rankless.data.datasets.detection.Pictures`.
+class BoxedImages:
+    """Images with boxes; a :class:`rankless.data.datasets.detection.Images`.
 
     Attributes:
         annotations: of one split.
-        cache: keeps decoded pictures; None decodes them each time.
+        cache: keeps decoded images; None decodes them each time.
     """
 
     annotations: Annotations
-    cache: PictureCache | None = None
+    cache: ImageCache | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -46,55 +46,53 @@ class BoxedPictures:
 
     @property
     def sizes(self) -> NDArray[np.int32]:
-        """Height and width of each picture in pixels; 0, 0 where it cannot be read; (N, 2)."""
+        """Height and width of each image in pixels; 0, 0 where it cannot be read; (N, 2)."""
         return self.annotations.sizes
 
     def __len__(self) -> int:
         return len(self.annotations)
 
     def source(self, index: int) -> str:
-        """The file of picture ``index``."""
+        """The file of image ``index``."""
         return self.annotations.path(index)
 
-    def picture(self, index: int) -> Picture:
-        """Picture ``index`` decoded, every pixel of it, with the boxes to train on.
+    def sample(self, index: int) -> Sample:
+        """Image ``index`` decoded, every pixel of it, with the boxes to train on.
 
         Raises:
-            UnreadablePicture: the file is missing or damaged.
+            UnreadableImage: the file is missing or damaged.
             UserError: it is of another size than when the data was read.
         """
-        return self.shown_picture(index, None)
+        return self.shown_sample(index, None)
 
-    def shown_picture(self, index: int, shown: Shown | None) -> Picture:
-        """Picture ``index``, reduced as ``shown`` allows, with the boxes to train on.
+    def shown_sample(self, index: int, shown: Shown | None) -> Sample:
+        """Image ``index``, reduced as ``shown`` allows, with the boxes to train on.
 
-        They are neither difficult nor crowds, and in pixels of the reduced picture.
+        They are neither difficult nor crowds, and in pixels of the reduced image.
 
         Raises:
-            UnreadablePicture, UserError: see :meth:`decoded`.
+            UnreadableImage, UserError: see :meth:`decoded`.
         """
         decoded = self.decoded(index, shown)
         rows = self.annotations.rows(index)
         plain = self.annotations.flags[rows] == 0
         boxes = torch.from_numpy(self.annotations.boxes[rows][plain] / np.float32(decoded.reduced))
         labels = torch.from_numpy(self.annotations.labels[rows][plain].astype("int64"))
-        return Picture(decoded.image, boxes, labels, decoded.reduced, decoded.source)
+        return Sample(decoded.image, boxes, labels, decoded.reduced, decoded.source)
 
     def decoded(self, index: int, shown: Shown | None) -> Decoded:
-        """Picture ``index`` alone, from the cache if there is one.
+        """Image ``index`` alone, from the cache if there is one.
 
         Raises:
-            UnreadablePicture: the file is missing or damaged.
+            UnreadableImage: the file is missing or damaged.
             UserError: it is of another size than when the data was read.
         """
         found = _decoded(self.annotations, self.cache, index, shown)
         check_size(self.annotations, index, found.source)
         return found
 
-    def kept(
-        self, kind: Literal["none", "ram", "disk"], shown: Shown
-    ) -> tuple[BoxedPictures, tuple[str, ...]]:
-        """The same pictures with the cache that ``data.cache`` asks for, and what to say of it.
+    def kept(self, kind: Literal["none", "ram", "disk"], shown: Shown) -> tuple[BoxedImages, tuple[str, ...]]:
+        """The same images with the cache that ``data.cache`` asks for, and what to say of it.
 
         Raises:
             UserError: the disk has not the room for it.
@@ -103,7 +101,7 @@ class BoxedPictures:
         return replace(self, cache=cache), notes
 
     def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]:
-        """Boxes xyxy in pixels, labels, height and width of picture ``index``, the boxes' flags and areas."""
+        """Boxes xyxy in pixels, labels, height and width of image ``index``, the boxes' flags and areas."""
         rows = self.annotations.rows(index)
         height, width = self.annotations.sizes[index].tolist()
         boxes = torch.tensor(self.annotations.boxes[rows])
@@ -113,8 +111,8 @@ class BoxedPictures:
         return boxes, labels, height, width, flags, areas
 
 
-class ClassifiedPictures:
-    """Pictures of one class each; a :class:`rankless.data.datasets.classification.Pictures`.
+class ClassifiedImages:
+    """Images of one class each; a :class:`rankless.data.datasets.classification.Images`.
 
     Args:
         annotations: of one split.
@@ -123,7 +121,7 @@ class ClassifiedPictures:
 
     Attributes:
         class_names: a label is a position in this list.
-        notes: how the data was read, what was wrong, and which classes have no pictures.
+        notes: how the data was read, what was wrong, and which classes have no images.
 
     Raises:
         UserError: a class that ``class_names`` does not have, or none given and only one in the data.
@@ -133,11 +131,11 @@ class ClassifiedPictures:
         own = annotations.class_names
         if class_names is None and len(own) < 2:
             raise UserError(
-                f"{where}: only one class has pictures ({listed(own)}), expected two or more; "
-                "make a folder per class (pictures with boxes are for task: detect)."
+                f"{where}: only one class has images ({listed(own)}), expected two or more; "
+                "make a folder per class (images with boxes are for task: detect)."
             )
         self.annotations = annotations
-        self.cache: PictureCache | None = None
+        self.cache: ImageCache | None = None
         self.class_names = own if class_names is None else tuple(class_names)
         places = {name: number for number, name in enumerate(self.class_names)}
         seen = [own[label] for label in np.unique(annotations.labels)]
@@ -149,36 +147,36 @@ class ClassifiedPictures:
         # By name, and not a new array: the labels stay where all processes share them.
         self._numbers = tuple(places.get(name, -1) for name in own)
         missing = [name for name in self.class_names if name not in set(seen)]
-        count = f"{len(missing)} of {len(self.class_names)} classes have no pictures: {listed(missing)}"
+        count = f"{len(missing)} of {len(self.class_names)} classes have no images: {listed(missing)}"
         self.notes = (*annotations.notes, *([count] if missing else []))
 
     def __len__(self) -> int:
         return len(self.annotations)
 
     def source(self, index: int) -> str:
-        """The file of picture ``index``."""
+        """The file of image ``index``."""
         return self.annotations.path(index)
 
     def image(self, index: int) -> Tensor:
-        """Picture ``index``, every pixel of it, uint8 RGB (3, H, W).
+        """Image ``index``, every pixel of it, uint8 RGB (3, H, W).
 
         Raises:
-            UnreadablePicture: the file is missing or damaged.
+            UnreadableImage: the file is missing or damaged.
         """
         return _decoded(self.annotations, None, index, None).image
 
     def shown_image(self, index: int, shown: Shown) -> Tensor:
-        """Picture ``index``, reduced as ``shown`` allows, from the cache if there is one; uint8 (3, H, W).
+        """Image ``index``, reduced as ``shown`` allows, from the cache if there is one; uint8 (3, H, W).
 
         Raises:
-            UnreadablePicture: the file is missing or damaged.
+            UnreadableImage: the file is missing or damaged.
         """
         return _decoded(self.annotations, self.cache, index, shown).image
 
     def kept(
         self, kind: Literal["none", "ram", "disk"], shown: Shown
-    ) -> tuple[ClassifiedPictures, tuple[str, ...]]:
-        """The same pictures with the cache that ``data.cache`` asks for, and what to say of it.
+    ) -> tuple[ClassifiedImages, tuple[str, ...]]:
+        """The same images with the cache that ``data.cache`` asks for, and what to say of it.
 
         Raises:
             UserError: the disk has not the room for it.
@@ -188,13 +186,11 @@ class ClassifiedPictures:
         return made, notes
 
     def label(self, index: int) -> int:
-        """The class of picture ``index``."""
+        """The class of image ``index``."""
         return self._numbers[int(self.annotations.labels[index])]
 
 
-def _decoded(
-    annotations: Annotations, cache: PictureCache | None, index: int, shown: Shown | None
-) -> Decoded:
+def _decoded(annotations: Annotations, cache: ImageCache | None, index: int, shown: Shown | None) -> Decoded:
     def decode() -> Decoded:
         return image_file.read_for(open_source(annotations, index), shown, name=annotations.path(index))
 
@@ -204,7 +200,7 @@ def _decoded(
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """See that a decoded picture of (H, W) is the one whose size was read; boxes are no good for another.
+    """See that a decoded image of (H, W) is the one whose size was read; boxes are no good for another.
 
     Raises:
         UserError: it is not.
@@ -215,6 +211,6 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     forget(annotations)
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
-        f"The picture {annotations.path(index)} is {size[1]} × {size[0]} pixels, but {was} when the data was "
+        f"The image {annotations.path(index)} is {size[1]} × {size[0]} pixels, but {was} when the data was "
         "read: it was replaced since. Start again, and the data is read anew."
     )

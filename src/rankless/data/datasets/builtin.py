@@ -1,6 +1,6 @@
 """The built-in data set ``digits``: handwritten digits scattered over textured scenes.
 
-The 1,797 real digits that come with scikit-learn (8 × 8 grey levels; E. Alpaydin and C. Kaynak, Optical
+The 1,797 real digits that come with scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI 1998) are enlarged, warped a little and laid on scenes that are made
 when they are asked for, from (seed, split, number) alone. Nothing is downloaded and nothing stored.
 """
@@ -27,7 +27,7 @@ from rankless.data.datasets.builtin_scenery import (
 )
 from rankless.errors import UserError
 from rankless.randomness import generator, key
-from rankless.structures import Picture
+from rankless.structures import Sample
 
 SPLITS = ("train", "val")
 VISIBLE = 64
@@ -41,7 +41,7 @@ _SMALLEST_HEIGHT = 13.5  # below this a person cannot read a digit, however smal
 _MOST_COVERED = 0.1  # share of a digit's box that another may cover
 _LARGEST_IOU = 0.05
 _SHARPEN = 1.6
-_CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 grey levels to the next
+_CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
 
 
 class DigitScenes:
@@ -91,7 +91,7 @@ class DigitScenes:
         """A name for reports: ``digits/val/12``."""
         return f"digits/{self.split}/{index}"
 
-    def picture(self, index: int) -> Picture:
+    def sample(self, index: int) -> Sample:
         """Scene ``index``, a function of (seed, split, index, size) alone.
 
         Boxes are exact: the extent of the pixels of which the digit's ink covers ``VISIBLE``/255 or more, its
@@ -102,7 +102,7 @@ class DigitScenes:
         """
         return self._render(index)
 
-    def _render(self, index: int, hidden: int | None = None) -> Picture:
+    def _render(self, index: int, hidden: int | None = None) -> Sample:
         """The scene; the ink of digit ``hidden`` is left out, so that a test can see what it drew."""
         if not 0 <= index < self._images:
             raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
@@ -117,7 +117,7 @@ class DigitScenes:
                 canvas.paste(paint, box, mask)
         planes = np.stack([np.asarray(plane) for plane in canvas.split()])  # (3, H, W)
         sensor_noise(chance, planes)
-        return Picture(
+        return Sample(
             image=torch.from_numpy(planes),
             boxes=torch.tensor(boxes, dtype=torch.float32),
             labels=torch.tensor(labels, dtype=torch.int64),
@@ -245,7 +245,7 @@ _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 def _ink_curve(chance: Chance, cell: float) -> bytes:
-    """Grey level to ink coverage: a threshold one to two pixels soft, where a cell is ``cell`` pixels.
+    """Gray level to ink coverage: a threshold one to two pixels soft, where a cell is ``cell`` pixels.
 
     The threshold sets how thick the stroke is. The slope is never so low that paper takes ink.
     """

@@ -1,4 +1,4 @@
-"""The built-in data ``digits`` for classification: one handwritten digit in each picture.
+"""The built-in data ``digits`` for classification: one handwritten digit in each image.
 
 The same digits and the same split as in the scenes of :mod:`rankless.data.datasets.builtin`: a digit image
 serves in one split alone.
@@ -15,10 +15,10 @@ from rankless.data.datasets.builtin import SPLITS, digits_of
 from rankless.errors import UserError
 
 SIDE = 64
-"""Of a picture, in pixels: the 8 × 8 grey levels are enlarged eight times."""
+"""Of an image, in pixels: the 8 × 8 gray levels are enlarged eight times."""
 
 
-class DigitPictures:
+class DigitImages:
     """Scikit-learn's handwritten digits, 1,438 for training and 359 for validation, white on black.
 
     Args:
@@ -53,11 +53,11 @@ class DigitPictures:
             IndexError: ``index`` is not in 0..len-1.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"digits: no picture {index}; the {self.split} split has 0 to {len(self) - 1}")
-        grey = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
-        enlarged = Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
+        gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
+        enlarged = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()
 
     def label(self, index: int) -> int:
-        """The digit that picture ``index`` shows."""
+        """The digit that image ``index`` shows."""
         return int(self._labels[index])

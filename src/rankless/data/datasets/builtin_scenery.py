@@ -1,7 +1,7 @@
 """What surrounds the built-in digits: backgrounds, clutter, ink and sensor noise.
 
 Everything is drawn by integer arithmetic, tables and Pillow, never by a matrix product, so that the bits
-of a scene do not depend on the number of threads. Every colour stays ``HEADROOM`` away from 0 and
+of a scene do not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and
 255: noise can then be added to bytes without a test for overflow.
 """
 
@@ -18,7 +18,7 @@ from rankless.randomness import generator
 
 Bytes = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 GLYPH_SIDE = 40
 """Side of an enlarged glyph before it is trimmed: 8 × 8 cells and a border of one, four texels to a cell."""
@@ -56,8 +56,8 @@ class Chance:
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
-def colour(chance: Chance, luma: float, vividness: float = 1.0) -> Colour:
-    """A colour of any hue with the given luma (0–255), within the headroom."""
+def color(chance: Chance, luma: float, vividness: float = 1.0) -> Color:
+    """A color of any hue with the given luma (0–255), within the headroom."""
     raw = chance.uniform(-1.0, 1.0), chance.uniform(-1.0, 1.0), chance.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
@@ -69,8 +69,8 @@ def colour(chance: Chance, luma: float, vividness: float = 1.0) -> Colour:
     return red, green, blue
 
 
-def ink(chance: Chance, canvas: Image.Image, box: Box, contrast: float) -> Colour:
-    """A colour that can be told from nearly all of what lies beneath.
+def ink(chance: Chance, canvas: Image.Image, box: Box, contrast: float) -> Color:
+    """A color that can be told from nearly all of what lies beneath.
 
     Its luma stays at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or
     below the 3rd; where neither has that much room, it goes as far as it can on the side with more.
@@ -85,11 +85,11 @@ def ink(chance: Chance, canvas: Image.Image, box: Box, contrast: float) -> Colou
         down = darker > lighter
     room = darker if down else lighter
     step = contrast + (room - contrast) * chance.uniform() ** 2 if room > contrast else room
-    return colour(chance, low - step if down else high + step)
+    return color(chance, low - step if down else high + step)
 
 
 def background(chance: Chance, height: int, width: int) -> Image.Image:
-    """A textured RGB canvas: a gradient, noise and a pattern, mixed and coloured by one palette.
+    """A textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
 
     The palette's lumas span at most 130 of 256 levels, so that some ink can always be told from it.
     """
@@ -115,7 +115,7 @@ def background(chance: Chance, height: int, width: int) -> Image.Image:
 
 
 def sensor_noise(chance: Chance, planes: Bytes) -> None:
-    """Adds noise to ``planes``, uint8 (3, H, W), in place: none, grey or coloured."""
+    """Adds noise to ``planes``, uint8 (3, H, W), in place: none, gray or colored."""
     _, height, width = planes.shape
     choice = chance.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):
@@ -146,9 +146,9 @@ def _pattern(chance: Chance, noise: Bytes) -> Bytes:
     if kind == 0:
         return ((along ^ across) >> 15).astype(np.uint8) * np.uint8(255)
     if kind == 1:
-        centre_x, centre_y = chance.below(width), chance.below(height)
-        across = (y - np.uint16(centre_y)) ** 2 * np.uint16(1 + abs(step_y) // 700)
-        along = (x - np.uint16(centre_x)) ** 2 * np.uint16(1 + abs(step_y) // 700)
+        center_x, center_y = chance.below(width), chance.below(height)
+        across = (y - np.uint16(center_y)) ** 2 * np.uint16(1 + abs(step_y) // 700)
+        along = (x - np.uint16(center_x)) ** 2 * np.uint16(1 + abs(step_y) // 700)
     phase = along + across
     if chance.uniform() < 0.5:
         phase += noise * np.uint16(chance.below(160))
@@ -159,11 +159,11 @@ def _pattern(chance: Chance, noise: Bytes) -> Bytes:
 
 
 def _palette(chance: Chance, low: float, high: float) -> bytes:
-    """256 RGB entries through some random colours with lumas in low..high, both ends of it reached."""
+    """256 RGB entries through some random colors with lumas in low..high, both ends of it reached."""
     count = 2 + chance.below(4)
     lumas = [low, high] + [chance.uniform(low, high) for _ in range(count - 2)]
     shift = chance.below(count)
-    stops = [colour(chance, luma, 0.7) for luma in lumas[shift:] + lumas[:shift]]
+    stops = [color(chance, luma, 0.7) for luma in lumas[shift:] + lumas[:shift]]
     at = np.linspace(0, 255, count)
     ramps = [np.interp(np.arange(256), at, [stop[channel] for stop in stops]) for channel in range(3)]
     return np.rint(np.stack(ramps, axis=1)).astype(np.uint8).tobytes()
@@ -177,13 +177,13 @@ def _panels_and_lines(chance: Chance, canvas: Image.Image, low: float, high: flo
         x, y = chance.uniform(-0.2, 0.9) * width, chance.uniform(-0.2, 0.9) * height
         corners = (x, y, x + chance.uniform(0.15, 0.7) * width, y + chance.uniform(0.15, 0.7) * height)
         shape = draw.rectangle if chance.uniform() < 0.6 else draw.ellipse
-        shape(corners, fill=colour(chance, chance.uniform(low, high), 0.7))
+        shape(corners, fill=color(chance, chance.uniform(low, high), 0.7))
     for _ in range(chance.below(5)):
         ends = [
             (chance.uniform(-0.2, 1.2) * width, chance.uniform(-0.2, 1.2) * height)
             for _ in range(2 + chance.below(2))
         ]
-        draw.line(ends, fill=colour(chance, chance.uniform(low, high)), width=1 + chance.below(4))
+        draw.line(ends, fill=color(chance, chance.uniform(low, high)), width=1 + chance.below(4))
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Classification data as the engine sees it: pictures of one class each become items with soft targets."""
+"""Classification data as the engine sees it: images of one class each become items with soft targets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from rankless.data.augment.mixing import cutmix, mixup, target_of
-from rankless.data.datasets.annotated import ClassifiedPictures
-from rankless.data.datasets.builtin_digits import DigitPictures
-from rankless.data.datasets.classification_input import place, shown_as, vary
+from rankless.data.datasets.annotated import ClassifiedImages
+from rankless.data.datasets.builtin_digits import DigitImages
+from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_cache import kept
-from rankless.data.images.image_file import Shown, UnreadablePicture
+from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.replacing import readable
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
-from rankless.geometry.letterbox import GREY
+from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable
@@ -27,8 +27,8 @@ DIGITS = "digits"
 """The root that names the built-in data."""
 
 
-class Pictures(Protocol):
-    """A source of pictures of one class each. Must pickle."""
+class Images(Protocol):
+    """A source of images of one class each. Must pickle."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -44,35 +44,35 @@ class Pictures(Protocol):
     def label(self, index: int) -> int: ...
 
     def source(self, index: int) -> str:
-        """Where picture ``index`` comes from, for reports."""
+        """Where image ``index`` comes from, for reports."""
         ...
 
 
 class ClassificationExamples:
-    """Pictures as network inputs; a :class:`rankless.tasks.protocol.Examples`.
+    """Images as network inputs; a :class:`rankless.tasks.protocol.Examples`.
 
     Args:
-        pictures: the source.
+        images: the source.
         size: the network's input (H, W) in pixels.
         seed: the recipe's; keys the augmentation.
-        augment: how the recipe varies training pictures; its ``crop`` decides how a picture is placed.
+        augment: how the recipe varies training images; its ``crop`` decides how an image is placed.
         varied: whether they are varied; if not, they are placed as in evaluation and prediction.
         epochs: of the whole run, by which the last ones are known; None knows no end.
-        detail: how far pictures may be reduced while they are decoded; see :func:`shown_as`.
-        cache: where decoded pictures are kept.
+        detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
+        cache: where decoded images are kept.
 
     Attributes:
-        notes: what was divided or left out when the pictures were opened, as sentences.
+        notes: what was divided or left out when the images were opened, as sentences.
     """
 
     def __init__(
         self,
-        pictures: Pictures,
+        samples: Images,
         size: tuple[int, int],
         seed: int,
         augment: Augment,
         *,
-        varied: bool,
+        augmented: bool,
         epochs: int | None = None,
         detail: float = 2.0,
         cache: Literal["none", "ram", "disk"] = "none",
@@ -80,32 +80,32 @@ class ClassificationExamples:
         self.size = size
         self.seed = seed
         self.augment = augment
-        self.varied = varied
+        self.augmented = augmented
         self.epochs = epochs
         self.shown = shown_as(size, augment.crop < 1, detail)
-        self.pictures, said = kept(pictures, cache, self.shown)
-        self.notes: tuple[str, ...] = (*getattr(pictures, "notes", ()), *said)
+        self.images, said = kept(samples, cache, self.shown)
+        self.notes: tuple[str, ...] = (*getattr(samples, "notes", ()), *said)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
     def digest(self) -> str | None:
-        """Another one when what is annotated is; None of pictures that come from no files."""
-        annotations: Annotations | None = getattr(self.pictures, "annotations", None)
+        """Another one when what is annotated is; None of images that come from no files."""
+        annotations: Annotations | None = getattr(self.images, "annotations", None)
         return None if annotations is None else annotations.digest()
 
     def item(self, index: int, epoch: int) -> ClassificationItem:
-        """Picture ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
+        """Image ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
-        A picture is mixed with one drawn from the whole data by its own key, never with its neighbours in
+        An image is mixed with one drawn from the whole data by its own key, never with its neighbors in
         the batch: how a batch is cut into micro-batches must not matter. In training a keyed other one stands
-        in for a picture that cannot be read; to be scored it is grey.
+        in for an image that cannot be read; to be scored it is gray.
 
         Raises:
-            UnreadablePicture: in training, when those that stand in for it cannot be read either.
+            UnreadableImage: in training, when those that stand in for it cannot be read either.
         """
-        if not self.varied:
+        if not self.augmented:
             return self._plain(index)
         unreadable: list[Unreadable] = []
         image, target = self._view(index, epoch, unreadable)
@@ -119,38 +119,38 @@ class ClassificationExamples:
         return ClassificationItem(image, target, index, tuple(unreadable))
 
     def _is_mixed(self, index: int, epoch: int) -> bool:
-        """Whether chance takes the picture; in the last epochs it takes none."""
+        """Whether chance takes the image; in the last epochs it takes none."""
         if self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic:
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_chance
 
     def labels(self) -> Tensor:
-        """The class of every picture, int64 (N,)."""
-        return torch.tensor([self.pictures.label(index) for index in range(len(self))], dtype=torch.int64)
+        """The class of every image, int64 (N,)."""
+        return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _image(self, index: int) -> Tensor:
-        """Picture ``index`` as it was decoded, reduced where it is shown small."""
-        reduced: Callable[[int, Shown], Tensor] | None = getattr(self.pictures, "shown_image", None)
-        return self.pictures.image(index) if reduced is None else reduced(index, self.shown)
+        """Image ``index`` as it was decoded, reduced where it is shown small."""
+        reduced: Callable[[int, Shown], Tensor] | None = getattr(self.images, "shown_image", None)
+        return self.images.image(index) if reduced is None else reduced(index, self.shown)
 
     def _view(self, index: int, epoch: int, unreadable: list[Unreadable]) -> tuple[Tensor, Tensor]:
-        """The picture, or one that stands in for it, before it is mixed, and its target."""
+        """The image, or one that stands in for it, before it is mixed, and its target."""
 
         def read(number: int) -> tuple[Tensor, int]:
-            return self._image(number), self.pictures.label(number)
+            return self._image(number), self.images.label(number)
 
         source, label = readable(read, index, len(self), self.seed, unreadable)
-        image = vary(source, self.size, self.augment, (self.seed, "augment", epoch, index))
-        return image, target_of(label, len(self.pictures.class_names))
+        image = augment(source, self.size, self.augment, (self.seed, "augment", epoch, index))
+        return image, target_of(label, len(self.images.class_names))
 
     def _plain(self, index: int) -> ClassificationItem:
-        """Picture ``index`` as it is scored; grey if it cannot be read."""
-        target = target_of(self.pictures.label(index), len(self.pictures.class_names))
+        """Image ``index`` as it is scored; gray if it cannot be read."""
+        target = target_of(self.images.label(index), len(self.images.class_names))
         try:
             image = self._image(index)
-        except UnreadablePicture as error:
-            grey = torch.full((3, *self.size), GREY, dtype=torch.uint8)
-            return ClassificationItem(grey, target, index, (Unreadable(index, error.path, error.reason),))
+        except UnreadableImage as error:
+            gray = torch.full((3, *self.size), GRAY, dtype=torch.uint8)
+            return ClassificationItem(gray, target, index, (Unreadable(index, error.path, error.reason),))
         return ClassificationItem(place(image, self.size, cropped=self.augment.crop < 1), target, index)
 
 
@@ -162,15 +162,15 @@ def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
     return ClassificationBatch(images, targets, [item.index for item in items], unreadable)
 
 
-def open_pictures(
+def open_images(
     root: str,
     split: str,
     class_names: Sequence[str] | None = None,
     *,
     format: str = "auto",
     max_bad: float = 1.0,
-) -> DigitPictures | ClassifiedPictures:
-    """The pictures of one split.
+) -> DigitImages | ClassifiedImages:
+    """The images of one split.
 
     Args:
         root: ``digits`` or a folder.
@@ -185,11 +185,11 @@ def open_pictures(
         found = open_annotations(root, split, format, max_bad=max_bad)
         if found.has_boxes:
             raise UserError(
-                f"{found.about[0]}: its pictures have boxes, expected one class for each. Set task: detect, "
+                f"{found.about[0]}: its images have boxes, expected one class for each. Set task: detect, "
                 "or give data with a folder per class."
             )
-        return ClassifiedPictures(found, class_names, f"{root}, split '{split}'")
-    digits = DigitPictures(split)
+        return ClassifiedImages(found, class_names, f"{root}, split '{split}'")
+    digits = DigitImages(split)
     if class_names is not None and tuple(class_names) != digits.class_names:
         raise UserError(
             f"The built-in digits have the classes 0 to 9, but the model has {len(class_names)} others "

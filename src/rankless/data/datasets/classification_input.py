@@ -1,6 +1,6 @@
-"""How a picture fills a classifier's input: placed whole or cropped, and how training varies it.
+"""How an image fills a classifier's input: placed whole or cropped, and how training varies it.
 
-Without a random crop the whole picture is stretched onto the input. With one, evaluation and prediction take
+Without a random crop the whole image is stretched onto the input. With one, evaluation and prediction take
 the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.
 
 Chance is keyed, and each part has a key of its own: switching one off leaves the others as they were.
@@ -13,26 +13,26 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
 from rankless.data.augment.degrade import degrade
-from rankless.data.augment.resample import colour_matrix, recolour
+from rankless.data.augment.resample import color_matrix, recolor
 from rankless.data.augment.seeded import Key, drawing, one_thread
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown
-from rankless.geometry.letterbox import GREY
+from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 
 MARGIN = 256 / 224
-"""The picture is resized so much larger than the input before its middle is taken."""
+"""The image is resized so much larger than the input before its middle is taken."""
 _ASPECTS = (3 / 4, 4 / 3)  # of random crops, width to height (Szegedy et al., 2015)
 _POLICIES = {
     # Two operations of strength 9 of 30 (Cubuk et al., 2020); one of any strength (Müller and Hutter, 2021).
-    "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GREY),
-    "trivialaugment": v2.TrivialAugmentWide(fill=GREY),
+    "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GRAY),
+    "trivialaugment": v2.TrivialAugmentWide(fill=GRAY),
 }
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
-    """The picture on the input as in evaluation and prediction.
+    """The image on the input as in evaluation and prediction.
 
     Args:
         image: uint8, (3, h, w).
@@ -53,7 +53,7 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """How large :func:`place` shows pictures: how far they may be reduced while they are decoded.
+    """How large :func:`place` shows images: how far they may be reduced while they are decoded.
 
     A random crop shows them larger; ``detail`` is counted without it.
     """
@@ -63,10 +63,10 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 
 @one_thread()
-def vary(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """One variation of a picture on the input; with everything off it is ``place``'s, bit for bit.
+def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
+    """One variation of an image on the input; with everything off it is ``place``'s, bit for bit.
 
-    In this order: random crop, mirror images, zoom, shift and warp, colour, policy, blur, noise and JPEG,
+    In this order: random crop, mirror images, zoom, shift and warp, color, policy, blur, noise and JPEG,
     erasing.
 
     Args:
@@ -90,22 +90,22 @@ def vary(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Te
     shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
     warp = drawn_warp(options, size, chance)
     if warp is not None:
-        varied = _warped(image.flip(axes), size, factor, shift, warp)
+        augmented = _warped(image.flip(axes), size, factor, shift, warp)
     else:
-        varied = _resize(image, size).flip(axes)
+        augmented = _resize(image, size).flip(axes)
         if options.scale or options.translate:
-            varied = _zoom_and_shift(varied, factor, shift)
+            augmented = _zoom_and_shift(augmented, factor, shift)
     if options.hue or options.saturation or options.value:
         factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
-        varied = recolour(varied, colour_matrix(hue * options.hue, *factors))
+        augmented = recolor(augmented, color_matrix(hue * options.hue, *factors))
     if options.policy != "none":
         with drawing(key, "policy"):
-            varied = _POLICIES[options.policy](varied)
-    varied = degrade(varied, options, key)
+            augmented = _POLICIES[options.policy](augmented)
+    augmented = degrade(augmented, options, key)
     if options.erase:
         with drawing(key, "erase"):
-            varied = v2.RandomErasing(options.erase, value=GREY)(varied)
-    return varied
+            augmented = v2.RandomErasing(options.erase, value=GRAY)(augmented)
+    return augmented
 
 
 def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
@@ -127,7 +127,7 @@ def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
-    """Zoomed about the middle and shifted by pixels (x, y); what comes in from outside is grey."""
+    """Zoomed about the middle and shifted by pixels (x, y); what comes in from outside is gray."""
     moved: Tensor = TF.affine(
         image,
         angle=0.0,
@@ -135,7 +135,7 @@ def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
         scale=zoom,
         shear=[0.0, 0.0],
         interpolation=InterpolationMode.BILINEAR,
-        fill=[float(GREY)] * 3,
+        fill=[float(GRAY)] * 3,
     )
     return moved
 

@@ -1,11 +1,11 @@
-"""Opening a split of any data set: recognise the format, read it, judge it."""
+"""Opening a split of any data set: recognize the format, read it, judge it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from rankless.data.formats.registry import format_named, recognise
+from rankless.data.formats.registry import format_named, recognize
 from rankless.data.index.annotation_cache import Key, cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import settle
@@ -22,7 +22,7 @@ def open_annotations(
         root: a folder, or a file such as a ``data.yaml``.
         split: its name.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        max_bad: the largest share of pictures that may be unreadable.
+        max_bad: the largest share of images that may be unreadable.
         rescan: whether the data is read anew though nothing seems to have changed.
 
     Raises:
@@ -30,12 +30,12 @@ def open_annotations(
     """
     found = examine(root, split, format, rescan=rescan)
     found.findings.stop(f"Mend these; `rankless data check {root}` shows them all.")
-    bad = found.findings.counts.get("unreadable picture", 0)
+    bad = found.findings.counts.get("unreadable image", 0)
     if bad > max_bad * len(found):
         raise UserError(
             [
-                *(f"{one.place}: {one.found}" for one in found.findings.first["unreadable picture"]),
-                f"{root}: {bad} of the {len(found)} pictures of the split '{split}' cannot be read, which is "
+                *(f"{one.place}: {one.found}" for one in found.findings.first["unreadable image"]),
+                f"{root}: {bad} of the {len(found)} images of the split '{split}' cannot be read, which is "
                 f"more than data.max_bad ({max_bad:g}) allows: replace them, or take them out.",
             ]
         )
@@ -51,7 +51,7 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
         UserError: nothing there, no such split, or its files change while they are read.
     """
     place = Path(root).expanduser().absolute()
-    name, why = recognise(root, format)
+    name, why = recognize(root, format)
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
@@ -60,7 +60,7 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
 
     kept = cached(Key(str(place), split, name), read, rescan=rescan)
     # Said anew: another opening may have named the format, or the data by another path.
-    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(kept)} pictures of '{split}'"
+    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(kept)} images of '{split}'"
     found = replace(kept, about=(read_as, *kept.about))
     if found.folder is not None:
         hold(Path(found.folder), found)

@@ -1,6 +1,6 @@
-"""Rectangular evaluation: pictures of like aspect share an input from which the grey is left out.
+"""Rectangular evaluation: images of like aspect share an input from which the gray is left out.
 
-A picture is as large on it as on the whole input; only the margin is smaller.
+An image is as large on it as on the whole input; only the margin is smaller.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rankless.geometry.letterbox import fit, scaled
 
 
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The pictures' numbers sorted by height to width, equals by number.
+    """The images' numbers sorted by height to width, equals by number.
 
     Args:
-        sizes: height and width of each picture in pixels, 0, 0 where it cannot be read (which counts as
+        sizes: height and width of each image in pixels, 0, 0 where it cannot be read (which counts as
             square); (N, 2).
 
     Returns:
@@ -27,7 +27,7 @@ def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest input that holds all these pictures as large as the whole input shows them.
+    """The smallest input that holds all these images as large as the whole input shows them.
 
     Args:
         sizes: height and width of each in pixels; 0, 0 counts as nothing; (B, 2).

@@ -1,4 +1,4 @@
-"""Walking folders of class folders: which pictures lie in which class, and what else lies there."""
+"""Walking folders of class folders: which images lie in which class, and what else lies there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Found:
 
 
 def class_folders(place: Path) -> Found:
-    """Every class folder in ``place`` with its pictures."""
+    """Every class folder in ``place`` with its images."""
     found = Found(entered=[os.fspath(place)])
     for entry in sorted(place.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
@@ -41,8 +41,8 @@ def class_folders(place: Path) -> Found:
             files |= dict(_walk(str(entry), "", found, set()))
         elif reading.is_folder(entry):
             found.leave_out("hidden folders", str(entry))
-        elif image_file.is_picture(entry):
-            found.leave_out("pictures outside the class folders", str(entry))
+        elif image_file.is_image(entry):
+            found.leave_out("images outside the class folders", str(entry))
     found.classes = {name: dict(sorted(found.classes[name].items())) for name in sorted(found.classes)}
     return found
 
@@ -52,7 +52,7 @@ def _composed(name: str) -> str:
 
 
 def _walk(folder: str, inside: str, found: Found, entered: set[str]) -> Iterator[tuple[str, str]]:
-    """(name inside the class folder, path) of every picture below ``folder``, each real folder once."""
+    """(name inside the class folder, path) of every image below ``folder``, each real folder once."""
     real = os.path.realpath(folder)
     if real in entered:
         return
@@ -70,8 +70,8 @@ def _walk(folder: str, inside: str, found: Found, entered: set[str]) -> Iterator
             found.leave_out("hidden files and folders", entry.path)
         elif reading.is_folder(entry):
             yield from _walk(entry.path, f"{name}/", found, entered)
-        elif not image_file.is_picture(entry.name):
-            found.leave_out("files that are no pictures by their endings", entry.path)
+        elif not image_file.is_image(entry.name):
+            found.leave_out("files that are no images by their endings", entry.path)
         elif reason := _unusable(entry):
             found.leave_out(reason, entry.path)
             found.entered.append(entry.path)
@@ -80,11 +80,11 @@ def _walk(folder: str, inside: str, found: Found, entered: set[str]) -> Iterator
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Why a file with a picture's ending can be none; its content is not looked at."""
+    """Why a file with an image's ending can be none; its content is not looked at."""
     try:
         status = entry.stat()
     except OSError:
         return "links that lead nowhere"
     if not stat.S_ISREG(status.st_mode):
-        return "pictures that are no files"
+        return "images that are no files"
     return "" if status.st_size else "empty files"

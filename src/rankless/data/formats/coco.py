@@ -1,7 +1,7 @@
 """COCO's instance annotations: one JSON file per split, boxes ``[x, y, width, height]`` in pixels.
 
 Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data. The
-picture's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
+image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from rankless.data.formats.coco_classes import Classes, identity, read_classes
 from rankless.data.formats.coco_file import Annotation, Image, Parts, decoded, entries, load
-from rankless.data.formats.coco_layout import annotation_files, looked_into, picture_folders, stem
+from rankless.data.formats.coco_layout import annotation_files, image_folders, looked_into, stem
 from rankless.data.formats.coco_outline import outline_box
 from rankless.data.formats.coco_writing import write
-from rankless.data.formats.image_search import PictureSearch
+from rankless.data.formats.image_search import ImageSearch
 from rankless.data.formats.rows import NO_AREA, Rows
 from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.index.annotations import CROWD, DIFFICULT
@@ -27,19 +27,19 @@ from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
-__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "COCO JSON"
 LAYOUT = (
-    "'annotations/instances_train.json' with the pictures in 'train' or 'images/train', "
-    "'train/_annotations.coco.json' beside the pictures, or one such .json file"
+    "'annotations/instances_train.json' with the images in 'train' or 'images/train', "
+    "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
 _SAME = 1e-6
 """An area that differs from the box's by a smaller share says no more than the box."""
-_GONE = -1  # instead of a picture's number: it is not there
+_GONE = -1  # instead of an image's number: it is not there
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` is COCO's: it is a ``.json`` file, or a folder that has one with COCO's lists."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
@@ -66,9 +66,9 @@ def read(root: Path, split: str) -> Raw:
             f"{file} has no {' and no '.join(repr(key) for key in missing)}, expected a list; a file for "
             "training has 'images', 'annotations' and 'categories'."
         )
-    search = PictureSearch(picture_folders(root, name, file))
+    search = ImageSearch(image_folders(root, name, file))
     reading = _Reading(str(file), classes, search)
-    reading.pictures(parts)
+    reading.samples(parts)
     reading.boxes(parts)
     raw = reading.rows.raw(
         reading.paths,
@@ -89,18 +89,18 @@ class _Reading:
 
     file: str
     classes: Classes
-    search: PictureSearch
+    search: ImageSearch
     paths: list[str] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
-    numbers: dict[Any, int] = field(default_factory=dict)  # a picture's id to its number
+    numbers: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
     rows: Rows = field(default_factory=Rows)
     findings: Findings = field(default_factory=Findings)
 
     def tell(self, kind: str, place: str, found: str) -> None:
         self.findings.add(kind, f"{self.file}: {place}", found)
 
-    def pictures(self, parts: Parts) -> None:
-        """The pictures in the file's order, each once.
+    def samples(self, parts: Parts) -> None:
+        """The images in the file's order, each once.
 
         Raises:
             UserError: not one of them is there.
@@ -116,7 +116,7 @@ class _Reading:
             path = self.search.find(name)
             if not path:
                 missing = missing or name
-                self.tell("no picture", f"image {_short(key)}", f"no file '{printable(name)}'")
+                self.tell("no image", f"image {_short(key)}", f"no file '{printable(name)}'")
             same = seen.get(path, len(self.paths)) if path else _GONE
             if self.numbers.setdefault(key, same) != same:
                 self.tell(
@@ -130,12 +130,10 @@ class _Reading:
                 self.stated.append(_stated(entry))
         if not self.paths:
             looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
+            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
             odd = self.findings.first.get("not understood", [])
             nothing = (
-                f"no entry of 'images' can be used; the first: {odd[0].found}"
-                if odd
-                else "it lists no picture"
+                f"no entry of 'images' can be used; the first: {odd[0].found}" if odd else "it lists no image"
             )
             raise UserError(f"{self.file}: {found if missing else nothing}.")
 
@@ -146,18 +144,18 @@ class _Reading:
             if entry is None:
                 self.tell("not understood", f"annotation {number} of the list", "it is no object in UTF-8")
                 continue
-            picture = _known(self.numbers, entry.image_id)
-            if picture is None:
-                self.tell("unknown picture", _place(entry, number), f"image_id {_short(entry.image_id)}")
-            elif picture != _GONE:
+            image = _known(self.numbers, entry.image_id)
+            if image is None:
+                self.tell("unknown image", _place(entry, number), f"image_id {_short(entry.image_id)}")
+            elif image != _GONE:
                 line = entry.id if isinstance(entry.id, int) and abs(entry.id) < 2**62 else number
                 ids.append(line)
-                self._box(entry, picture, line, number)
+                self._box(entry, image, line, number)
         known, counts = np.unique(np.array(ids, np.int64), return_counts=True)
         for each in known[counts > 1].tolist():
             self.tell("repeated id", f"annotation {each}", "")
 
-    def _box(self, entry: Annotation, picture: int, line: int, number: int) -> None:
+    def _box(self, entry: Annotation, image: int, line: int, number: int) -> None:
         label = _known(self.classes.labels, entry.category_id)
         if label is None:
             first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
@@ -178,7 +176,7 @@ class _Reading:
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
-            self.rows.add(picture, (x1, y1, x2, y2), label, line, flags, _area(entry, x2 - x1, y2 - y1))
+            self.rows.add(image, (x1, y1, x2, y2), label, line, flags, _area(entry, x2 - x1, y2 - y1))
         except (TypeError, OverflowError):
             found = f"bbox {_short(box)}, expected four numbers"
             self.tell("not a number", _place(entry, number), found)

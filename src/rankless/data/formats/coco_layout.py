@@ -1,4 +1,4 @@
-"""Where a COCO data set keeps the annotations and the pictures of its splits."""
+"""Where a COCO data set keeps the annotations and the images of its splits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rankless.data.formats.splits import without_year
 from rankless.files import reading
 
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
-"""Files that lie in a split's own folder, beside its pictures or above them."""
+"""Files that lie in a split's own folder, beside its images or above them."""
 _MARKS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
 _MOST = 200
-"""In a folder of more JSON files than these each is of a single picture, and none is COCO's."""
+"""In a folder of more JSON files than these each is of a single image, and none is COCO's."""
 _WORDS = re.compile(r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE)
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ def looked_into(root: Path, files: Iterable[Path]) -> list[str]:
     return list(dict.fromkeys(map(str, (root, root / "annotations", *(file.parent for file in files)))))
 
 
-def picture_folders(root: Path, split: str, file: Path) -> list[Path]:
+def image_folders(root: Path, split: str, file: Path) -> list[Path]:
     """Folders that the names in an annotation file may be relative to, the likeliest first."""
     names = list(dict.fromkeys((stem(file), split, file.stem)))
     if file.name in _BESIDE:

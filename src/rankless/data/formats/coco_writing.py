@@ -1,4 +1,4 @@
-"""Writing a data set as COCO: ``annotations/instances_SPLIT.json`` and the pictures in ``images/SPLIT``."""
+"""Writing a data set as COCO: ``annotations/instances_SPLIT.json`` and the images in ``images/SPLIT``."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, BinaryIO
 import msgspec
 
 from rankless.data.formats.splits import as_file_name
-from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError
 
 _encode = msgspec.json.encode
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write COCO's JSON files; ids count from 1 and over all splits.
 
     A box's number is written with all its digits, and ``ignore`` marks what is difficult. Where no area is
     known, it is the box's.
 
     Raises:
-        UserError: pictures with one class each, without boxes.
+        UserError: images with one class each, without boxes.
     """
     (out / "annotations").mkdir(parents=True)
-    picture = box = 1
+    image = box = 1
     for split, held in splits.items():
         if not held.has_boxes:
-            raise UserError("COCO JSON holds boxes, and these pictures have one class each and no boxes.")
+            raise UserError("COCO JSON holds boxes, and these images have one class each and no boxes.")
         split = as_file_name(split)
         # JSON has no bytes that are no text, which a file's name can have.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(held)]
@@ -41,11 +41,11 @@ def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> 
         ]
         with (out / "annotations" / f"instances_{split}.json").open("wb") as file:
             file.write(b'{"categories": ' + _encode(categories) + b',\n"images": [')
-            _write_list(file, _images(held, names, picture))
+            _write_list(file, _images(held, names, image))
             file.write(b'],\n"annotations": [')
-            _write_list(file, _boxes(held, picture, box))
+            _write_list(file, _boxes(held, image, box))
             file.write(b"]}\n")
-        picture += len(held)
+        image += len(held)
         box += len(held.labels)
     return []
 
@@ -62,7 +62,7 @@ def _images(annotations: Annotations, names: list[str], first: int) -> Iterator[
         yield {"id": number, "file_name": name, "width": width, "height": height}
 
 
-def _boxes(annotations: Annotations, picture: int, first: int) -> Iterator[dict[str, Any]]:
+def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
     for index in range(len(annotations)):
         rows = annotations.rows(index)
         for row in range(rows.start, rows.stop):
@@ -72,7 +72,7 @@ def _boxes(annotations: Annotations, picture: int, first: int) -> Iterator[dict[
             flags = int(annotations.flags[row])
             entry = {
                 "id": first + row,
-                "image_id": picture + index,
+                "image_id": image + index,
                 "category_id": int(annotations.labels[row]) + 1,
                 "bbox": [_plain(x1), _plain(y1), _plain(width), _plain(height)],
                 "area": _plain(width * height if area != area else area),

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankless.data.images.image_file import is_picture
+from rankless.data.images.image_file import is_image
 from rankless.errors import UserError
 from rankless.files import reading
 
 EXPECTED = (
-    "a first row with a column for the picture (filename, image, image_id or path), one for the class "
+    "a first row with a column for the image (filename, image, image_id or path), one for the class "
     "(class, label, name or category) and, for boxes, xmin, ymin, xmax, ymax or x, y, w, h; or rows "
     "'path,x1,y1,x2,y2,class'"
 )
@@ -52,7 +52,7 @@ _RIGHT, _BOTTOM = (
     ("ymax", "y2", "bottom", "bboxymax", "bboxy2"),
 )
 _X, _Y = ("x", "bboxx", *_LEFT), ("y", "bboxy", *_TOP)
-_CX, _CY = ("xcenter", "xcentre", "centerx", "cx", "xc"), ("ycenter", "ycentre", "centery", "cy", "yc")
+_CX, _CY = ("xcenter", "xcenter", "centerx", "cx", "xc"), ("ycenter", "ycenter", "centery", "cy", "yc")
 _W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight", "bboxheight", "bboxh")
 _UNITS = (
     ("px", "pixels"),
@@ -70,11 +70,11 @@ class Columns:
     Attributes:
         delimiter: between two cells.
         has_header: whether the first row holds the columns' names.
-        path, label: the picture and the class.
-        box: the four numbers of a box; None where a picture has one class and no boxes.
-        kind: what these are: two corners, a corner and a size, or the centre and a size.
-        unit: whether they are pixels or shares of the picture; empty where only the values can tell.
-        stated: height and width of the picture.
+        path, label: the image and the class.
+        box: the four numbers of a box; None where an image has one class and no boxes.
+        kind: what these are: two corners, a corner and a size, or the center and a size.
+        unit: whether they are pixels or shares of the image; empty where only the values can tell.
+        stated: height and width of the image.
         difficult, crowd, area: of the object.
     """
 
@@ -83,7 +83,7 @@ class Columns:
     path: int
     label: int
     box: Corners | None = None
-    kind: Literal["corners", "corner and size", "centre and size"] = "corners"
+    kind: Literal["corners", "corner and size", "center and size"] = "corners"
     unit: str = ""
     stated: tuple[int, int] | None = None
     difficult: int | None = None
@@ -110,7 +110,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def understood(file: Path) -> Columns | None:
-    """The columns of a file; None if it is none of pictures and classes, or cannot be read."""
+    """The columns of a file; None if it is none of images and classes, or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":
@@ -124,7 +124,7 @@ def understood(file: Path) -> Columns | None:
 
 
 def _by_place(first: Sequence[str], delimiter: str) -> Columns | None:
-    if not is_picture(first[0]):
+    if not is_image(first[0]):
         return None
     if len(first) == 6 and all(_is_number(cell) or not cell for cell in first[1:5]):
         return Columns(delimiter, False, 0, 5, (1, 2, 3, 4), unit="pixels")
@@ -148,8 +148,8 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     # A width beside a corner, without the other corner, can only be the box's.
     beside = (*_W, "width"), (*_H, "height")
     size = _four(places, _X, _Y, *beside)
-    centre = _four(places, _CX, _CY, *beside)
-    box = corners or centre or size
+    center = _four(places, _CX, _CY, *beside)
+    box = corners or center or size
     said = {units[place] for place in box or () if place in units}
     open_images = "imageid" in places and "labelname" in places
     width, height = (_place(places, (f"image{side}", f"img{side}", side)) for side in ("width", "height"))
@@ -162,7 +162,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
         path,
         label,
         box,
-        "corners" if corners else "centre and size" if centre else "corner and size",
+        "corners" if corners else "center and size" if center else "corner and size",
         unit=said.pop() if len(said) == 1 else "shares" if open_images else "",
         stated=stated,
         difficult=_place(places, ("difficult", "ignore")),

@@ -15,7 +15,7 @@ _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _WORDS = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
 _MOST = 200
-"""In a folder of more files than these each is of a single picture."""
+"""In a folder of more files than these each is of a single image."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ def is_plain(file: Path, columns: Columns, root: Path) -> bool:
     return columns.box is not None or file == root or _USUAL.match(_name(file)) is not None
 
 
-def picture_folders(root: Path, split: str, file: Path) -> list[Path]:
+def image_folders(root: Path, split: str, file: Path) -> list[Path]:
     """Folders that the names in a file may be relative to, the likeliest first."""
     top = root if root.is_dir() else root.parent
     inside = [top / split, top / "images" / split, top / split / "images", top / "images"]

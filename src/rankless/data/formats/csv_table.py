@@ -1,4 +1,4 @@
-"""CSV: a row for each box, its columns known by their names; or a row for each picture and its class.
+"""CSV: a row for each box, its columns known by their names; or a row for each image and its class.
 
 Corners are taken as they are, on the continuous plane where the first pixel reaches from 0 to 1. Columns:
 :mod:`rankless.data.formats.csv_columns`.
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from rankless.data.formats.csv_columns import EXPECTED, Columns, rows
-from rankless.data.formats.csv_layout import csv_files, is_plain, is_text, picture_folders, stated_classes
+from rankless.data.formats.csv_layout import csv_files, image_folders, is_plain, is_text, stated_classes
 from rankless.data.formats.csv_writing import write
-from rankless.data.formats.image_search import PictureSearch
+from rankless.data.formats.image_search import ImageSearch
 from rankless.data.formats.rows import NO_AREA, Rows
 from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.index.annotations import CROWD, DIFFICULT
@@ -22,20 +22,20 @@ from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 
-__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or one such .csv file"
 _WHOLE = 1.001
-"""If no box of a split reaches farther than this, its numbers are shares of the picture."""
+"""If no box of a split reaches farther than this, its numbers are shares of the image."""
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # Open Images has -1 for "not known"
 
 
-def recognise(root: Path) -> str:
-    """Why ``root`` holds CSV: a file has columns for pictures, classes and boxes."""
+def recognize(root: Path) -> str:
+    """Why ``root`` holds CSV: a file has columns for images, classes and boxes."""
     files = csv_files(root)
     sure = [name for name in usual_order(files) if is_plain(*files[name], root)]
-    return f"'{files[sure[0]][0].name}' has columns for pictures and classes" if sure else ""
+    return f"'{files[sure[0]][0].name}' has columns for images and classes" if sure else ""
 
 
 def splits(root: Path) -> list[str]:
@@ -47,12 +47,12 @@ def read(root: Path, split: str) -> Raw:
     """One split; see :class:`rankless.data.formats.registry.Format`."""
     files = csv_files(root)
     if not files:
-        raise UserError(f"{root}: found no CSV file of pictures and classes, expected {EXPECTED}.")
+        raise UserError(f"{root}: found no CSV file of images and classes, expected {EXPECTED}.")
     name = chosen(root, split, files, LAYOUT)
     file, columns = files[name]
     known = stated_classes(root)
     names = known[1] if known else _names_in(files)
-    search = PictureSearch(picture_folders(root, name, file))
+    search = ImageSearch(image_folders(root, name, file))
     reading = _Reading(file, columns, search, {each: label for label, each in enumerate(names)})
     reading.all()
     top = root if root.is_dir() else root.parent
@@ -71,9 +71,7 @@ def read(root: Path, split: str) -> Raw:
         raw.boxes = None
     else:
         raw.shares = _are_shares(columns, raw)
-        raw.about.append(
-            f"boxes are {columns.kind}, in {'shares of the picture' if raw.shares else 'pixels'}"
-        )
+        raw.about.append(f"boxes are {columns.kind}, in {'shares of the image' if raw.shares else 'pixels'}")
     return raw
 
 
@@ -113,20 +111,20 @@ class _Reading:
 
     file: Path
     columns: Columns
-    search: PictureSearch
+    search: ImageSearch
     labels: dict[str, int]
     paths: list[str] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
     findings: Findings = field(default_factory=Findings)
     seen: dict[str, int] = field(default_factory=dict)
-    names: dict[str, int | None] = field(default_factory=dict)  # a picture's name to its number
+    names: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
 
     def all(self) -> None:
-        """Every row; the pictures in the order of their first rows.
+        """Every row; the images in the order of their first rows.
 
         Raises:
-            UserError: the file cannot be read, or not one picture is there.
+            UserError: the file cannot be read, or not one image is there.
         """
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
@@ -136,21 +134,21 @@ class _Reading:
             place = f"{self.file}:{line}"
             if len(cells) < width or not cells[columns.path]:
                 found = (
-                    f"'{printable(columns.delimiter.join(cells))}', expected {width} columns with a picture"
+                    f"'{printable(columns.delimiter.join(cells))}', expected {width} columns with an image"
                 )
                 self.findings.add("not understood", place, found)
                 continue
             before = len(self.paths)
-            picture = self._picture(cells, place)
-            if picture is not None:
-                self._row(cells, picture, line, place, picture < before)
+            image = self._image(cells, place)
+            if image is not None:
+                self._row(cells, image, line, place, image < before)
         if not self.paths:
             missing = next(iter(self.names), "")
             looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
-            raise UserError(f"{self.file}: {found if missing else 'it has no row of a picture'}.")
+            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
+            raise UserError(f"{self.file}: {found if missing else 'it has no row of an image'}.")
 
-    def _picture(self, cells: list[str], place: str) -> int | None:
+    def _image(self, cells: list[str], place: str) -> int | None:
         name = cells[self.columns.path]
         if name not in self.names:
             path = self.search.find(name)
@@ -159,26 +157,26 @@ class _Reading:
                 self.paths.append(path)
                 self.stated.append(self._stated(cells))
             elif not path:
-                self.findings.add("no picture", place, f"no file '{printable(name)}'")
+                self.findings.add("no image", place, f"no file '{printable(name)}'")
             self.names[name] = self.seen.get(path)
         return self.names[name]
 
-    def _row(self, cells: list[str], picture: int, line: int, place: str, again: bool) -> None:
+    def _row(self, cells: list[str], image: int, line: int, place: str, again: bool) -> None:
         columns, label = self.columns, self._label(cells, place)
         if columns.box is None:
             if again:
-                same = label is not None and label == self.rows.labels[picture]
+                same = label is not None and label == self.rows.labels[image]
                 found = printable(cells[columns.label])
                 if same:
                     self.findings.add("listed twice", place, printable(cells[columns.path]))
                 else:
                     self.findings.add("not understood", place, f"a second class '{found}', expected one")
-            else:  # a row for each picture, even of a faulty class, which ends everything
-                self.rows.add(picture, (0.0, 0.0, 0.0, 0.0), label or 0, line)
+            else:  # a row for each image, even of a faulty class, which ends everything
+                self.rows.add(image, (0.0, 0.0, 0.0, 0.0), label or 0, line)
             return
         values = [cells[each] for each in columns.box]
         if not any(values):
-            return  # a picture without boxes
+            return  # an image without boxes
         if label is None:
             return
         try:
@@ -187,15 +185,15 @@ class _Reading:
             found = f"'{printable(' '.join(values))}', expected four numbers"
             self.findings.add("not a number", place, found)
             return
-        if columns.kind == "centre and size":
+        if columns.kind == "center and size":
             a, b = a - c / 2, b - d / 2
         box = (a, b, c, d) if columns.kind == "corners" else (a, b, a + c, b + d)
         flags = self._flag(cells, columns.difficult, DIFFICULT, place)
         flags |= self._flag(cells, columns.crowd, CROWD, place)
-        self.rows.add(picture, box, label, line, flags, self._area(cells))
+        self.rows.add(image, box, label, line, flags, self._area(cells))
 
     def _label(self, cells: list[str], place: str) -> int | None:
-        """The label, None if there is none; told unless it is a picture without boxes."""
+        """The label, None if there is none; told unless it is an image without boxes."""
         name = cells[self.columns.label]
         label = self.labels.get(name)
         if label is None and (self.columns.box is None or any(cells[each] for each in self.columns.box)):

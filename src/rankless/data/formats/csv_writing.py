@@ -1,4 +1,4 @@
-"""Writing a data set as CSV: ``SPLIT.csv``, ``classes.csv`` and the pictures in ``images/SPLIT``."""
+"""Writing a data set as CSV: ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from rankless.data.formats.splits import as_file_name
-from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.formats.written import fit_names, number, on_one_line
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
-    """Write a row for each box, and one with an empty box for a picture without.
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write a row for each box, and one with an empty box for an image without.
 
     Of classification a row is ``filename,class``. ``classes.csv`` has the classes in their order, because
     some may have no box. Where no box of a split reaches beyond the second pixel, the columns say that it is
@@ -41,7 +41,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> 
 
 
 def _boxes(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """The columns' names, then the rows of one picture after another."""
+    """The columns' names, then the rows of one image after another."""
     boxes: Any = annotations.boxes
     flags: Any = annotations.flags
     tiny = len(boxes) > 0 and bool((boxes <= 2).all())

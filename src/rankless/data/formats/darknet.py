@@ -1,6 +1,6 @@
-"""Darknet's text labels (YOLO data): one ``.txt`` of ``class x y w h`` lines per picture.
+"""Darknet's text labels (YOLO data): one ``.txt`` of ``class x y w h`` lines per image.
 
-The class is counted from 0, the box is its centre and size in shares of the upright picture. A line of more
+The class is counted from 0, the box is its center and size in shares of the upright image. A line of more
 numbers is a polygon, as trainers of segmentation write it; its bounds are the box.
 """
 
@@ -22,12 +22,12 @@ from rankless.data.index.scan import headers, scan
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
-__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Darknet (YOLO)"
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` is Darknet's; empty if it is not."""
     return why_darknet(root)
 
@@ -41,18 +41,18 @@ def read(root: Path, split: str) -> Raw:
     """One split.
 
     Raises:
-        UserError: no such split, no picture in it, or not one label file.
+        UserError: no such split, no image in it, or not one label file.
     """
     found = find_split(root, split)
     pairs = paired(found.paths)
     missing = sum(not label for _, label in pairs.items)
     if missing == len(pairs.items):
         raise UserError(
-            f"Not one of the {missing} pictures of the split '{split}' in {root} has a label file; the first "
+            f"Not one of the {missing} images of the split '{split}' in {root} has a label file; the first "
             f"would be {pairs.expected}. Labels belong in a folder 'labels' that mirrors 'images', or beside "
-            "the pictures where no folder is called 'images'."
+            "the images where no folder is called 'images'."
         )
-    raw = scan(read_labels, pairs.items, "pictures")
+    raw = scan(read_labels, pairs.items, "images")
     raw.names, raw.shares = found.class_names, True
     raw.depends = [*dict.fromkeys([*found.depends, *pairs.folders]), *raw.depends]
     raw.about = [*found.notes, *raw.about]
@@ -67,20 +67,20 @@ def read(root: Path, split: str) -> Raw:
 class _Lines:
     """Label lines while they are read."""
 
-    picture: list[int] = field(default_factory=list)
+    image: list[int] = field(default_factory=list)
     line: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
-    box: list[tuple[float, ...]] = field(default_factory=list)  # centre and size
+    box: list[tuple[float, ...]] = field(default_factory=list)  # center and size
     outline: list[tuple[float, ...] | None] = field(default_factory=list)  # or corners, of a polygon
     findings: Findings = field(default_factory=Findings)
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
-    """Parse the label files of some (picture, label file or nothing) and read the pictures' headers."""
+    """Parse the label files of some (image, label file or nothing) and read the images' headers."""
     lines = _Lines()
-    for number, (picture, label) in enumerate(items):
+    for number, (image, label) in enumerate(items):
         if not label:
-            lines.findings.add("no label file", picture)
+            lines.findings.add("no label file", image)
             continue
         try:
             content = reading.read_bytes(label, reading.LABELS)
@@ -88,9 +88,9 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
             lines.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
             continue
         if content.isspace() or not content:
-            lines.findings.add("empty", picture)
+            lines.findings.add("empty", image)
         _parse(content, number, label, lines)
-    sizes, unreadable = headers([picture for picture, _ in items])
+    sizes, unreadable = headers([image for image, _ in items])
     lines.findings.update(unreadable)
     box = np.array(lines.box, np.float64).reshape(-1, 4)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is judged later
@@ -99,11 +99,11 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
         if outline is not None:
             corners[row] = outline
     return Raw(
-        paths=[picture for picture, _ in items],
+        paths=[image for image, _ in items],
         sizes=sizes,
         stated=np.zeros_like(sizes),
         places=[label for _, label in items],
-        picture=np.array(lines.picture, np.int64),
+        image=np.array(lines.image, np.int64),
         boxes=corners,
         labels=np.array(lines.label, np.int64),
         flags=np.zeros(len(box), np.uint8),
@@ -115,7 +115,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
     )
 
 
-def _parse(content: bytes, picture: int, file: str, lines: _Lines) -> None:
+def _parse(content: bytes, image: int, file: str, lines: _Lines) -> None:
     """Add one label file's lines."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:100]:
@@ -141,7 +141,7 @@ def _parse(content: bytes, picture: int, file: str, lines: _Lines) -> None:
             expected = "numbers: class x y width height, the class a whole one"
             lines.findings.add("not a number", f"{file}:{number}", f"'{shown}', expected {expected}")
             continue
-        lines.picture.append(picture)
+        lines.image.append(image)
         lines.line.append(number)
         lines.label.append(int(max(-(2.0**31), min(2.0**31, label))))
         lines.box.append((0.0, 0.0, 0.0, 0.0) if polygon else tuple(row))

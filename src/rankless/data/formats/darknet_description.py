@@ -1,6 +1,6 @@
 """The files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's own ``.data``.
 
-Both name the classes and say for every split where its pictures are: folders, or lists of pictures.
+Both name the classes and say for every split where its images are: folders, or lists of images.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Description:
     Attributes:
         file: its place.
         class_names: a label is a position in this list.
-        splits: name to the folders and lists of its pictures, as written.
+        splits: name to the folders and lists of its images, as written.
         bases: folders that these may be relative to, the likeliest first.
         depends: further files that were read.
     """

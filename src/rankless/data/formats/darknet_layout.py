@@ -1,4 +1,4 @@
-"""Where a Darknet/YOLO data set keeps the pictures of a split: its description, or its folders."""
+"""Where a Darknet/YOLO data set keeps the images of a split: its description, or its folders."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.darknet_description import Description, description_in, read_description
 from rankless.data.formats.darknet_labels import label_folders
 from rankless.data.formats.folders import Gathered, Names
-from rankless.data.formats.image_search import PictureSearch
+from rankless.data.formats.image_search import ImageSearch
 from rankless.data.formats.splits import chosen
-from rankless.data.images.image_file import EXTENSIONS, is_picture
+from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
 from rankless.files import reading
@@ -22,16 +22,16 @@ LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
     "'train/labels') with a 'classes.txt'"
 )
-_UNDIVIDED = "there are no splits: all pictures are 'train'; `rankless data split` makes a 'val'"
+_UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` makes a 'val'"
 
 
 @dataclass
 class Split:
-    """The pictures of one split, in an order that does not depend on the file system.
+    """The images of one split, in an order that does not depend on the file system.
 
     Attributes:
         class_names: a label is a position in this list.
-        paths: picture files, each once.
+        paths: image files, each once.
         depends: folders that were listed and files that were read.
         findings, notes: what was left out, and how it was read.
     """
@@ -43,7 +43,7 @@ class Split:
     notes: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
-        """Add all pictures under ``folder``."""
+        """Add all images under ``folder``."""
         found = Gathered()
         found.add(folder)
         self.paths += found.paths
@@ -67,7 +67,7 @@ def why_darknet(root: Path) -> str:
                     f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
                 )
     if names_file([root]) and _beside(root):
-        return "it has pictures with labels beside them, and class names"
+        return "it has images with labels beside them, and class names"
     return ""
 
 
@@ -79,10 +79,10 @@ def split_names(root: Path) -> list[str]:
 
 
 def find_split(root: Path, split: str) -> Split:
-    """Class names and picture files of ``split``; ``root`` is a folder or a description.
+    """Class names and image files of ``split``; ``root`` is a folder or a description.
 
     Raises:
-        UserError: no such split, a faulty description, no class names, or no picture.
+        UserError: no such split, a faulty description, no class names, or no image.
     """
     file = description_in(root)
     described = read_description(file) if file else None
@@ -100,7 +100,7 @@ def find_split(root: Path, split: str) -> Split:
     if not unique:
         raise UserError(
             [
-                f"{root}: the split '{split}' has no pictures; looked in {_shown(looked)} for files "
+                f"{root}: the split '{split}' has no images; looked in {_shown(looked)} for files "
                 f"that end in {', '.join(sorted(EXTENSIONS))}.",
                 *(str(finding) for _, _, first in result.findings for finding in first[:3]),
             ]
@@ -130,29 +130,29 @@ def _described(described: Description, wanted: str) -> Split:
 
 
 def _add_list(file: Path, described: Description, result: Split) -> None:
-    """Add the pictures of a ``.txt`` list in its order."""
+    """Add the images of a ``.txt`` list in its order."""
     try:
         lines = reading.read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{file} cannot be read: {reading.reason(error)}; expected one picture path a line in UTF-8."
+            f"{file} cannot be read: {reading.reason(error)}; expected one image path a line in UTF-8."
         ) from error
-    search = PictureSearch([file.parent, *described.bases])
+    search = ImageSearch([file.parent, *described.bases])
     for number, line in enumerate(lines, 1):
         name = line.strip()
         if not name:
             continue
         place = search.find(name)
-        if not is_picture(place or name):
+        if not is_image(place or name):
             expected = f"its ending should be {', '.join(sorted(EXTENSIONS))}"
             result.findings.add(
-                "not understood", f"{file}:{number}", f"'{printable(name)}' is no picture; {expected}"
+                "not understood", f"{file}:{number}", f"'{printable(name)}' is no image; {expected}"
             )
         elif place:
             result.paths.append(place)
         else:
             looked = " and ".join(search.bases[:2])
-            result.findings.add("no picture", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
+            result.findings.add("no image", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
     result.depends += [os.fspath(file), *search.listed]
     result.notes += search.notes()
 
@@ -173,7 +173,7 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
     elif loose := len(Names(os.fspath(root / "images"), EXTENSIONS).files):
-        result.findings.add("left out", os.fspath(root / "images"), f"{loose} pictures outside its folders")
+        result.findings.add("left out", os.fspath(root / "images"), f"{loose} images outside its folders")
     # A folder that is added becomes a split, or divides what was one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
     result.add_folder(os.fspath(splits[name]))
@@ -181,7 +181,7 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Split names and their picture folders."""
+    """Split names and their image folders."""
     return folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
@@ -202,7 +202,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _beside(folder: Path) -> bool:
-    """Whether a picture in ``folder`` has its label file beside it."""
+    """Whether an image in ``folder`` has its label file beside it."""
     place = os.fspath(folder)
     return not Names(place, EXTENSIONS).files.keys().isdisjoint(Names(place, {".txt"}).files)
 

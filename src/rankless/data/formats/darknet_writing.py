@@ -10,12 +10,12 @@ import yaml
 from numpy.typing import NDArray
 
 from rankless.data.formats.splits import as_file_name
-from rankless.data.formats.writing import PictureFiles, file_names, names_of
+from rankless.data.formats.writing import ImageFiles, file_names, names_of
 from rankless.data.formats.written import number, plain_boxes
 from rankless.data.index.annotations import Annotations
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set into the empty folder ``out``; returns what has no place in it, with counts.
 
     What is marked difficult or a crowd is left out: as a plain label it would be trained on.
@@ -45,7 +45,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> 
 def _write_split(
     out: Path, folder: str, data: Annotations, kept: NDArray[np.bool_], names: Sequence[str]
 ) -> int:
-    """Write a label file for every picture; returns how many boxes will not read back bit for bit."""
+    """Write a label file for every image; returns how many boxes will not read back bit for bit."""
     place, rounded = out / "labels" / folder, 0
     place.mkdir(parents=True)
     for index, name in enumerate(names):
@@ -65,14 +65,14 @@ def _write_split(
 def _shares(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Centres and sizes in shares of the picture, (N, 4), and which of them give back the same float32, (N,).
+    """Centers and sizes in shares of the image, (N, 4), and which of them give back the same float32, (N,).
 
-    At the left and the upper edge the centre is exactly half the size, which gives back 0.
+    At the left and the upper edge the center is exactly half the size, which gives back 0.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]
     size = (high - low) / sides
-    centre = (low + high) / 2 / sides
-    back = np.concatenate((centre - size / 2, centre + size / 2), 1) * np.tile(sides, 2)
+    center = (low + high) / 2 / sides
+    back = np.concatenate((center - size / 2, center + size / 2), 1) * np.tile(sides, 2)
     exact = (back.clip(0, np.tile(sides, 2)).astype(np.float32) == boxes).all(1)
-    return np.concatenate((centre, size), 1), exact
+    return np.concatenate((center, size), 1), exact

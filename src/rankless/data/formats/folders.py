@@ -1,4 +1,4 @@
-"""Listing folders of pictures: each real folder once, in an order that does not depend on the file system."""
+"""Listing folders of images: each real folder once, in an order that does not depend on the file system."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rankless.data.images.image_file import is_picture
+from rankless.data.images.image_file import is_image
 from rankless.data.index.findings import Findings
 from rankless.files import reading
 
 
 @dataclass
 class Gathered:
-    """The pictures under some folders.
+    """The images under some folders.
 
     Attributes:
-        paths: picture files; those of one folder sorted by name.
+        paths: image files; those of one folder sorted by name.
         folders: every folder that was listed.
         findings: hidden files and folders, and folders that cannot be listed.
     """
@@ -27,7 +27,7 @@ class Gathered:
     findings: Findings = field(default_factory=Findings)
 
     def add(self, top: str) -> None:
-        """Add all pictures under ``top``, sorted by path.
+        """Add all images under ``top``, sorted by path.
 
         Links to folders are followed. A folder that several names lead to counts once, by its real name if
         that lies under ``top``, so that no loop of links goes on for ever.
@@ -51,11 +51,11 @@ class Gathered:
             self.folders.append(folder)
             for entry in entries:
                 is_folder = reading.is_folder(entry)
-                if entry.name.startswith(".") and (is_folder or is_picture(entry.name)):
+                if entry.name.startswith(".") and (is_folder or is_image(entry.name)):
                     self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
                 elif is_folder:
                     (links if entry.is_symlink() else real).append(entry.path)
-                elif is_picture(entry.name):
+                elif is_image(entry.name):
                     found.append(entry.path)
         self.paths += sorted(found)
 

@@ -1,8 +1,8 @@
-"""Pictures in folders that name their class.
+"""Images in folders that name their class.
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders themselves (``ROOT/CAT/1.jpg``) and a fifth of each class is set aside for
-validation. Which pictures these are is a function of the files' names alone.
+validation. Which images these are is a function of the files' names alone.
 
 Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
 same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
@@ -19,7 +19,7 @@ import numpy as np
 
 from rankless.data.formats.class_folders import Found, class_folders
 from rankless.data.formats.splits import known_as
-from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
@@ -35,13 +35,13 @@ VAL_SHARE = 0.2
 _USUAL = ("train", "val")
 _SPLITS = (*_USUAL, "valid", "validation", "test")
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
-_ENOUGH = 1000  # folders in which a picture is looked for
+_ENOUGH = 1000  # folders in which an image is looked for
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` holds class folders; empty if not.
 
-    Pictures beside files of boxes, in folders named as detection's formats name them, are no classes.
+    Images beside files of boxes, in folders named as detection's formats name them, are no classes.
     """
     if not root.is_dir():
         return ""
@@ -51,12 +51,12 @@ def recognise(root: Path) -> str:
             return ""
     below = itertools.chain.from_iterable(os.walk(root / name) for name in _folders(root))
     if not any(
-        image_file.is_picture(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
+        image_file.is_image(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
     ):
         return ""
     if splits:
-        return f"its folders {listed(splits)} hold folders with pictures"
-    return f"its folders hold pictures: {listed(_folders(root))}"
+        return f"its folders {listed(splits)} hold folders with images"
+    return f"its folders hold images: {listed(_folders(root))}"
 
 
 def splits(root: Path) -> list[str]:
@@ -71,7 +71,7 @@ def splits(root: Path) -> list[str]:
 def read(root: Path, split: str) -> Raw:
     """One split, class by class, each class in the order of its files' names.
 
-    Its class names are those of the folders that hold pictures, sorted; another split may have others.
+    Its class names are those of the folders that hold images, sorted; another split may have others.
 
     Args:
         root: a folder that holds ``split``, or the class folders.
@@ -79,7 +79,7 @@ def read(root: Path, split: str) -> Raw:
             class folders.
 
     Raises:
-        UserError: not a folder, no such split, or no picture.
+        UserError: not a folder, no such split, or no image.
     """
     if not root.is_dir():
         raise UserError(f"The data '{root}' is a file, expected {LAYOUT}.")
@@ -106,7 +106,7 @@ def read(root: Path, split: str) -> Raw:
         share = {name: _share_of(files, split) for name, files in found.classes.items()}
         count, total = (sum(map(len, each.values())) for each in (share, found.classes))
         about.append(
-            f"{root} has no folders 'train' and 'val': {count} of its {total} pictures are '{split}', "
+            f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
             "divided class by class by a hash of the file's name"
         )
         found.classes = share
@@ -114,16 +114,16 @@ def read(root: Path, split: str) -> Raw:
     return _raw(found, names, list(dict.fromkeys([*depends, *found.entered])), about)
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write every split as a folder of class folders.
 
     Raises:
-        UserError: the pictures have boxes, or a class name can be no folder's.
+        UserError: the images have boxes, or a class name can be no folder's.
     """
     odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
     faults = [f"The class name '{name}' cannot be the name of a folder: rename it." for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):
-        faults.append("Pictures with boxes cannot be written as class folders: choose a detection format.")
+        faults.append("Images with boxes cannot be written as class folders: choose a detection format.")
     if faults:
         raise UserError(faults)
     for split, found in splits.items():
@@ -147,12 +147,12 @@ def _holds_folders(place: Path) -> bool:
 
 
 def _classes(found: Found, place: Path) -> list[str]:
-    """The class names; those without a picture are none."""
+    """The class names; those without an image are none."""
     names = [name for name, files in found.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{place}: no pictures; looked in {len(found.classes)} class folders for files that end in "
+            f"{place}: no images; looked in {len(found.classes)} class folders for files that end in "
             f"{endings}."
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
@@ -164,7 +164,7 @@ def _classes(found: Found, place: Path) -> list[str]:
 
 
 def _share_of(files: dict[str, str], split: str) -> dict[str, str]:
-    """The pictures of one class that are ``split``: its first fifth by a hash of their names, or the rest.
+    """The images of one class that are ``split``: its first fifth by a hash of their names, or the rest.
 
     At least one is for validation, unless there is only one.
     """
@@ -178,7 +178,7 @@ def _told(found: Found) -> list[str]:
     """What was left out, as sentences with counts."""
     told = []
     if empty := [name for name, files in found.classes.items() if not files]:
-        told.append(f"{len(empty)} folders hold no pictures and are no classes: {listed(empty)}")
+        told.append(f"{len(empty)} folders hold no images and are no classes: {listed(empty)}")
     for reason, paths in sorted(found.odd.items()):
         told.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
     return told
@@ -193,7 +193,7 @@ def _raw(found: Found, names: Sequence[str], depends: list[str], about: list[str
         sizes=sizes,
         stated=np.zeros_like(sizes),
         places=paths,
-        picture=np.arange(len(paths)),
+        image=np.arange(len(paths)),
         boxes=None,
         labels=labels,
         flags=np.zeros(len(paths), np.uint8),

@@ -1,4 +1,4 @@
-"""Finding the files of pictures that an annotation names: each folder is listed once."""
+"""Finding the files of images that an annotation names: each folder is listed once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rankless.data.images.image_file import is_picture
+from rankless.data.images.image_file import is_image
 
 
-class PictureSearch:
+class ImageSearch:
     """Looks names up in a few folders.
 
     Args:
@@ -57,7 +57,7 @@ class PictureSearch:
         """How names were found, as sentences."""
         if not self.shortened:
             return []
-        return [f"{self.shortened} pictures are not where their path says and were found by its end"]
+        return [f"{self.shortened} images are not where their path says and were found by its end"]
 
     def _folders(self, folder: str) -> list[tuple[str, _Names]]:
         """The folders that ``folder`` is, seen from every base."""
@@ -93,7 +93,7 @@ class _Names:
             shown = sorted(self.exactly)
             for each in shown:
                 self._alike.setdefault(_plain(each), each)
-            for each in filter(is_picture, shown):
+            for each in filter(is_image, shown):
                 self._alike.setdefault(_plain(os.path.splitext(each)[0]), each)  # noqa: PTH122
         return self._alike.get(_plain(name), "")
 

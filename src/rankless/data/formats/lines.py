@@ -1,6 +1,6 @@
-"""Annotation lines: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``, a picture a line, corners in pixels.
+"""Annotation lines: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``, an image a line, corners in pixels.
 
-The picture's corner is (0, 0) on the continuous plane; classes count from 0. It is the format of many Keras
+The image's corner is (0, 0) on the continuous plane; classes count from 0. It is the format of many Keras
 trainers, https://github.com/qqwweee/keras-yolo3#training.
 """
 
@@ -13,10 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from rankless.data.formats.class_names import PATTERNS, names_file, read_names
-from rankless.data.formats.image_search import PictureSearch
+from rankless.data.formats.image_search import ImageSearch
 from rankless.data.formats.rows import Rows
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
-from rankless.data.formats.writing import PictureFiles, file_names
+from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.formats.written import fit_names, number, on_one_line, plain_boxes
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
@@ -30,16 +30,16 @@ LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt
 _SNIFFED = 1000
 """So many lines tell what a file is."""
 _MOST = 200
-"""In a folder of more .txt files than these each is of a single picture."""
+"""In a folder of more .txt files than these each is of a single image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
-# The path ends at the last ending of a picture that a space or the line's end follows.
+# The path ends at the last ending of an image that a space or the line's end follows.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
 _COMMA = re.compile(r"\s*,\s*")
 _BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
 _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` holds annotation lines: a ``.txt`` file in which a box follows a path."""
     found = [(root, _kind(root))] if root.is_file() else list(_files(root).values())
     first = next((file for file, kind in found if kind == "boxes"), None)
@@ -47,7 +47,7 @@ def recognise(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The ``.txt`` files that list pictures."""
+    """The ``.txt`` files that list images."""
     return usual_order(_found(root))
 
 
@@ -64,7 +64,7 @@ def read(root: Path, split: str) -> Raw:
             f"the first is class 0) or one of {', '.join(PATTERNS[1:])}, here or in 'model_data'."
         )
     names = read_names(classes)
-    search = PictureSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
+    search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reading = _Reading(file, search, len(names))
     reading.all()
     depends = [str(file), str(classes), *map(str, folders), *search.listed]
@@ -78,18 +78,18 @@ def read(root: Path, split: str) -> Raw:
     )
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
-    """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the pictures in ``images/SPLIT``.
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the images in ``images/SPLIT``.
 
     What is difficult or a crowd is left out, and so not trained on here either.
 
     Raises:
-        UserError: pictures with one class each, without boxes.
+        UserError: images with one class each, without boxes.
     """
     left_out: list[str] = []
     for split, held in splits.items():
         if not held.has_boxes:
-            raise UserError("Lines hold boxes, and these pictures have one class each and no boxes.")
+            raise UserError("Lines hold boxes, and these images have one class each and no boxes.")
         name = as_file_name(split)
         plain, lost = plain_boxes(held, split)
         left_out += lost
@@ -112,7 +112,7 @@ class _Reading:
     """One file on its way to the flat form."""
 
     file: Path
-    search: PictureSearch
+    search: ImageSearch
     classes: int
     paths: list[str] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
@@ -120,10 +120,10 @@ class _Reading:
     seen: dict[str, int] = field(default_factory=dict)
 
     def all(self) -> None:
-        """Every line; a picture that several lines name has the boxes of all of them.
+        """Every line; an image that several lines name has the boxes of all of them.
 
         Raises:
-            UserError: the file cannot be read, or not one picture is there.
+            UserError: the file cannot be read, or not one image is there.
         """
         missing = ""
         for count, line in _lines(self.file):
@@ -131,19 +131,19 @@ class _Reading:
             path = self.search.find(name)
             if not path:
                 missing = missing or name
-                self.findings.add("no picture", f"{self.file}:{count}", f"no file '{printable(name)}'")
+                self.findings.add("no image", f"{self.file}:{count}", f"no file '{printable(name)}'")
                 continue
-            picture = self.seen.setdefault(path, len(self.paths))
-            if picture == len(self.paths):
+            image = self.seen.setdefault(path, len(self.paths))
+            if image == len(self.paths):
                 self.paths.append(path)
             for box in boxes:
-                self._box(box, picture, count)
+                self._box(box, image, count)
         if not self.paths:
             looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its pictures is there; the first: '{printable(missing)}'; looked in {looked}"
+            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
             raise UserError(f"{self.file}: {found if missing else 'it has no line, expected ' + LAYOUT}.")
 
-    def _box(self, text: str, picture: int, line: int) -> None:
+    def _box(self, text: str, image: int, line: int) -> None:
         place, words = f"{self.file}:{line}", text.split(",")
         if len(words) != 5:
             found = f"'{printable(text)}', expected x1,y1,x2,y2,class"
@@ -157,7 +157,7 @@ class _Reading:
             found = f"'{printable(text)}', expected four numbers and a class from 0 to {self.classes - 1}"
             self.findings.add("not a number", place, found)
             return
-        self.rows.add(picture, (x1, y1, x2, y2), int(label), line)
+        self.rows.add(image, (x1, y1, x2, y2), int(label), line)
 
 
 def _parsed(line: str) -> tuple[str, list[str]]:
@@ -181,7 +181,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _kind(file: Path) -> str:
-    """What a ``.txt`` file has in its first lines: ``boxes``, only ``pictures``, or nothing of these."""
+    """What a ``.txt`` file has in its first lines: ``boxes``, only ``images``, or nothing of these."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""
@@ -192,7 +192,7 @@ def _kind(file: Path) -> str:
                 return "boxes"
             if boxes or _LINE.fullmatch(line) is None:
                 return ""
-            kind = "pictures"
+            kind = "images"
     except UserError:
         return ""
     return kind

@@ -1,6 +1,6 @@
 """Packing a data set into tar shards: few large files, read from end to end or at random.
 
-The pictures' bytes stay as they are and so does their order: picture i of a split is picture i of its shards,
+The images' bytes stay as they are and so does their order: image i of a split is image i of its shards,
 and a training on them gives the same weights.
 """
 
@@ -20,7 +20,7 @@ from rankless.errors import UserError
 from rankless.files.work_folder import new_folder
 
 SHARD_BYTES = 512 * 1024**2
-"""A shard is no larger than this, unless one picture is."""
+"""A shard is no larger than this, unless one image is."""
 _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # as webdataset's decoders know them
 
 
@@ -39,10 +39,10 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
         The names of the shards.
 
     Raises:
-        UserError: ``out`` is not empty, there is no room, or a picture's file is gone.
+        UserError: ``out`` is not empty, there is no room, or an image's file is gone.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
-        raise UserError("Some splits have boxes and some have one class for each picture: pack them apart.")
+        raise UserError("Some splits have boxes and some have one class for each image: pack them apart.")
     with new_folder(out) as made:
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
         _write_names(made, names)
@@ -102,10 +102,10 @@ def _blocks(name: str, body: bytes) -> bytes:
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """A name without a dot for each picture, different from all others of the split."""
+    """A name without a dot for each image, different from all others of the split."""
     taken: set[str] = set()
     for name in file_names(annotations):
-        stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "picture"
+        stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
         key, more = stem, 1
         while key in taken:
             more += 1
@@ -115,11 +115,11 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """(ending, content) of the members of one picture."""
+    """(ending, content) of the members of one image."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
-    picture = (_JPEG.get(ending, ending), content(annotations, index))
+    image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:
-        return [picture, ("cls", str(numbers[int(annotations.labels[index])]).encode())]
+        return [image, ("cls", str(numbers[int(annotations.labels[index])]).encode())]
     rows = annotations.rows(index)
     height, width = annotations.sizes[index].tolist()
     areas = [None if area != area else area for area in annotations.areas[rows].tolist()]
@@ -133,4 +133,4 @@ def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> lis
         label["flags"] = annotations.flags[rows].tolist()
     if any(area is not None for area in areas):
         label["areas"] = areas
-    return [picture, ("json", json.dumps(label).encode())]
+    return [image, ("json", json.dumps(label).encode())]

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
@@ -39,7 +39,7 @@ class Format(Protocol):
     LAYOUT: str
     """What is expected on the disk, as the end of "expected …"."""
 
-    def recognise(self, root: Path) -> str:
+    def recognize(self, root: Path) -> str:
         """Why ``root`` (a folder or a file) is of this format, as in "it has 'data.yaml'"; empty if not."""
         ...
 
@@ -55,7 +55,7 @@ class Format(Protocol):
         """
         ...
 
-    def write(self, out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+    def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
         """Write a data set into the empty folder ``out``.
 
         Returns:
@@ -69,7 +69,7 @@ def format_named(name: str) -> Format:
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
-def recognise(root: str, format: str = "auto") -> tuple[str, str]:
+def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     """Which format the data at ``root`` is of, and why.
 
     Raises:
@@ -84,7 +84,7 @@ def recognise(root: str, format: str = "auto") -> tuple[str, str]:
     if format != "auto":
         return format, "data.format says so"
     for name in NAMES:
-        if why := format_named(name).recognise(place):
+        if why := format_named(name).recognize(place):
             return name, why
     raise UserError(
         [
@@ -97,19 +97,19 @@ def recognise(root: str, format: str = "auto") -> tuple[str, str]:
 def _what_is_there(place: Path) -> str:
     """A file or folder that is of no format, as the end of a sentence."""
     if place.is_file():
-        kind = "picture" if place.suffix.lower() in EXTENSIONS else f"'{place.suffix}' file"
+        kind = "image" if place.suffix.lower() in EXTENSIONS else f"'{place.suffix}' file"
         return f"it is a {kind}" if place.suffix else "it is a file without an ending"
     entries = list(islice((each for each in place.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
         return "the folder is empty" if not any(place.iterdir()) else "there are folders and no files"
     more = "at least " if len(entries) > _LOOKED_AT else ""
     endings = Counter(each.suffix.lower() for each in entries[:_LOOKED_AT])
-    pictures = sum(count for ending, count in endings.items() if ending in EXTENSIONS)
-    if not pictures:
+    samples = sum(count for ending, count in endings.items() if ending in EXTENSIONS)
+    if not samples:
         common = ", ".join(
             f"{count} {ending or 'without an ending'}" for ending, count in endings.most_common(3)
         )
-        return f"no pictures, but other files ({more}{endings.total()}: {common})"
-    rest = endings.total() - pictures
+        return f"no images, but other files ({more}{endings.total()}: {common})"
+    rest = endings.total() - samples
     labels = f"other files ({rest}) of no known layout" if rest else "no labels"
-    return f"pictures ({more}{pictures}) and {labels}"
+    return f"images ({more}{samples}) and {labels}"

@@ -19,7 +19,7 @@ NO_AREA = float("nan")
 class Rows:
     """The boxes so far, 41 bytes for each; see :class:`Raw` for what they are."""
 
-    picture: array[int] = field(default_factory=lambda: array("q"))
+    image: array[int] = field(default_factory=lambda: array("q"))
     boxes: array[float] = field(default_factory=lambda: array("d"))
     labels: array[int] = field(default_factory=lambda: array("q"))
     flags: array[int] = field(default_factory=lambda: array("B"))
@@ -27,11 +27,11 @@ class Rows:
     lines: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
-        return len(self.picture)
+        return len(self.image)
 
     def add(
         self,
-        picture: int,
+        image: int,
         box: Iterable[float],
         label: int,
         line: int,
@@ -46,9 +46,9 @@ class Rows:
         try:
             self.boxes.extend(box)
         except (TypeError, OverflowError):
-            del self.boxes[4 * len(self.picture) :]
+            del self.boxes[4 * len(self.image) :]
             raise
-        self.picture.append(picture)
+        self.image.append(image)
         self.labels.append(label)
         self.flags.append(flags)
         self.areas.append(area)
@@ -64,7 +64,7 @@ class Rows:
         findings: Findings | None = None,
         about: Iterable[str] = (),
     ) -> Raw:
-        """All of them as one split of boxed pictures, whose headers are read for their sizes."""
+        """All of them as one split of boxed images, whose headers are read for their sizes."""
         sizes, found = file_sizes(paths)
         found.update(findings or Findings())
         return Raw(
@@ -72,7 +72,7 @@ class Rows:
             sizes=sizes,
             stated=np.array(stated, np.int32).reshape(-1, 2) if stated else np.zeros_like(sizes),
             places=places,
-            picture=np.array(self.picture, np.int64),
+            image=np.array(self.image, np.int64),
             boxes=np.array(self.boxes, np.float64).reshape(-1, 4),
             labels=np.array(self.labels, np.int64),
             flags=np.array(self.flags, np.uint8),

@@ -1,4 +1,4 @@
-"""Indexing shards: where every picture lies, how large it is, and what its label says."""
+"""Indexing shards: where every image lies, how large it is, and what its label says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Part:
     spans: list[tuple[int, int]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
-    picture: list[int] = field(default_factory=list)
+    image: list[int] = field(default_factory=list)
     boxes: list[list[float]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
@@ -69,11 +69,11 @@ class _Part:
 
     def _add(self, sample: Sample, shard: str, file: int) -> None:
         label = sample.members.get(self.kind)
-        if sample.picture is None:
-            kind = "label without picture" if label else "left out"
-            self.findings.add(kind, path_in(shard, sample.key), "" if label else "neither picture nor label")
+        if sample.image is None:
+            kind = "label without image" if label else "left out"
+            self.findings.add(kind, path_in(shard, sample.key), "" if label else "neither image nor label")
             return
-        path = path_in(shard, sample.picture.name)
+        path = path_in(shard, sample.image.name)
         try:
             content = _label(file, label) if label else None
             found = self._understood(content, path)
@@ -85,8 +85,8 @@ class _Part:
             return
         self._add_rows(found, numbers)
         self.paths.append(path)
-        self.spans.append((sample.picture.offset, sample.picture.length))
-        self.sizes.append(self._size(file, sample.picture, path))
+        self.spans.append((sample.image.offset, sample.image.length))
+        self.sizes.append(self._size(file, sample.image, path))
         self.stated.append(found.stated)
 
     def _understood(self, content: bytes | None, path: str) -> Boxes | None:
@@ -119,18 +119,18 @@ class _Part:
 
     def _add_rows(self, found: Boxes, numbers: Sequence[int | None]) -> None:
         rows = [row for row, number in enumerate(numbers) if number is not None]
-        self.picture += [len(self.paths)] * len(rows)
+        self.image += [len(self.paths)] * len(rows)
         self.boxes += [found.boxes[row] for row in rows]
         self.labels += [number for number in numbers if number is not None]
         self.flags += [found.flags[row] for row in rows]
         self.areas += [found.areas[row] for row in rows]
         self.lines += [row + 1 for row in rows]
 
-    def _size(self, file: int, picture: Member, path: str) -> tuple[int, int]:
+    def _size(self, file: int, image: Member, path: str) -> tuple[int, int]:
         try:
-            return image_file.size(io.BufferedReader(Window(file, picture.offset, picture.length)), name=path)
-        except image_file.UnreadablePicture as error:
-            self.findings.add("unreadable picture", path, error.reason)
+            return image_file.size(io.BufferedReader(Window(file, image.offset, image.length)), name=path)
+        except image_file.UnreadableImage as error:
+            self.findings.add("unreadable image", path, error.reason)
             return 0, 0
 
     def raw(self) -> Raw:
@@ -146,7 +146,7 @@ class _Part:
             sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
             stated=np.array(self.stated, np.int32).reshape(-1, 2),
             places=self.paths,
-            picture=np.array(self.picture, np.int64),
+            image=np.array(self.image, np.int64),
             boxes=None if self.kind == "cls" else boxes,
             labels=labels,
             flags=np.array(self.flags, np.uint8),

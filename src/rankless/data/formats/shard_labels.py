@@ -1,4 +1,4 @@
-"""What a sample of a shard says about its picture: a class, or boxes as JSON or as Darknet's lines."""
+"""What a sample of a shard says about its image: a class, or boxes as JSON or as Darknet's lines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LabelError(ValueError):
 
 @dataclass
 class Boxes:
-    """The boxes of one picture.
+    """The boxes of one image.
 
     Attributes:
-        boxes: xyxy; in pixels, of Darknet's lines in shares of the picture.
+        boxes: xyxy; in pixels, of Darknet's lines in shares of the image.
         labels: class numbers or names, as text.
         flags, areas: as in :class:`rankless.data.index.annotations.Annotations`.
         stated: height and width; 0, 0 if they are not stated.

@@ -64,7 +64,7 @@ def looks_like_shards(root: Path) -> Path | None:
         if _NUMBERED.match(_stem(first.name)):
             return first
         head = [] if is_compressed(first) else islice(samples(str(first), Findings()), _LOOK)
-        if any(each.picture and set(KINDS) & set(each.members) for each in head):
+        if any(each.image and set(KINDS) & set(each.members) for each in head):
             return first
     return None
 

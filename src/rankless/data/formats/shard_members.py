@@ -47,9 +47,9 @@ class Sample:
     members: dict[str, Member] = field(default_factory=dict)
 
     @property
-    def picture(self) -> Member | None:
+    def image(self) -> Member | None:
         """The first that is one by its ending; ``jpg`` goes before ``mask.png``."""
-        found = [each for each in self.members if image_file.is_picture(f"x.{each}")]
+        found = [each for each in self.members if image_file.is_image(f"x.{each}")]
         plain = [each for each in found if "." not in each]
         return self.members[(plain or found)[0]] if found else None
 
@@ -61,7 +61,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
             head = file.read(6)
             for magic, name in _PACKED.items():
                 if head.startswith(magic):
-                    found = f"it is compressed with {name}, so no picture can be read alone: decompress it"
+                    found = f"it is compressed with {name}, so no image can be read alone: decompress it"
                     findings.add("unreadable file", shard, found)
                     return
             file.seek(0)
@@ -151,7 +151,7 @@ def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Finding
     """Whether a finished sample is one of its own, and not a part of, or the same as, one before."""
     if not sample.members:
         return False
-    has = sample.picture is not None
+    has = sample.image is not None
     if sample.key not in seen:
         seen[sample.key] = has
         return True

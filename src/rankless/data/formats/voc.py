@@ -1,7 +1,7 @@
-"""Pascal VOC: one XML file per picture, in which each object has a class name and a box.
+"""Pascal VOC: one XML file per image, in which each object has a class name and a box.
 
 ``xmin`` … ``xmax`` are numbers of pixels, counted from 1, the last included (Everingham et al., "The PASCAL
-VOC 2012 Development Kit"): the box ``(1, 1, width, height)`` covers the whole picture. On the continuous
+VOC 2012 Development Kit"): the box ``(1, 1, width, height)`` covers the whole image. On the continuous
 plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 """
 
@@ -22,12 +22,12 @@ from rankless.data.index.scan import headers, scan
 from rankless.errors import UserError
 from rankless.files import reading
 
-__all__ = ["LAYOUT", "TITLE", "read", "recognise", "splits", "write"]
+__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Pascal VOC"
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` is Pascal VOC's; empty if it is not."""
     return why_voc(root)
 
@@ -44,16 +44,16 @@ def read(root: Path, split: str) -> Raw:
     another split that cannot be read at all is told, too; its boxes are judged when it is used.
 
     Raises:
-        UserError: no such split, no picture in it, or not one annotation.
+        UserError: no such split, no image in it, or not one annotation.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"Not one of the {len(files.items)} pictures of the split '{split}' in {root} has an "
+            f"Not one of the {len(files.items)} images of the split '{split}' in {root} has an "
             f"annotation; the first is {files.items[0][0]}. Put their XML files into 'Annotations', "
             "or name another split."
         )
-    raw = scan(read_annotations, files.items, "pictures")
+    raw = scan(read_annotations, files.items, "images")
     if files.others:
         raw = joined([raw, scan(read_class_names, files.others, "annotations of other splits")])
     if not raw.names and not any(KINDS[kind].outcome == "stops" for kind in raw.findings.counts):
@@ -67,9 +67,9 @@ def read(root: Path, split: str) -> Raw:
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
-    """Parse some (picture, XML file or nothing) and read the pictures' headers."""
+    """Parse some (image, XML file or nothing) and read the images' headers."""
     findings = Findings()
-    picture: list[int] = []
+    image: list[int] = []
     objects: list[VocObject] = []
     stated = []
     for number, (file, annotation) in enumerate(items):
@@ -86,19 +86,19 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
             if each.outlined:
                 findings.add("outline", f"{annotation}:{each.number}", f"'{each.name}'")
         objects += found.objects
-        picture += [number] * len(found.objects)
+        image += [number] * len(found.objects)
         stated.append(found.size)
     sizes, unreadable = headers([file for file, _ in items])
     findings.update(unreadable)
     raw = _raw(items, objects, findings)
     raw.sizes, raw.stated = sizes, np.array(stated, np.int32).reshape(-1, 2)
     raw.paths, raw.places = [file for file, _ in items], [annotation for _, annotation in items]
-    raw.picture = np.array(picture, np.int64)
+    raw.image = np.array(image, np.int64)
     return raw
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
-    """Parse some (XML file,) for their class names alone; no pictures and no boxes."""
+    """Parse some (XML file,) for their class names alone; no images and no boxes."""
     findings = Findings()
     names: set[str] = set()
     for (annotation,) in items:
@@ -113,7 +113,7 @@ def read_class_names(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _raw(items: Sequence[tuple[str, ...]], objects: Sequence[VocObject], findings: Findings) -> Raw:
-    """A part without pictures, with the boxes on the continuous plane."""
+    """A part without images, with the boxes on the continuous plane."""
     names = sorted({found.name for found in objects})
     labels = {name: label for label, name in enumerate(names)}
     none = np.zeros((0, 2), np.int32)
@@ -124,7 +124,7 @@ def _raw(items: Sequence[tuple[str, ...]], objects: Sequence[VocObject], finding
         sizes=none,
         stated=none,
         places=[],
-        picture=np.zeros(0, np.int64),
+        image=np.zeros(0, np.int64),
         boxes=boxes,
         labels=np.array([labels[found.name] for found in objects], np.int64),
         flags=np.array([DIFFICULT * found.difficult for found in objects], np.uint8),

@@ -1,4 +1,4 @@
-"""One Pascal VOC annotation: XML that names the objects of a picture and their boxes."""
+"""One Pascal VOC annotation: XML that names the objects of an image and their boxes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where a Pascal VOC data set keeps the pictures of a split: its folders and its lists.
+"""Where a Pascal VOC data set keeps the images of a split: its folders and its lists.
 
 Understood are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as VOC2012 has them; a
 folder that holds one or several such years, with or without a ``VOCdevkit`` between; the same without lists;
-and annotations beside their pictures, in a folder for each split or in one.
+and annotations beside their images, in a folder for each split or in one.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ from pathlib import Path
 
 from rankless.data.formats.folders import Names, composed
 from rankless.data.formats.splits import chosen, usual_order
-from rankless.data.images.image_file import EXTENSIONS, is_picture
+from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
-LAYOUT = (
-    "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the pictures"
-)
-_ANNOTATIONS, _PICTURES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
-_FLAGS = {"-1", "0", "1"}  # the lists of one class say beside each picture whether it shows the class
+LAYOUT = "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the images"
+_ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
+_FLAGS = {"-1", "0", "1"}  # the lists of one class say beside each image whether it shows the class
 
 
 @dataclass(frozen=True)
 class Part:
-    """One year, or one folder of pictures with their annotations beside them.
+    """One year, or one folder of images with their annotations beside them.
 
     Attributes:
         name: of its folder.
-        annotations, pictures: its folders.
-        lists: split to the list of its pictures; None where it has all of them.
+        annotations, images: its folders.
+        lists: split to the list of its images; None where it has all of them.
     """
 
     name: str
     annotations: Path
-    pictures: Path
+    images: Path
     lists: dict[str, Path | None]
 
 
@@ -47,7 +45,7 @@ class VocSplit:
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: picture file and its XML file, the latter empty where there is none.
+        items: image file and its XML file, the latter empty where there is none.
         others: the XML files of all other splits.
         depends: folders that were listed and lists that were read.
         findings, notes: what is missing or left out, and how it was read.
@@ -68,7 +66,7 @@ def why_voc(root: Path) -> str:
     if years := _years(root):
         return f"it has '{years[0].annotations.relative_to(root)}' with XML files"
     if folders := _beside(root):
-        return f"it has XML files beside the pictures in {', '.join(repr(part.name) for part in folders)}"
+        return f"it has XML files beside the images in {', '.join(repr(part.name) for part in folders)}"
     return ""
 
 
@@ -81,7 +79,7 @@ def find_split(root: Path, split: str) -> VocSplit:
     """The files of ``split``: of every year that has it, or of one as ``VOC2012/train``.
 
     Raises:
-        UserError: no such split, a list that cannot be read, or a split without pictures.
+        UserError: no such split, a list that cannot be read, or a split without images.
     """
     parts = _parts(root)
     found: dict[str, list[Part]] = {}
@@ -103,9 +101,9 @@ def find_split(root: Path, split: str) -> VocSplit:
     for part in parts:
         _gather(part, short if part in wanted else None, result)
     if not result.items:
-        where = " and ".join(str(part.lists[short] or part.pictures) for part in wanted)
-        missing = [f"{place}: {what}" for place, what in result.findings.first.get("no picture", [])[:3]]
-        what = f"{where}: the split '{name}' has no pictures; expected a picture's name a line."
+        where = " and ".join(str(part.lists[short] or part.images) for part in wanted)
+        missing = [f"{place}: {what}" for place, what in result.findings.first.get("no image", [])[:3]]
+        what = f"{where}: the split '{name}' has no images; expected an image's name a line."
         raise UserError([what, *missing])
     return result
 
@@ -131,9 +129,9 @@ def _years(root: Path) -> list[Part]:
 
 def _year(folder: Path) -> Part | None:
     annotations = next((folder / name for name in _ANNOTATIONS if (folder / name).is_dir()), None)
-    pictures = next((folder / name for name in _PICTURES if (folder / name).is_dir()), None)
+    samples = next((folder / name for name in _IMAGES if (folder / name).is_dir()), None)
     sets = folder / "ImageSets"
-    if annotations is None or (pictures is None and not sets.is_dir()):
+    if annotations is None or (samples is None and not sets.is_dir()):
         return None
     if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may be called the same
         return None
@@ -141,11 +139,11 @@ def _year(folder: Path) -> Part | None:
     for place in (sets / "Main", sets):
         if not lists:
             lists = {file.stem: file for file in sorted(place.glob("*.txt"))}
-    return Part(folder.name, annotations, pictures or folder / "JPEGImages", lists or {"train": None})
+    return Part(folder.name, annotations, samples or folder / "JPEGImages", lists or {"train": None})
 
 
 def _beside(root: Path) -> list[Part]:
-    """Folders in which annotations lie beside pictures: those in ``root``, each a split, or else itself."""
+    """Folders in which annotations lie beside images: those in ``root``, each a split, or else itself."""
     found = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in _folders(root)
@@ -173,7 +171,7 @@ def _has_both(folder: Path) -> bool:
     if not _has_xml(folder):
         return False
     with os.scandir(folder) as entries:
-        return any(is_picture(entry.name) for entry in entries)
+        return any(is_image(entry.name) for entry in entries)
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
@@ -186,20 +184,20 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add one part's pictures of the split ``wanted``, and what its other lists name."""
+    """Add one part's images of the split ``wanted``, and what its other lists name."""
     annotated = Names(os.fspath(part.annotations), {".xml"})
-    pictures = Names(os.fspath(part.pictures), EXTENSIONS)
+    samples = Names(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
-        os.fspath(place) for place in (part.annotations, part.pictures, *filter(None, part.lists.values()))
+        os.fspath(place) for place in (part.annotations, part.images, *filter(None, part.lists.values()))
     )
-    known = annotated.files.keys() | pictures.files.keys()
+    known = annotated.files.keys() | samples.files.keys()
     used: dict[str, None] = {}
     if wanted is not None:
         file = part.lists[wanted]
         if file is None and wanted == "train" and len(part.lists) == 1:
-            result.notes.append(f"{part.pictures}: there are no lists, so all pictures are 'train'")
-        for number, name in _names(file, known) if file else enumerate(sorted(pictures.files), 1):
-            _add(name, f"{file}:{number}", used, (pictures, annotated), result)
+            result.notes.append(f"{part.images}: there are no lists, so all images are 'train'")
+        for number, name in _names(file, known) if file else enumerate(sorted(samples.files), 1):
+            _add(name, f"{file}:{number}", used, (samples, annotated), result)
     others = {
         composed(name)
         for file in part.lists.values()
@@ -207,42 +205,42 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
     }
     result.others += [(found,) for name in sorted(others - used.keys()) if (found := annotated.find(name))]
     if wanted is not None:
-        have = others | {composed(name) for name in pictures.files}
+        have = others | {composed(name) for name in samples.files}
         for name in sorted(annotated.files):
-            if composed(name) not in have or (part.lists[wanted] is None and not pictures.find(name)):
-                result.findings.add("label without picture", f"{annotated.folder}/{annotated.files[name]}")
+            if composed(name) not in have or (part.lists[wanted] is None and not samples.find(name)):
+                result.findings.add("label without image", f"{annotated.folder}/{annotated.files[name]}")
 
 
 def _add(name: str, place: str, used: dict[str, None], files: tuple[Names, Names], result: VocSplit) -> None:
-    """Add one picture of a list, once."""
-    pictures, annotated = files
+    """Add one image of a list, once."""
+    samples, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", place, f"'{printable(name)}'")
         return
     used[composed(name)] = None
-    if picture := pictures.find(name):
-        result.items.append((picture, annotated.find(name)))
+    if image := samples.find(name):
+        result.items.append((image, annotated.find(name)))
         return
-    folder = Path(pictures.folder).name
+    folder = Path(samples.folder).name
     endings = ", ".join(sorted(EXTENSIONS))
     found = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
-    result.findings.add("no picture", place, found)
+    result.findings.add("no image", place, found)
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Line numbers and picture names of one list; a flag beside a name and a picture's ending are no part."""
+    """Line numbers and image names of one list; a flag beside a name and an image's ending are no part."""
     try:
         lines = reading.read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{file} cannot be read: {reading.reason(error)}; expected a picture's name a line, in UTF-8."
+            f"{file} cannot be read: {reading.reason(error)}; expected an image's name a line, in UTF-8."
         ) from None
     for number, line in enumerate(lines, 1):
         name = line.strip()
         words = name.rsplit(None, 1)
         if name not in known and len(words) == 2 and words[1] in _FLAGS:
             name = words[0]
-        if name not in known and is_picture(name):
+        if name not in known and is_image(name):
             name = name[: name.rindex(".")]
         if name:
             yield number, name

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from rankless.data.formats.splits import as_file_name
-from rankless.data.formats.writing import PictureFiles, file_names, names_of
+from rankless.data.formats.writing import ImageFiles, file_names, names_of
 from rankless.data.formats.written import number
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, printable
@@ -19,10 +19,10 @@ _FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set into the empty folder ``out``; returns what has no place in it, with counts.
 
-    A picture that several splits have with the same boxes is written once.
+    An image that several splits have with the same boxes is written once.
 
     Raises:
         UserError: class names that XML cannot hold, or that come to the same without spaces around them.
@@ -59,7 +59,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> list[tuple[object, ...]]:
-    """What makes pictures the same: file, place in it, boxes, classes and flags."""
+    """What makes images the same: file, place in it, boxes, classes and flags."""
     keys: list[tuple[object, ...]] = []
     for index, path in enumerate(annotations.paths()):
         rows = annotations.rows(index)

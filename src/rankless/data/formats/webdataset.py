@@ -1,7 +1,7 @@
 """Tar shards in the conventions of the package webdataset.
 
-``train-000000.tar`` holds pictures, and beside each its label: ``0001.jpg`` and ``0001.cls`` (the number or
-name of its class), or ``0001.json`` or ``0001.txt`` (its boxes). Shards are indexed once; then every picture
+``train-000000.tar`` holds images, and beside each its label: ``0001.jpg`` and ``0001.cls`` (the number or
+name of its class), or ``0001.json`` or ``0001.txt`` (its boxes). Shards are indexed once; then every image
 is read alone, by its place in its shard, so the order of training is drawn as of any other data.
 """
 
@@ -17,7 +17,7 @@ from rankless.data.formats import packing, shard_layout
 from rankless.data.formats.shard_index import index
 from rankless.data.formats.shard_labels import KINDS, is_number
 from rankless.data.formats.shard_members import samples
-from rankless.data.formats.writing import PictureFiles
+from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
@@ -25,13 +25,11 @@ from rankless.data.index.scan import scan
 from rankless.errors import UserError, listed
 
 TITLE = "tar shards (WebDataset)"
-LAYOUT = (
-    "'train-000000.tar' and so on, or a folder of tar files per split, with pictures and '.cls' or '.json'"
-)
+LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
 _MUCH = 1024**3  # bytes; reading less at once takes no longer than to start other processes
 
 
-def recognise(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` holds shards; empty if not."""
     first = shard_layout.looks_like_shards(root)
     return f"it has tar shards such as '{first.relative_to(root)}'" if first else ""
@@ -46,7 +44,7 @@ def read(root: Path, split: str) -> Raw:
     """One split: shards by name, in each the members' order.
 
     Raises:
-        UserError: no such split, compressed shards, or no picture with a label.
+        UserError: no such split, compressed shards, or no image with a label.
     """
     found = shard_layout.shards_of(root)
     split = shard_layout.known_as(split, list(found))
@@ -59,10 +57,10 @@ def read(root: Path, split: str) -> Raw:
     kind = _kind(shards)
     raw = _scanned(shards, kind, names)
     if not raw.paths:
-        raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no pictures."])
+        raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images."])
     others: list[list[Path]] = []
     if names is None:
-        if kind != "cls":  # a class of a picture has a name in every split; boxes need one numbering
+        if kind != "cls":  # a class of an image has a name in every split; boxes need one numbering
             others = [each for name, each in found.items() if name != split]
             others = [each for each in others if not any(map(shard_layout.is_compressed, each))]
         _name(raw, [_scanned(each, kind, None).names for each in others])
@@ -72,8 +70,8 @@ def read(root: Path, split: str) -> Raw:
     return raw
 
 
-def write(out: Path, splits: Mapping[str, Annotations], files: PictureFiles) -> list[str]:
-    """See :func:`rankless.data.formats.packing.pack`; pictures are always copied."""
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """See :func:`rankless.data.formats.packing.pack`; images are always copied."""
     packing.pack(splits, out)
     return []
 
@@ -82,8 +80,8 @@ def _refuse(root: Path, split: str, shards: list[Path]) -> None:
     packed = [shard.name for shard in shards if shard_layout.is_compressed(shard)]
     if packed:
         raise UserError(
-            f"{root}: {len(packed)} shards are compressed ({listed(packed)}), so no picture can be read "
-            "alone: decompress them; pictures are compressed already."
+            f"{root}: {len(packed)} shards are compressed ({listed(packed)}), so no image can be read "
+            "alone: decompress them; images are compressed already."
         )
     if len({shard.parent for shard in shards}) > 1:
         raise UserError(
@@ -92,16 +90,16 @@ def _refuse(root: Path, split: str, shards: list[Path]) -> None:
 
 
 def _kind(shards: list[Path]) -> str:
-    """How the split is labelled: as the first sample with a label is."""
+    """How the split is labeled: as the first sample with a label is."""
     findings = Findings()
     for shard in shards:
         for sample in samples(str(shard), findings):
-            if sample.picture and (here := [kind for kind in KINDS if kind in sample.members]):
+            if sample.image and (here := [kind for kind in KINDS if kind in sample.members]):
                 return here[0]
     raise UserError(
         [
             *map(str, _first(findings)),
-            f"{shards[0]}: no picture with a label; expected members of one name such as '0001.jpg' and "
+            f"{shards[0]}: no image with a label; expected members of one name such as '0001.jpg' and "
             "'0001.cls' (a class), or '0001.json' or '0001.txt' (boxes), one after another.",
         ]
     )

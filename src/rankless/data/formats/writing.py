@@ -1,4 +1,4 @@
-"""How a converted data set comes by its pictures."""
+"""How a converted data set comes by its images."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rankless.files.writing import copy
 
 
 @dataclass(frozen=True)
-class PictureFiles:
-    """Brings pictures into a new data set.
+class ImageFiles:
+    """Brings images into a new data set.
 
     Attributes:
         how: ``copy``, or ``link`` (hard where the file system allows it, else symbolic): then a program that
-            writes into a picture of one data set changes the other.
+            writes into an image of one data set changes the other.
     """
 
     how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
-        """Bring picture ``index`` to ``target``; its bytes stay as they are."""
+        """Bring image ``index`` to ``target``; its bytes stay as they are."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.spans):
@@ -45,16 +45,16 @@ class PictureFiles:
 def file_names(
     annotations: Annotations, taken: set[str] | None = None, only: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """A name for every picture, with its ending: ``IMG_1.jpg``.
+    """A name for every image, with its ending: ``IMG_1.jpg``.
 
-    No two have the same name without their endings, by which annotations find their picture. Pictures of one
+    No two have the same name without their endings, by which annotations find their image. Images of one
     name in different folders get the folder's before their own. A character that a list of files cannot hold,
     and a dot in front, which would hide the file, become ``_``.
 
     Args:
         annotations: of one split.
         taken: names that are given already, without endings; those given now are added. None: none yet.
-        only: the pictures to name; None names all.
+        only: the images to name; None names all.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:

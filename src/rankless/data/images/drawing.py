@@ -1,4 +1,4 @@
-"""Boxes with labels drawn on a picture, legible on light and on dark ones, small and large."""
+"""Boxes with labels drawn on an image, legible on light and on dark ones, small and large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 Color = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
 
-_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # neighbouring class ids get hues far apart
+_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # neighboring class ids get hues far apart
 _LIGHTNESS = (0.72, 0.60, 0.82)  # classes whose hues come close again differ in lightness
 _CHROMA = 0.17
 
@@ -20,9 +20,9 @@ class Mark(NamedTuple):
     """One box to draw.
 
     Attributes:
-        box: xyxy in pixels of the picture.
+        box: xyxy in pixels of the image.
         text: what stands on its label; without one it has none.
-        label: class id; it gives the colour.
+        label: class id; it gives the color.
     """
 
     box: Rectangle
@@ -30,22 +30,22 @@ class Mark(NamedTuple):
     label: int
 
 
-def annotate(picture: Image.Image, marks: Sequence[Mark]) -> Image.Image:
-    """A copy of ``picture`` (RGB) with every mark drawn on it, the first on top.
+def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
+    """A copy of ``image`` (RGB) with every mark drawn on it, the first on top.
 
-    Line width and font size follow the picture's size. A label stands above its box where there is room that
+    Line width and font size follow the image's size. A label stands above its box where there is room that
     no earlier label took, else inside, below or beside its right end. The font is Pillow's own, which has
     Latin letters; others show as boxes.
     """
-    drawn = picture.copy()
+    drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
     # Grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
-    root = (picture.width * picture.height) ** 0.25
+    root = (image.width * image.height) ** 0.25
     line = max(1, round(root / 9))
     font = ImageFont.load_default(max(10, round(0.7 * root)))
-    frames = [_around(mark.box, line, picture.size) for mark in marks]
+    frames = [_around(mark.box, line, image.size) for mark in marks]
     named = [(mark, frame) for mark, frame in zip(marks, frames, strict=True) if mark.text]
-    labels = _place([mark for mark, _ in named], [frame for _, frame in named], draw, font, picture.size)
+    labels = _place([mark for mark, _ in named], [frame for _, frame in named], draw, font, image.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
         _outline(draw, frame, color(mark.label), line)
     for (mark, _), (frame, text) in reversed(list(zip(named, labels, strict=True))):
@@ -57,7 +57,7 @@ def annotate(picture: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
 
 def color(label: int) -> Color:
-    """The colour of a class: hues a golden angle apart, OKLCH (Ottosson, A perceptual color space, 2020)."""
+    """The color of a class: hues a golden angle apart, OKLCH (Ottosson, A perceptual color space, 2020)."""
     hue = 0.5 + label * _GOLDEN_ANGLE
     lightness = _LIGHTNESS[label % len(_LIGHTNESS)]
     a, b = _CHROMA * math.cos(hue), _CHROMA * math.sin(hue)
@@ -85,7 +85,7 @@ def _ink(background: Color) -> Color:
 
 
 def _outline(draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int) -> None:
-    """A coloured line between two dark ones, which part it from light ground."""
+    """A colored line between two dark ones, which part it from light ground."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     draw.rectangle((x1, y1, x2, y2), outline=(0, 0, 0), width=line + 2 * rim)
@@ -98,7 +98,7 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """The frame's outer edge: outside the box, which may be small, but on the picture."""
+    """The frame's outer edge: outside the box, which may be small, but on the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
@@ -155,7 +155,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _inside(frame: Rectangle, size: tuple[int, int]) -> Rectangle:
-    """The frame moved onto the picture, on whole pixels."""
+    """The frame moved onto the image, on whole pixels."""
     width, height = math.ceil(frame[2] - frame[0]), math.ceil(frame[3] - frame[1])
     left = max(0, min(round(frame[0]), size[0] - width))
     top = max(0, min(round(frame[1]), size[1] - height))

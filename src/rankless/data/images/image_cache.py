@@ -1,6 +1,6 @@
-"""Decoded pictures kept on the disk or in memory, once for all ranks and loader processes of a machine.
+"""Decoded images kept on the disk or in memory, once for all ranks and loader processes of a machine.
 
-A file for each picture: decoded it takes a hundred kilobytes or more, so nothing is lost by it; a rename
+A file for each image: decoded it takes a hundred kilobytes or more, so nothing is lost by it; a rename
 makes it appear whole or not at all, with any number of runs at work and none of them waiting; and one changed
 source drops one file. Processes map the files, so that the kernel keeps one copy for all. In memory the same
 files lie in ``/dev/shm`` and go with the last process that uses them.
@@ -39,18 +39,18 @@ MEMORY = Path("/dev/shm")
 _KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoders may decode otherwise
 _HEADER = struct.Struct(
     "<8s8q"
-)  # magic; modified, bytes of the source; its H, W; the factor; H, W kept; picture
+)  # magic; modified, bytes of the source; its H, W; the factor; H, W kept; image
 _MAGIC = b"RANKPIC1"
 _SPARE = 0.02  # of a disk's size stays free
 
 
 @dataclass
-class PictureCache:
-    """The decoded pictures of one split. Pickles as its folder's name.
+class ImageCache:
+    """The decoded images of one split. Pickles as its folder's name.
 
     Args:
         folder: where they lie.
-        durable: whether a picture is on the disk before it counts as kept; without need in memory.
+        durable: whether an image is on the disk before it counts as kept; without need in memory.
     """
 
     folder: Path
@@ -65,24 +65,24 @@ class PictureCache:
         hold(self.folder, self)
 
     def __reduce__(self) -> Any:
-        return PictureCache, (self.folder, self.durable)  # a loader process holds the folder itself
+        return ImageCache, (self.folder, self.durable)  # a loader process holds the folder itself
 
     def read(
         self, annotations: Annotations, index: int, shown: Shown, decode: Callable[[], Decoded]
     ) -> Decoded:
-        """Picture ``index`` as ``decode`` gives it: the kept copy, if its source is unchanged.
+        """Image ``index`` as ``decode`` gives it: the kept copy, if its source is unchanged.
 
         The copy's pages are the machine's; what is written into the tensor stays in this process. Where a
-        picture cannot be kept (no room), it is decoded and nothing is said: no number depends on it.
+        image cannot be kept (no room), it is decoded and nothing is said: no number depends on it.
 
         Args:
             annotations: of the split, the same in every call.
-            index: the picture.
-            shown: how large it will be; a picture is kept once for every factor by which it is reduced.
+            index: the image.
+            shown: how large it will be; an image is kept once for every factor by which it is reduced.
             decode: reads it.
 
         Raises:
-            UnreadablePicture: what ``decode`` raises.
+            UnreadableImage: what ``decode`` raises.
         """
         try:
             state = _state(annotations.path(index))
@@ -118,13 +118,13 @@ class PictureCache:
 
 def open_cache(
     kind: Literal["none", "ram", "disk"], annotations: Annotations, shown: Shown
-) -> tuple[PictureCache | None, tuple[str, ...]]:
+) -> tuple[ImageCache | None, tuple[str, ...]]:
     """The cache that ``data.cache`` asks for, and what to say of it.
 
     Args:
         kind: the recipe's word.
         annotations: of the split.
-        shown: how large the pictures will be.
+        shown: how large the images will be.
 
     Returns:
         The cache, None if there is none, and sentences: how large it gets, or why there is none.
@@ -135,10 +135,10 @@ def open_cache(
     if kind == "none" or not len(annotations):
         return None, ()
     need = needed(annotations, shown)
-    size = f"{_amount(need)} for {len(annotations)} pictures"
+    size = f"{_amount(need)} for {len(annotations)} images"
     if kind == "disk":
-        cache = _on_disk(cache_folder() / "pictures" / _digest(annotations), need, size)
-        return cache, (f"Decoded pictures are kept in {cache.folder}: {size}.",)
+        cache = _on_disk(cache_folder() / "images" / _digest(annotations), need, size)
+        return cache, (f"Decoded images are kept in {cache.folder}: {size}.",)
     home = MEMORY / f"rankless-{os.getuid()}"
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
@@ -147,29 +147,29 @@ def open_cache(
             if left != folder:
                 remove_unheld(left)
         _refuse_without_room(home, folder, need)
-        cache = PictureCache(folder, durable=False)
+        cache = ImageCache(folder, durable=False)
     except (OSError, UserError) as error:
         reason = "; ".join(error.faults) if isinstance(error, UserError) else (error.strerror or str(error))
-        return None, (f"Decoded pictures are not kept in memory ({size}): {reason}.",)
-    return cache, (f"Decoded pictures are kept in memory: {size}, once for all processes of a machine.",)
+        return None, (f"Decoded images are not kept in memory ({size}): {reason}.",)
+    return cache, (f"Decoded images are kept in memory: {size}, once for all processes of a machine.",)
 
 
-def kept(pictures: T, kind: Literal["none", "ram", "disk"], shown: Shown) -> tuple[T, tuple[str, ...]]:
-    """A source of pictures with the cache that ``data.cache`` asks for, and what to say of it.
+def kept(samples: T, kind: Literal["none", "ram", "disk"], shown: Shown) -> tuple[T, tuple[str, ...]]:
+    """A source of images with the cache that ``data.cache`` asks for, and what to say of it.
 
     Raises:
         UserError: the disk has not the room for it.
     """
     if kind == "none":
-        return pictures, ()
-    keep: Callable[..., tuple[T, tuple[str, ...]]] | None = getattr(pictures, "kept", None)
+        return samples, ()
+    keep: Callable[..., tuple[T, tuple[str, ...]]] | None = getattr(samples, "kept", None)
     if keep is None:
-        return pictures, (f"data.cache is {kind}, but these pictures come from no files: none is kept.",)
+        return samples, (f"data.cache is {kind}, but these images come from no files: none is kept.",)
     return keep(kind, shown)
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:
-    """Bytes of the decoded, reduced pictures of a split together."""
+    """Bytes of the decoded, reduced images of a split together."""
     total = 0
     sizes, counts = np.unique(annotations.sizes, axis=0, return_counts=True)
     for (height, width), count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -186,9 +186,9 @@ def _amount(size: int) -> str:
     return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
 
 
-def _on_disk(folder: Path, need: int, size: str) -> PictureCache:
+def _on_disk(folder: Path, need: int, size: str) -> ImageCache:
     try:
-        cache = PictureCache(folder / _KINDS)
+        cache = ImageCache(folder / _KINDS)
         for old in folder.iterdir():
             if old.is_dir() and old != cache.folder:
                 remove_unheld(old)
@@ -220,7 +220,7 @@ def _refuse_without_room(place: Path, folder: Path, need: int) -> None:
 
 
 def _digest(annotations: Annotations) -> str:
-    """What the numbers of a split's pictures stand for: its paths and spans, in their order."""
+    """What the numbers of a split's images stand for: its paths and spans, in their order."""
     made = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     made.update(os.path.abspath(annotations.path(0)).encode(errors="surrogateescape"))  # noqa: PTH100 - names links
     made.update(annotations.path_ends.tobytes())
@@ -229,13 +229,13 @@ def _digest(annotations: Annotations) -> str:
 
 
 def _state(path: str) -> tuple[int, int]:
-    """When a file, or the shard a picture lies in, was changed in nanoseconds, and how many bytes it has."""
+    """When a file, or the shard an image lies in, was changed in nanoseconds, and how many bytes it has."""
     found = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
     return found.st_mtime_ns, found.st_size
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """The kept picture; None if there is none, or of another source."""
+    """The kept image; None if there is none, or of another source."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,10 +1,10 @@
-"""Reading picture files: one decoder for each format, one orientation, always uint8 RGB.
+"""Reading image files: one decoder for each format, one orientation, always uint8 RGB.
 
 Sound JPEGs are decoded by libjpeg-turbo straight into the array that is used (simplejpeg). All else, and
 every JPEG that it finds anything wrong with, is decoded by Pillow: it knows more of what is out there, and
 its word on what is damaged is the last. Both decode a JPEG to the same bits.
 
-A picture that is shown much smaller than it is can be made smaller while it is decoded: see :class:`Shown`.
+An image that is shown much smaller than it is can be made smaller while it is decoded: see :class:`Shown`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-"""Endings by which a file counts as a picture, compared in lower case."""
+"""Endings by which a file counts as an image, compared in lower case."""
 
 MOST_PIXELS = 178_956_970
-"""Pillow refuses larger pictures: a small file can claim any size, and this many take half a gigabyte."""
+"""Pillow refuses larger images: a small file can claim any size, and this many take half a gigabyte."""
 
 MOST_BYTES = 1 << 30
-"""Of one picture's file: more than its pixels can fill, whatever its format."""
+"""Of one image's file: more than its pixels can fill, whatever its format."""
 
 Source = str | os.PathLike[str] | BinaryIO
-"""A file, or an opened one that begins with the picture."""
+"""A file, or an opened one that begins with the image."""
 
 Pixels = NDArray[np.uint8]
 """(H, W, 3)."""
@@ -50,8 +50,8 @@ _SIDEWAYS = {2, 3, 7, 8}  # … that reverse the columns …
 _TURNED = {5, 6, 7, 8}  # … and that, after this, make rows of columns
 
 
-class UnreadablePicture(UserError):  # noqa: N818 - it is what the user sees
-    """A picture file that cannot be read.
+class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
+    """An image file that cannot be read.
 
     Args:
         path: the file.
@@ -61,21 +61,21 @@ class UnreadablePicture(UserError):  # noqa: N818 - it is what the user sees
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path, self.reason = os.fspath(path), reason
         super().__init__(
-            f"The picture {self.path} cannot be read: {reason}. Replace it, or take it out of the data."
+            f"The image {self.path} cannot be read: {reason}. Replace it, or take it out of the data."
         )
 
-    def __reduce__(self) -> tuple[type[UnreadablePicture], tuple[str, str]]:
-        return UnreadablePicture, (self.path, self.reason)  # it crosses from loader processes
+    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+        return UnreadableImage, (self.path, self.reason)  # it crosses from loader processes
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How large pictures will be shown, which decides how far they are reduced while they are decoded.
+    """How large images will be shown, which decides how far they are reduced while they are decoded.
 
     Attributes:
         size: the network's input (H, W) in pixels.
-        fit: how a whole picture would lie on it: inside, stretched, or covering it.
-        detail: a picture is halved, up to three times, as long as each side stays at least so many times as
+        fit: how a whole image would lie on it: inside, stretched, or covering it.
+        detail: an image is halved, up to three times, as long as each side stays at least so many times as
             long as it is shown; 0 never halves.
     """
 
@@ -84,7 +84,7 @@ class Shown:
     detail: float = 2.0
 
     def reduction(self, height: int, width: int) -> int:
-        """1, 2, 4 or 8: so many pixels of an upright picture become one. A function of its size alone."""
+        """1, 2, 4 or 8: so many pixels of an upright image become one. A function of its size alone."""
         if not self.detail:
             return 1
         down, across = self.size[0] / height, self.size[1] / width
@@ -93,12 +93,12 @@ class Shown:
 
 
 class Decoded(NamedTuple):
-    """A picture as it was read.
+    """An image as it was read.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
         reduced: one pixel of ``image`` is so many of the file's, from its upper left corner on.
-        source: (H, W) of the upright picture in the file.
+        source: (H, W) of the upright image in the file.
     """
 
     image: Tensor
@@ -108,26 +108,26 @@ class Decoded(NamedTuple):
 
 def too_large(length: int) -> str:
     """Why a file of so many bytes is not read."""
-    return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that a picture may have"
+    return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 
-def is_picture(path: str | os.PathLike[str]) -> bool:
+def is_image(path: str | os.PathLike[str]) -> bool:
     """Whether the file's ending is one of :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:
-    """A whole picture as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
+    """A whole image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
-    Grey becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
-    colour profiles are not applied.
+    Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
+    color profiles are not applied.
 
     Args:
         path: a file, or an opened one.
         name: of an opened file, for reports.
 
     Raises:
-        UnreadablePicture: missing, damaged, cut short, too large, or no picture.
+        UnreadableImage: missing, damaged, cut short, too large, or no image.
     """
     return read_for(path, None, name=name).image
 
@@ -140,7 +140,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
         shown: how large it will be; None reads every pixel.
 
     Raises:
-        UnreadablePicture: as :func:`read`.
+        UnreadableImage: as :func:`read`.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -150,7 +150,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
             factor = 1 if shown is None else shown.reduction(*source)
             pixels = _pixels(image, file, turn, factor)
     except Exception as error:  # on a damaged file a decoder raises anything, from struct.error to KeyError
-        raise UnreadablePicture(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error)) from error
     import torch  # here, because processes that only ask for sizes start ten times as fast without
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
@@ -163,17 +163,17 @@ def size(path: Source, *, name: str = "") -> tuple[int, int]:
         path, name: as for :func:`read`.
 
     Raises:
-        UnreadablePicture: missing, or the header is no picture's.
+        UnreadableImage: missing, or the header is no image's.
     """
     height, width, turned = _stored(path, name)
     return (width, height) if turned else (height, width)
 
 
 def sideways(path: Source) -> bool:
-    """Whether the picture's EXIF orientation turns it by a quarter; False where its header cannot be read."""
+    """Whether the image's EXIF orientation turns it by a quarter; False where its header cannot be read."""
     try:
         return _stored(path, "")[2]
-    except UnreadablePicture:
+    except UnreadableImage:
         return False
 
 
@@ -184,12 +184,12 @@ def _stored(path: Source, name: str) -> tuple[int, int, bool]:
             width, height = _header(image)
             return height, width, _orientation(image) in _TURNED
     except Exception as error:
-        raise UnreadablePicture(name or str(path), _reason(error)) from error
+        raise UnreadableImage(name or str(path), _reason(error)) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, what decoders warn of (odd metadata, large pictures) is not shown."""
+    """Inside, what decoders warn of (odd metadata, large images) is not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -211,14 +211,14 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
-    """Width and height of an opened picture, before its EXIF orientation."""
+    """Width and height of an opened image, before its EXIF orientation."""
     if image.format == "TIFF":
         image.load()  # only then every version of Pillow has turned it
     return image.size
 
 
 def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
-    """The decoded, upright, reduced picture."""
+    """The decoded, upright, reduced image."""
     width, height = image.size
     # A last row or column that stands for fewer pixels must not come first: all is read and turned before.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
@@ -247,16 +247,16 @@ def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1..8 that is still to be applied to an opened, not yet decoded picture."""
+    """EXIF orientation 1..8 that is still to be applied to an opened, not yet decoded image."""
     if image.format == "TIFF":
         return 1  # Pillow turns a TIFF itself while it decodes
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # asking further would decode the picture to look behind its pixels
+        return 1  # asking further would decode the image to look behind its pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 
 def _upright(pixels: Pixels, turn: int) -> Pixels:
-    """A picture turned by its EXIF orientation."""
+    """An image turned by its EXIF orientation."""
     turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
     return np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
 
@@ -276,7 +276,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "its content is no picture of a known format"
+        return "its content is no image of a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"it has more than {MOST_PIXELS // 10**6} million pixels, the most that are read"
     if isinstance(error, OSError) and error.strerror:

@@ -1,7 +1,7 @@
-"""What is annotated on the pictures of one split: flat arrays, whatever format they came from.
+"""What is annotated on the images of one split: flat arrays, whatever format they came from.
 
 Arrays are memory-mapped from one file, so every rank and loader process of a machine shares one copy and
-opening costs the same for a thousand pictures and for a million.
+opening costs the same for a thousand images and for a million.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Annotations:
     Attributes:
         class_names: a label is a position in this list.
         format: the name of the format it was read from.
-        path_bytes, path_ends: the picture files' names, one after another as the file system has them, and
+        path_bytes, path_ends: the image files' names, one after another as the file system has them, and
             where each ends; (bytes,), (N,). See :meth:`path`.
-        spans: offset and length in bytes of each picture in its file, where that is a tar shard; (N, 2), or
-            (0, 2) where every picture is a file. See :mod:`rankless.data.index.byte_ranges`.
-        sizes: height and width of each upright picture in pixels; 0, 0 where it cannot be read; (N, 2).
-        offsets: the boxes of picture i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
-        boxes: xyxy in pixels of the upright picture and inside it, (T, 4). Of classification (0, 4).
-        labels: a class for each box, (T,). Of classification one for each picture.
+        spans: offset and length in bytes of each image in its file, where that is a tar shard; (N, 2), or
+            (0, 2) where every image is a file. See :mod:`rankless.data.index.byte_ranges`.
+        sizes: height and width of each upright image in pixels; 0, 0 where it cannot be read; (N, 2).
+        offsets: the boxes of image i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
+        boxes: xyxy in pixels of the upright image and inside it, (T, 4). Of classification (0, 4).
+        labels: a class for each box, (T,). Of classification one for each image.
         flags: :data:`DIFFICULT`, :data:`CROWD`, (T,).
         areas: of the object in pixels, where the format says more than its box; else NaN; (T,).
         findings: what was wrong.
@@ -76,12 +76,12 @@ class Annotations:
     folder: str | None = None
 
     def __len__(self) -> int:
-        """How many pictures."""
+        """How many images."""
         return len(self.path_ends)
 
     @property
     def has_boxes(self) -> bool:
-        """Whether these are boxes, or else one class for each picture."""
+        """Whether these are boxes, or else one class for each image."""
         return len(self.boxes) == len(self.labels)
 
     @property
@@ -90,17 +90,17 @@ class Annotations:
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """The file of picture ``index``; in a shard ``train-000000.tar//0001.jpg``."""
+        """The file of image ``index``; in a shard ``train-000000.tar//0001.jpg``."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 
     def paths(self) -> list[str]:
-        """The files of all pictures; a list of a million strings takes some 150 MB."""
+        """The files of all images; a list of a million strings takes some 150 MB."""
         whole, ends = self.path_bytes.tobytes(), self.path_ends.tolist()
         return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def rows(self, index: int) -> slice:
-        """The rows of picture ``index`` in ``boxes``, ``labels``, ``flags`` and ``areas``."""
+        """The rows of image ``index`` in ``boxes``, ``labels``, ``flags`` and ``areas``."""
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def digest(self) -> str:

@@ -1,6 +1,6 @@
-"""A picture's bytes, be it a file of its own or a span of a tar shard.
+"""An image's bytes, be it a file of its own or a span of a tar shard.
 
-A picture in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
+An image in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
 it, so the shard is told from the name inside.
 """
 
@@ -10,7 +10,7 @@ import io
 import os
 from typing import Any
 
-from rankless.data.images.image_file import MOST_BYTES, UnreadablePicture, too_large
+from rankless.data.images.image_file import MOST_BYTES, UnreadableImage, too_large
 from rankless.data.index.annotations import Annotations
 from rankless.files import reading
 
@@ -18,12 +18,12 @@ _INSIDE = "//"
 
 
 def path_in(shard: str, member: str) -> str:
-    """The path of a picture that lies in a shard."""
+    """The path of an image that lies in a shard."""
     return f"{shard}{_INSIDE}{member.lstrip('/').replace(_INSIDE, '/')}"
 
 
 def file_of(path: str) -> str:
-    """The file on the disk: the shard of a picture in one, or the path itself."""
+    """The file on the disk: the shard of an image in one, or the path itself."""
     cut = path.find(_INSIDE, 1)  # POSIX lets a path begin with two
     return path if cut < 0 else path[:cut]
 
@@ -32,7 +32,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
     """Image ``index`` for :func:`rankless.data.images.image_file.read`: its file, or its bytes in a shard.
 
     Raises:
-        UnreadablePicture: the shard is missing, or shorter than it was.
+        UnreadableImage: the shard is missing, or shorter than it was.
     """
     path = annotations.path(index)
     if not len(annotations.spans):
@@ -41,10 +41,10 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """The bytes of picture ``index`` as they lie on the disk.
+    """The bytes of image ``index`` as they lie on the disk.
 
     Raises:
-        UnreadablePicture: the file is missing, or a shard is shorter than it was.
+        UnreadableImage: the file is missing, or a shard is shorter than it was.
     """
     path = annotations.path(index)
     try:
@@ -52,16 +52,16 @@ def content(annotations: Annotations, index: int) -> bytes:
             return reading.read_bytes(path, MOST_BYTES)
         offset, length = annotations.spans[index].tolist()
         if length > MOST_BYTES:
-            raise UnreadablePicture(path, too_large(length))
+            raise UnreadableImage(path, too_large(length))
         with reading.opened(file_of(path)) as shard:
             shard.seek(offset)
             found = shard.read(length)
             while len(found) < length and (more := shard.read(length - len(found))):
                 found += more
     except OSError as error:
-        raise UnreadablePicture(path, error.strerror or str(error)) from error
+        raise UnreadableImage(path, error.strerror or str(error)) from error
     if len(found) < length:
-        raise UnreadablePicture(path, f"its shard ends after {len(found)} of its {length} bytes")
+        raise UnreadableImage(path, f"its shard ends after {len(found)} of its {length} bytes")
     return found
 
 

@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     """One way in which data can be wrong.
 
     Attributes:
-        outcome: of training: it ``stops`` before it begins; the box or picture is ``dropped``; the box is
-            ``clipped``; the picture is ``replaced`` by another while training; it is merely ``told``.
+        outcome: of training: it ``stops`` before it begins; the box or image is ``dropped``; the box is
+            ``clipped``; the image is ``replaced`` by another while training; it is merely ``told``.
         what: several of them, as the end of "3 …".
     """
 
@@ -41,33 +41,33 @@ KINDS: dict[str, Kind] = {
     "class out of range": Kind("stops", "boxes have a class number without a name"),
     "unnamed class": Kind("stops", "boxes have a class that the class names do not have"),
     # The box.
-    "not shares": Kind("stops", "boxes are not shares of the picture (pixels?)"),
+    "not shares": Kind("stops", "boxes are not shares of the image (pixels?)"),
     "not finite": Kind("dropped", "boxes are NaN or infinite"),
     "no size": Kind("dropped", "boxes have no width or no height"),
     "ends before it begins": Kind("dropped", "boxes end before they begin"),
-    "outside": Kind("dropped", "boxes lie outside their picture"),
-    "repeated": Kind("dropped", "boxes repeat another of the same picture, class and place"),
-    "over the edge": Kind("clipped", "boxes reach over the edge of their picture"),
+    "outside": Kind("dropped", "boxes lie outside their image"),
+    "repeated": Kind("dropped", "boxes repeat another of the same image, class and place"),
+    "over the edge": Kind("clipped", "boxes reach over the edge of their image"),
     "counted from 0": Kind("told", "boxes begin at pixel 0 in a format that counts from 1"),
     "a pixel thin": Kind("told", "boxes are at most one pixel wide or high"),
     "outline": Kind("told", "boxes are the bounds of an outline, because no box is given"),
     "difficult": Kind("told", "boxes are marked difficult: neither trained on nor scored"),
     "crowd": Kind("told", "boxes mark a crowd: neither trained on nor scored"),
-    # The picture.
-    "no picture": Kind("dropped", "annotated pictures do not exist"),
-    "unreadable picture": Kind("replaced", "pictures cannot be read"),
-    "listed twice": Kind("dropped", "pictures are listed more than once"),
-    "no class": Kind("dropped", "pictures have no class"),
-    "no label file": Kind("told", "pictures have no label file and count as empty"),
-    "label without picture": Kind("told", "label files have no picture"),
-    "empty": Kind("told", "pictures have no boxes"),
-    "other size": Kind("told", "pictures are of another size than their annotation says"),
-    "sideways": Kind("told", "pictures are turned by EXIF and annotated as if they were not"),
-    "unknown picture": Kind("dropped", "annotations are of a picture that is not listed"),
+    # The image.
+    "no image": Kind("dropped", "annotated images do not exist"),
+    "unreadable image": Kind("replaced", "images cannot be read"),
+    "listed twice": Kind("dropped", "images are listed more than once"),
+    "no class": Kind("dropped", "images have no class"),
+    "no label file": Kind("told", "images have no label file and count as empty"),
+    "label without image": Kind("told", "label files have no image"),
+    "empty": Kind("told", "images have no boxes"),
+    "other size": Kind("told", "images are of another size than their annotation says"),
+    "sideways": Kind("told", "images are turned by EXIF and annotated as if they were not"),
+    "unknown image": Kind("dropped", "annotations are of an image that is not listed"),
     "repeated id": Kind("told", "annotation ids are given more than once"),
     "left out": Kind("told", "files were left out"),
-    "same picture twice": Kind("told", "pictures have the bytes of another of the split"),
-    "same in two splits": Kind("told", "pictures are in two splits, byte for byte: scores are too good"),
+    "same image twice": Kind("told", "images have the bytes of another of the split"),
+    "same in two splits": Kind("told", "images are in two splits, byte for byte: scores are too good"),
 }
 
 

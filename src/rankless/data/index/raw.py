@@ -1,6 +1,6 @@
 """What every format's reader gives, and the one place where it is judged and becomes :class:`Annotations`.
 
-A reader only finds pictures and parses; whether a box lies in its picture, has a size or repeats another is
+A reader only finds images and parses; whether a box lies in its image, has a size or repeats another is
 the same question for every format and is asked here.
 """
 
@@ -18,7 +18,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_
 from rankless.data.index.findings import FIRST, Finding, Findings
 
 PIXELS = 2.0
-"""A corner beyond so many sides of its picture is no share, but a number of pixels."""
+"""A corner beyond so many sides of its image is no share, but a number of pixels."""
 HAIR = 1e-5
 """A box that reaches over the edge by a smaller share of the side was only rounded."""
 
@@ -28,24 +28,24 @@ class Raw:
     """One split, or a part of one, as its files say.
 
     Attributes:
-        paths: picture files, (N,).
-        sizes: height and width of each upright picture from its header; 0, 0 where it cannot be read (which
+        paths: image files, (N,).
+        sizes: height and width of each upright image from its header; 0, 0 where it cannot be read (which
             the reader has added to ``findings``); int32, (N, 2).
         stated: height and width that the annotation states; 0, 0 where it does not; int32, (N, 2).
-        places: where the annotation of each picture stands: its label file, or the one file of all; (N,).
-        picture: the number of the picture that each box belongs to, int64, (T,).
+        places: where the annotation of each image stands: its label file, or the one file of all; (N,).
+        image: the number of the image that each box belongs to, int64, (T,).
         boxes: float64 xyxy, (T, 4), in pixels on the continuous plane, where the first pixel reaches from 0
-            to 1; or in shares of the picture. None: a class for each picture, and ``labels`` is (N,).
+            to 1; or in shares of the image. None: a class for each image, and ``labels`` is (N,).
         labels: positions in ``names``, or whatever number stands there; int64, (T,).
         flags, areas: as in :class:`Annotations`, (T,).
         lines: line of each box in its file, or its number as what ``counted`` says, for reports; int64, (T,).
         names: class names.
         counted: what ``lines`` counts: ``line``, or what the format has in its place, such as ``object``.
-        shares: whether boxes are shares of the picture.
+        shares: whether boxes are shares of the image.
         from_one: whether the format counts pixels from 1.
-        spans: offset and length of each picture in a tar shard, (N, 2), or None.
+        spans: offset and length of each image in a tar shard, (N, 2), or None.
         depends: every file and folder whose change makes this out of date: folders that were listed, lists,
-            label files; pictures themselves are not among them.
+            label files; images themselves are not among them.
         findings: what the reader found wrong.
         about: sentences on how the data was read.
     """
@@ -54,7 +54,7 @@ class Raw:
     sizes: NDArray[np.int32]
     stated: NDArray[np.int32]
     places: Sequence[str]
-    picture: NDArray[np.int64]
+    image: NDArray[np.int64]
     boxes: NDArray[np.float64] | None
     labels: NDArray[np.int64]
     flags: NDArray[np.uint8]
@@ -86,7 +86,7 @@ def settle(raw: Raw, format: str) -> Annotations:
         offsets, none = np.arange(len(raw.paths) + 1), np.zeros((0, 4), np.float32)
         return _made(raw, format, findings, offsets, none, slice(None))
     boxes = raw.boxes
-    height, width = raw.sizes.astype(np.float64)[raw.picture].T if len(boxes) else np.zeros((2, 0))
+    height, width = raw.sizes.astype(np.float64)[raw.image].T if len(boxes) else np.zeros((2, 0))
     sides = np.stack((width, height, width, height), 1)  # (T, 4)
     judged = _Judged(raw, findings)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -100,7 +100,7 @@ def settle(raw: Raw, format: str) -> Annotations:
         judged.drop("no size", (boxes[:, 2:] <= boxes[:, :2]).any(1))
         if raw.shares:
             boxes = boxes * sides
-        known = (sides > 0).all(1)  # of an unreadable picture the size is not known, and it is not shown
+        known = (sides > 0).all(1)  # of an unreadable image the size is not known, and it is not shown
         inside = boxes.clip(0, sides)
         # What is kept is float32, so it is that which must have a size and differ. + 0 turns -0 into 0.
         clipped = (inside + 0).astype(np.float32)
@@ -118,15 +118,15 @@ def settle(raw: Raw, format: str) -> Annotations:
     judged.tell("difficult", (raw.flags & DIFFICULT) > 0)
     judged.tell("crowd", (raw.flags & CROWD) > 0)
     judged.good &= known
-    counts = np.bincount(raw.picture[judged.good], minlength=len(raw.paths))
+    counts = np.bincount(raw.image[judged.good], minlength=len(raw.paths))
     offsets = np.concatenate(([0], np.cumsum(counts)))
     order = np.flatnonzero(judged.good)
-    order = order[np.argsort(raw.picture[order], kind="stable")]
+    order = order[np.argsort(raw.image[order], kind="stable")]
     return _made(raw, format, findings, offsets, clipped[order], order)
 
 
 def _judge_sizes(raw: Raw, findings: Findings) -> None:
-    """Tell the pictures whose annotation states another size."""
+    """Tell the images whose annotation states another size."""
     compared = (raw.sizes > 0).all(1) & (raw.stated > 0).all(1)
     other = compared & (raw.sizes != raw.stated).any(1)
     swapped = other & (raw.sizes == raw.stated[:, ::-1]).all(1)
@@ -190,7 +190,7 @@ class _Judged:
     def _told(self, rows: NDArray[np.int64], expected: str) -> Iterator[Finding]:
         raw = self.raw
         for row in rows.tolist():
-            number = int(raw.picture[row])
+            number = int(raw.image[row])
             place = raw.places[number] or raw.paths[number]
             label = int(raw.labels[row])
             name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
@@ -212,9 +212,9 @@ class _Judged:
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Flags) -> Flags:
-    """Whether each box is the first of its picture, class and place."""
+    """Whether each box is the first of its image, class and place."""
     rows = np.flatnonzero(among)
-    keys = np.column_stack((raw.picture[rows], raw.labels[rows], boxes[rows]))
+    keys = np.column_stack((raw.image[rows], raw.labels[rows], boxes[rows]))
     first = np.zeros(len(boxes), bool)
     first[rows] = True
     likely = np.flatnonzero(_share_hash(keys))  # sorting whole rows takes ten times as long
@@ -258,9 +258,7 @@ def joined(parts: Sequence[Raw]) -> Raw:
         sizes=np.concatenate([part.sizes for part in parts]),
         stated=np.concatenate([part.stated for part in parts]),
         places=[place for part in parts for place in part.places],
-        picture=np.concatenate(
-            [part.picture + start for part, start in zip(parts, counts[:-1], strict=True)]
-        ),
+        image=np.concatenate([part.image + start for part, start in zip(parts, counts[:-1], strict=True)]),
         boxes=None
         if first.boxes is None
         else np.concatenate([p.boxes for p in parts if p.boxes is not None]),

@@ -55,9 +55,9 @@ def scan(
 
     Args:
         work: a function of a module's top level: from some items to their part of the split.
-        items: files that belong together, such as (picture, label file), and whatever else the work needs to
+        items: files that belong together, such as (image, label file), and whatever else the work needs to
             know; what is read of an item is kept until one of its files changes.
-        what: several of them, for the bar: ``pictures``.
+        what: several of them, for the bar: ``images``.
         chunk: about so many items are worked on at a time; fewer where an item is much work.
         processes: None is one per core.
 
@@ -163,19 +163,19 @@ def _fault(told: dict[str, Any]) -> Exception:
 
 
 def headers(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
-    """Height and width of upright pictures from their headers, (N, 2); unreadable ones are 0, 0 and found."""
+    """Height and width of upright images from their headers, (N, 2); unreadable ones are 0, 0 and found."""
     sizes, findings = np.zeros((len(files), 2), np.int32), Findings()
     for number, file in enumerate(files):
         try:
             sizes[number] = image_file.size(file)
-        except image_file.UnreadablePicture as error:
-            findings.add("unreadable picture", file, error.reason)
+        except image_file.UnreadableImage as error:
+            findings.add("unreadable image", file, error.reason)
     return sizes, findings
 
 
 def file_sizes(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
     """:func:`headers` of any number of files, for formats that keep everything in one file."""
-    raw = scan(_headers_only, [(file,) for file in files], "pictures")
+    raw = scan(_headers_only, [(file,) for file in files], "images")
     return raw.sizes, raw.findings
 
 
@@ -187,7 +187,7 @@ def _headers_only(items: list[tuple[str, ...]]) -> Raw:
         sizes=sizes,
         stated=np.zeros_like(sizes),
         places=[""] * len(items),
-        picture=none,
+        image=none,
         boxes=np.zeros((0, 4)),
         labels=none,
         flags=none.astype(np.uint8),

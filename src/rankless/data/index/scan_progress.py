@@ -18,7 +18,7 @@ class ScanProgress:
 
     Args:
         total: how many.
-        what: several of them: ``pictures``.
+        what: several of them: ``images``.
     """
 
     def __init__(self, total: int, what: str) -> None:

@@ -1,6 +1,6 @@
 """Darknet's ``.weights`` files: read into the state of a network, and written from one.
 
-Three int32 (major, minor, revision), the number of pictures seen (uint64 from version 0.2 on, else uint32),
+Three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else uint32),
 then float32: per convolution with batch norm β, γ, mean, variance and kernels; without it biases and kernels.
 Nothing in the file says what network it is of.
 """
@@ -34,7 +34,7 @@ class DarknetWeights:
 
     Attributes:
         state: tensors under the network's names; those of layers that the file does not reach are missing.
-        seen: pictures that it was trained on.
+        seen: images that it was trained on.
         filled: so many of the network's convolutions are in the file, from the first on.
         convolutions: how many the network has.
         notes: what was mended, as sentences.
@@ -122,7 +122,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
         path: where to; overwritten.
         network: the layers.
         state: one tensor per name, as :meth:`torch.nn.Module.state_dict` gives.
-        seen: pictures it was trained on.
+        seen: images it was trained on.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))
@@ -132,7 +132,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
-    """The floats of a file, and the pictures seen."""
+    """The floats of a file, and the images seen."""
     try:
         content = reading.read_bytes(path)
     except OSError as error:

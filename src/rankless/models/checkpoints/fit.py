@@ -215,7 +215,7 @@ def _score(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[int,
 def _alike(own: Tensor, found: Tensor) -> bool:
     if own.shape != found.shape:
         return False
-    # Averaging turns counters into fractions; the other way round they are packed or quantised weights.
+    # Averaging turns counters into fractions; the other way round they are packed or quantized weights.
     return found.is_floating_point() or not (own.is_floating_point() or found.is_complex())
 
 
@@ -234,7 +234,7 @@ def _partly(misfits: Misfits, taken: int, whole: int) -> list[str]:
         return []
     done = f"{taken} of the model's {whole} tensors are taken over ({misfits.counts})"
     return [
-        f"{done}; what is missing or of another shape stays as the model is initialised:",
+        f"{done}; what is missing or of another shape stays as the model is initialized:",
         *misfits.table(),
     ]
 

@@ -153,7 +153,7 @@ class _Machine:
             )
         if module in ("torch", "torch.cuda") and attribute.startswith("Q") and attribute.endswith("Storage"):
             raise RefusedFileError(
-                "holds a quantised tensor; expected plain, dense tensors: convert it first"
+                "holds a quantized tensor; expected plain, dense tensors: convert it first"
             )
         if name not in FUNCTIONS and dtype_of(name) is None and storage_dtype(name) is None:
             self.found.wanted[name] = None

@@ -34,7 +34,7 @@ _STORAGES = {
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 UNSUPPORTED = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
-    "torch._utils._rebuild_qtensor": "a quantised tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor on the meta device, without values",
     "torch._utils._rebuild_wrapper_subclass": "a tensor of a class of its own",
     "torch._tensor._rebuild_from_type_v2": "a tensor of a class of its own",

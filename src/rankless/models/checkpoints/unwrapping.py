@@ -1,6 +1,6 @@
 """Which part of a checkpoint are the weights.
 
-Trainers save the weights beside the optimiser, the epoch and an average of the weights, each under names of
+Trainers save the weights beside the optimizer, the epoch and an average of the weights, each under names of
 its own. Nothing here is specific to a kind of file.
 """
 
@@ -176,7 +176,7 @@ def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, 
     for name, one in found.items():
         if one.layout is not torch.strided or one.is_quantized or one.device.type != "cpu":
             raise RefusedFileError(
-                f"has a tensor {printable(name)} that is sparse, quantised or without values; "
+                f"has a tensor {printable(name)} that is sparse, quantized or without values; "
                 "expected plain, dense tensors: convert it first"
             )
     claimed = sum(one.numel() * one.element_size() for one in found.values())

@@ -1,4 +1,4 @@
-"""Classifiers that torchvision and timm build, freshly initialised; nothing is fetched from the network."""
+"""Classifiers that torchvision and timm build, freshly initialized; nothing is fetched from the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_resnet(
 
     Args:
         name: one of :data:`RESNETS`. With ``-cifar`` after it, it begins with a 3×3 convolution that keeps
-            the size, without pooling, as is usual for pictures of 32 pixels; the names of its state stay.
+            the size, without pooling, as is usual for images of 32 pixels; the names of its state stay.
         classes: how many.
         activation: in place of every ReLU. Not PReLU: a block calls one module at two or three places, which
             would share the slope.
@@ -56,7 +56,7 @@ class TimmFacts:
     Attributes:
         size: (height, width) in pixels of the input it was published with.
         fixed: it is built for one size of the input.
-        mean, std: of the published normalisation, per channel, for images in 0..1.
+        mean, std: of the published normalization, per channel, for images in 0..1.
         classes: of the published weights.
         source: the paper, or where the weights come from.
     """
@@ -81,7 +81,7 @@ def timm_facts(name: str) -> TimmFacts:
     """timm's facts on ``name`` (without ``timm/``).
 
     Raises:
-        UserError: timm has no such model, or none for colour pictures; names the nearest.
+        UserError: timm has no such model, or none for color images; names the nearest.
     """
     import timm
 
@@ -97,7 +97,7 @@ def timm_facts(name: str) -> TimmFacts:
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"model.name is 'timm/{name}': it reads pictures of {config.input_size[0]} channels; expected "
+            f"model.name is 'timm/{name}': it reads images of {config.input_size[0]} channels; expected "
             "one that reads three"
         )
     return TimmFacts(

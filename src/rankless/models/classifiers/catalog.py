@@ -34,10 +34,10 @@ from rankless.recipe.keys import shown
 
 TIMM = "timm/"
 
-Colour = tuple[float, float, float]  # red, green, blue
-IMAGENET_MEAN: Colour = (0.485, 0.456, 0.406)
-IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
-HALF: Colour = (0.5, 0.5, 0.5)
+Color = tuple[float, float, float]  # red, green, blue
+IMAGENET_MEAN: Color = (0.485, 0.456, 0.406)
+IMAGENET_STD: Color = (0.229, 0.224, 0.225)
+HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
 _MANY_CLASSES = 20_000  # of ImageNet's all; up to here a head is no matter of memory
@@ -65,8 +65,8 @@ class Classifier:
     summary: str
     side: int = IMAGENET_SIDE
     classes: int = 1000
-    mean: Colour = IMAGENET_MEAN
-    std: Colour = IMAGENET_STD
+    mean: Color = IMAGENET_MEAN
+    std: Color = IMAGENET_STD
     densenet: densenet.Variant | None = None
 
     @property
@@ -119,7 +119,7 @@ def _densenet(name: str, variant: densenet.Variant, summary: str, classes: int) 
 
 
 def _with_densenet(found: Classifier, variant: densenet.Variant) -> Classifier:
-    """``found`` with another DenseNet inside: the stem decides what pictures it is for."""
+    """``found`` with another DenseNet inside: the stem decides what images it is for."""
     if variant.stem == "small":
         return replace(found, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
     return replace(found, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -164,9 +164,9 @@ def variant(model: schema.Model) -> Classifier:
 
 
 def build_classifier(model: schema.Model, classes: int) -> nn.Module:
-    """A freshly initialised classifier on the CPU, drawn from torch's global generator.
+    """A freshly initialized classifier on the CPU, drawn from torch's global generator.
 
-    Its forward takes normalised images, float (B, 3, H, W), and gives logits, (B, classes).
+    Its forward takes normalized images, float (B, 3, H, W), and gives logits, (B, classes).
 
     Args:
         model: the recipe's part.

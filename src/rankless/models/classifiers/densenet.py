@@ -187,7 +187,7 @@ class DenseNet(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of normalised images: (B, 3, H, W) -> (B, classes)."""
+        """Logits of normalized images: (B, 3, H, W) -> (B, classes)."""
         logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
         return logits
 

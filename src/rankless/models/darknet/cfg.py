@@ -42,7 +42,7 @@ class Cfg:
 
     Attributes:
         network: the network.
-        letterbox: pictures keep their aspect; else they are stretched, as Darknet does unless told otherwise.
+        letterbox: images keep their aspect; else they are stretched, as Darknet does unless told otherwise.
         nms: how boxes are compared when duplicates are dropped.
         notes: what was read and not used, as sentences.
     """
@@ -135,7 +135,7 @@ class _Reader(OptionReader):
         width, height = self.integer("width", 416, 1, 16384), self.integer("height", 416, 1, 16384)
         channels = self.integer("channels", 3, 1, MOST_CHANNELS)
         if channels != 3:
-            self.fault(f"[net] channels={channels}: expected 3, colour pictures", self.line("channels"))
+            self.fault(f"[net] channels={channels}: expected 3, color images", self.line("channels"))
         return (height, width), bool(self.integer("letter_box", 0, 0, 1))
 
     def _layer(self, section: Section) -> None:

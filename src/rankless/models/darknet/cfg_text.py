@@ -17,7 +17,7 @@ _LOSS_KEYS = {
     "largest_gradient": "max_delta",
 }
 NMS_BETA = 0.6
-_WORDS: dict[type, str] = {net.Free: "anchor-free heads", net.Involution: "involution"}
+_WORDS: dict[type, str] = {net.AnchorFree: "anchor-free heads", net.Involution: "involution"}
 
 
 def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["iou", "diou"] = "iou") -> str:

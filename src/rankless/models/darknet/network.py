@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from rankless.models.heads.anchor_free.codec import FreeHead
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead
 from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.layers import Activation
 
@@ -123,7 +123,7 @@ class Yolo:
 
 
 @dataclass(frozen=True)
-class Free:
+class AnchorFree:
     """An anchor-free head: :class:`~rankless.models.heads.anchor_free.layers.FreeHeadLayers`."""
 
     bins: int = 0
@@ -132,7 +132,17 @@ class Free:
 
 
 Layer = (
-    Conv | MaxPool | AveragePool | Upsample | Route | Shortcut | Multiply | Dropout | Involution | Yolo | Free
+    Conv
+    | MaxPool
+    | AveragePool
+    | Upsample
+    | Route
+    | Shortcut
+    | Multiply
+    | Dropout
+    | Involution
+    | Yolo
+    | AnchorFree
 )
 
 
@@ -185,9 +195,9 @@ class Network:
             found.append(shape(layer, read))
         return found
 
-    def heads(self) -> tuple[YoloHead | FreeHead, ...]:
+    def heads(self) -> tuple[YoloHead | AnchorFreeHead, ...]:
         """The heads' descriptions, in the order of the model's outputs."""
-        heads: list[YoloHead | FreeHead] = []
+        heads: list[YoloHead | AnchorFreeHead] = []
         for layer, made in zip(self.layers, self.shapes(), strict=True):
             stride = int(made.stride or 0)
             if isinstance(layer, Yolo):
@@ -202,8 +212,8 @@ class Network:
                         loss=layer.loss,
                     )
                 )
-            elif isinstance(layer, Free):
-                heads.append(FreeHead(stride, layer.bins))
+            elif isinstance(layer, AnchorFree):
+                heads.append(AnchorFreeHead(stride, layer.bins))
         return tuple(heads)
 
     @property

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.darknet import network as net
-from rankless.models.heads.anchor_free.layers import FreeHeadLayers
+from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.layers import (
     BATCH_NORM_MOMENTUM,
     Activation,
@@ -128,7 +128,7 @@ class DetectionModel(nn.Module):
                 _set_priors(built.conv, network.classes)
             if number in named:
                 heads.append(f"layers.{network.names[number]}.")
-            elif isinstance(built, FreeHeadLayers):
+            elif isinstance(built, AnchorFreeHeadLayers):
                 heads.append(f"layers.{network.names[number]}.classes.")
             self.layers[network.names[number]] = built
         self.head_names = tuple(heads)
@@ -138,7 +138,7 @@ class DetectionModel(nn.Module):
         return list(self.layers.values())[: self.network.backbone]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Raw heads of normalised images.
+        """Raw heads of normalized images.
 
         Args:
             images: float in 0..1, (B, 3, H, W) with H and W multiples of the coarsest stride; channels_last
@@ -154,7 +154,7 @@ class DetectionModel(nn.Module):
             if isinstance(layer, net.Yolo):
                 outputs.append(read[0])
                 made = read[0]
-            elif isinstance(layer, net.Free):
+            elif isinstance(layer, net.AnchorFree):
                 outputs.append(built(read[0]))
                 made = read[0]
             else:
@@ -199,8 +199,8 @@ def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn
         return nn.Dropout2d(layer.probability) if layer.whole else nn.Dropout(layer.probability)
     if isinstance(layer, net.Involution):
         return Involution(channels, layer.size, momentum)
-    if isinstance(layer, net.Free):
-        return FreeHeadLayers(
+    if isinstance(layer, net.AnchorFree):
+        return AnchorFreeHeadLayers(
             channels,
             classes,
             layer.bins,

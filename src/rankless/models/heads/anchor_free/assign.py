@@ -30,7 +30,7 @@ POINTS_PER_TRUTH = 10
 _SMALLEST_OVERLAP = 1e-6
 
 # SimOTA, as YOLOX has it.
-CENTRE_RADIUS = 2.5
+CENTER_RADIUS = 2.5
 OVERLAPS_COUNTED = 10
 OVERLAP_COST = 3.0
 OUTSIDE_COST = 1e5
@@ -49,7 +49,7 @@ class Predicted:
         logits: of the classes, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
-        radius: points so many cells from a truth's centre are offered to it (task-aligned) even if it does
+        radius: points so many cells from a truth's center are offered to it (task-aligned) even if it does
             not reach so far. With 1 a truth smaller than a cell has some four points at each head, wherever
             it lies; with a half it has the nearest.
     """
@@ -81,7 +81,7 @@ class Targets:
 
 
 def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
-    """Give each point at most one truth, picture by picture.
+    """Give each point at most one truth, image by image.
 
     Args:
         rule: by which.
@@ -106,7 +106,7 @@ def in_order(truths: Truths) -> Truths:
     """The same truths, sorted by sides and then by label; at least one, which may be an invalid one."""
     half = truths.size / 2
     # No thinner than Truths allows, so that a truth without area can be overlapped.
-    boxes = torch.cat((truths.centre - half, truths.centre + half), -1)
+    boxes = torch.cat((truths.center - half, truths.center + half), -1)
     labels, valid = truths.labels, truths.valid
     if not labels.shape[1]:
         boxes, labels, valid = F.pad(boxes, (0, 0, 0, 1)), F.pad(labels, (0, 1)), F.pad(valid, (0, 1))
@@ -124,7 +124,7 @@ def in_order(truths: Truths) -> Truths:
 def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     """The points that both classify and place a truth best (TOOD, Feng et al., 2021).
 
-    Of the points within a truth (of a small one: near its centre) those with the highest score^α · IoU^β
+    Of the points within a truth (of a small one: near its center) those with the highest score^α · IoU^β
     answer, as many as ``POINTS_PER_TRUTH``; a point that several truths chose belongs to the one it overlaps
     most. The weight is the point's metric over that of the truth's best point; the quality is the weight
     times the truth's best IoU. In the paper the quality is the weight too. Then a truth that no box overlaps
@@ -154,7 +154,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
 def simota(predicted: Predicted, truths: Truths) -> Targets:
     """The cheapest points, as many as a truth's ten best IoUs add up to (YOLOX, Ge et al., 2021).
 
-    Points within a truth or within ``CENTRE_RADIUS`` cells of its centre are offered to it, those that are
+    Points within a truth or within ``CENTER_RADIUS`` cells of its center are offered to it, those that are
     not both at a price far above all others. A point costs the cross-entropy of its classes - 3·log(IoU); one
     that several truths chose belongs to the one it costs least. Quality is the IoU, every weight is 1. The
     paper's objectness, here absent, is left out of the cost.
@@ -165,7 +165,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
-    central = _within(predicted, truths, CENTRE_RADIUS, reach=0.0)
+    central = _within(predicted, truths, CENTER_RADIUS, reach=0.0)
     # Σ over classes of the cross-entropy with "this class and no other".
     classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _own_logits(predicted, truths)
     cost = classes - OVERLAP_COST * (overlap + _SIMOTA_EPS).log()
@@ -206,7 +206,7 @@ def highest(values: Tensor, room: Tensor, most: int) -> Tensor:
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Whether a point lies no farther from a truth's centre than its sides, or ``radius`` cells if more.
+    """Whether a point lies no farther from a truth's center than its sides, or ``radius`` cells if more.
 
     Args:
         predicted, truths: (B, P) and (B, T).
@@ -219,7 +219,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
     for axis in range(2):
-        away = (truths.centre[..., axis, None] - predicted.points[:, axis]).abs()
+        away = (truths.center[..., axis, None] - predicted.points[:, axis]).abs()
         near.append(away <= torch.maximum(reach / 2 * truths.size[..., axis, None], least))
     return near[0] & near[1]
 
@@ -257,11 +257,11 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
 
 
 def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
-    """What is predicted in some of the pictures."""
+    """What is predicted in some of the images."""
     return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
 
 
 def _truths_in(truths: Truths, some: slice) -> Truths:
-    """The truths of some of the pictures."""
-    parts = (truths.boxes, truths.centre, truths.size, truths.labels, truths.valid)
+    """The truths of some of the images."""
+    parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
     return Truths(*(part[some] for part in parts))

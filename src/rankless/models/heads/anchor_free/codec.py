@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_cxcywh, to_xyxy
 
-# exp(8) = 2981 cells wide is far beyond any picture, and its square is far below float32's end; a training
+# exp(8) = 2981 cells wide is far beyond any image, and its square is far below float32's end; a training
 # that has run away then shows huge boxes, not infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 # Of a box that has no sides, in cells: its logarithm stays finite.
@@ -21,12 +21,12 @@ _SMALLEST_SIZE = 1e-6
 
 
 @dataclass(frozen=True)
-class FreeHead:
+class AnchorFreeHead:
     """One anchor-free layer.
 
     Attributes:
         stride: pixels of the input per cell.
-        bins: 0: a box is the shift of its centre from the point and the logarithms of its width and height,
+        bins: 0: a box is the shift of its center from the point and the logarithms of its width and height,
             all in cells (YOLOX, Ge et al., 2021). So a box can lie anywhere, beside its point too, as a
             small one often has to.
             n: it is the distances from the point to its left, upper, right and lower side in cells, each the
@@ -42,7 +42,7 @@ class FreeHead:
         return 4 * max(self.bins, 1) + classes
 
 
-def split(raw: Tensor, head: FreeHead) -> tuple[Tensor, Tensor]:
+def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
     """A head's output seen point by point, in float32 (float64 stays).
 
     Args:
@@ -59,7 +59,7 @@ def split(raw: Tensor, head: FreeHead) -> tuple[Tensor, Tensor]:
     return box.unflatten(-1, (4, head.bins)) if head.bins else box, classes
 
 
-def points(shape: tuple[int, int], head: FreeHead, like: Tensor) -> Tensor:
+def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
     """(H, W, 2) x and y of the cells' middles in pixels, with the dtype and on the device of ``like``.
 
     Args:
@@ -72,10 +72,10 @@ def points(shape: tuple[int, int], head: FreeHead, like: Tensor) -> Tensor:
     return torch.stack((x, y), -1) * head.stride
 
 
-def place(box: Tensor, at: Tensor, head: FreeHead) -> Tensor:
+def place(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """Boxes in pixels from a head's numbers.
 
-    Without bins: centre = point + (t0, t1)·stride, size = exp(t2, t3)·stride; ``exp`` takes at most
+    Without bins: center = point + (t0, t1)·stride, size = exp(t2, t3)·stride; ``exp`` takes at most
     ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
 
     Args:
@@ -89,9 +89,9 @@ def place(box: Tensor, at: Tensor, head: FreeHead) -> Tensor:
     if head.bins:
         reach = expectation(box) * head.stride
         return torch.cat((at - reach[..., :2], at + reach[..., 2:]), -1)
-    centre = at + box[..., :2] * head.stride
+    center = at + box[..., :2] * head.stride
     size = box[..., 2:].clamp(max=LARGEST_LOG_SIZE).exp() * head.stride
-    return to_xyxy(torch.cat((centre, size), -1))
+    return to_xyxy(torch.cat((center, size), -1))
 
 
 def expectation(logits: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ def expectation(logits: Tensor) -> Tensor:
     return (logits.softmax(-1) * _bins(logits.shape[-1], logits)).sum(-1)
 
 
-def neighbours(values: Tensor, bins: int) -> Tensor:
-    """The distribution over a value's two neighbouring bins whose mean is the value (GFL, Li et al., 2020).
+def neighbors(values: Tensor, bins: int) -> Tensor:
+    """The distribution over a value's two neighboring bins whose mean is the value (GFL, Li et al., 2020).
 
     Args:
         values: (...), cut to 0..bins - 1.
@@ -114,7 +114,7 @@ def neighbours(values: Tensor, bins: int) -> Tensor:
     return (1 - (cut - _bins(bins, cut)).abs()).clamp(min=0)
 
 
-def encode(boxes: Tensor, at: Tensor, head: FreeHead) -> Tensor:
+def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """The numbers that :func:`place` makes these boxes of; with bins the four distances.
 
     Args:
@@ -133,7 +133,7 @@ def encode(boxes: Tensor, at: Tensor, head: FreeHead) -> Tensor:
     return torch.cat((shift, (cxcywh[..., 2:] / head.stride).clamp(min=_SMALLEST_SIZE).log()), -1)
 
 
-def decode(raw: Tensor, head: FreeHead) -> tuple[Tensor, None, Tensor]:
+def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
     """A head's output as boxes and logits.
 
     Args:

@@ -19,7 +19,7 @@ SIZE_PRIOR = 3.0
 LARGEST_HIDDEN = 64
 
 
-class FreeHeadLayers(nn.Module):
+class AnchorFreeHeadLayers(nn.Module):
     """A decoupled head at one level: 1×1 convolution, two branches of 3×3 convolutions, 1×1 predictions.
 
     Args:

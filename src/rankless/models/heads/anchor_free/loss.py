@@ -22,7 +22,7 @@ from torch import Tensor
 from rankless.errors import UserError
 from rankless.geometry import boxes
 from rankless.models.heads.anchor_free.assign import Assignment, Predicted, Targets, assign
-from rankless.models.heads.anchor_free.codec import FreeHead, encode, neighbours, place, points, split
+from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neighbors, place, points, split
 from rankless.models.heads.yolo.assign import Truths
 from rankless.recipe import schema
 from rankless.structures import DetectionBatch, LossSum
@@ -38,7 +38,7 @@ BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FreeLoss:
+class AnchorFreeLoss:
     """Which loss, and its numbers.
 
     Attributes:
@@ -55,7 +55,9 @@ class FreeLoss:
     dfl: float = 0.5
     smoothing: float = 0.0
 
-    def __call__(self, raw: Sequence[Tensor], heads: Sequence[FreeHead], batch: DetectionBatch) -> LossSum:
+    def __call__(
+        self, raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead], batch: DetectionBatch
+    ) -> LossSum:
         """The loss of one micro-batch.
 
         Args:
@@ -109,7 +111,7 @@ class FreeLoss:
 
 
 def _in_one_row(
-    raw: Sequence[Tensor], heads: Sequence[FreeHead]
+    raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
     """The outputs with a head's points in one row.
 
@@ -129,13 +131,13 @@ def _in_one_row(
 
 
 def _distributions(
-    numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[FreeHead], targets: Targets
+    numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[AnchorFreeHead], targets: Targets
 ) -> Tensor:
     """Distribution focal loss: Σ weight · the four sides' mean cross-entropy with the two nearest bins."""
     entropy, start = [], 0
     for logits, here, head in zip(numbers, at, heads, strict=True):
         own = targets.boxes[:, start : start + here.shape[0]]
-        wanted = neighbours(encode(own, here, head), head.bins)  # (B, h, 4, bins)
+        wanted = neighbors(encode(own, here, head), head.bins)  # (B, h, 4, bins)
         entropy.append(-(wanted * logits.log_softmax(-1)).sum(-1).mean(-1))
         start += here.shape[0]
     return (targets.weight * torch.cat(entropy, 1)).sum()
@@ -146,7 +148,7 @@ def _unit_box(like: Tensor) -> Tensor:
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)
 
 
-def from_recipe(loss: schema.Loss, bins: int = 0) -> FreeLoss:
+def from_recipe(loss: schema.Loss, bins: int = 0) -> AnchorFreeLoss:
     """The recipe's loss; what it leaves open (``auto``) is as :class:`FreeLoss` has it.
 
     Args:
@@ -159,7 +161,7 @@ def from_recipe(loss: schema.Loss, bins: int = 0) -> FreeLoss:
     faults = [*_not_known(loss), *_impossible(loss, bins)]
     if faults:
         raise UserError(faults)
-    return FreeLoss(
+    return AnchorFreeLoss(
         assign="task-aligned" if loss.assign == "auto" else loss.assign,
         box_loss="giou" if loss.box_loss == "auto" or loss.box_loss == "mse" else loss.box_loss,
         box=2.5 if loss.box == "auto" else loss.box,

@@ -22,18 +22,18 @@ _PAIRS_AT_ONCE = 2**21
 
 @dataclass(frozen=True)
 class Truths:
-    """What is really in the pictures, in pixels of the network's input; padded entries are zeros.
+    """What is really in the images, in pixels of the network's input; padded entries are zeros.
 
     Attributes:
         boxes: xyxy, (B, T, 4).
-        centre: x and y, (B, T, 2).
+        center: x and y, (B, T, 2).
         size: width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
         labels: int64, (B, T).
         valid: bool, (B, T).
     """
 
     boxes: Tensor
-    centre: Tensor
+    center: Tensor
     size: Tensor
     labels: Tensor
     valid: Tensor
@@ -45,7 +45,7 @@ class Truths:
         first, second = boxes[..., :2], boxes[..., 2:]
         return cls(
             boxes=boxes,
-            centre=(first + second) / 2,
+            center=(first + second) / 2,
             size=(second - first).clamp(min=SMALLEST_SIDE),
             labels=torch.where(valid, labels, 0),
             valid=valid,
@@ -55,19 +55,19 @@ class Truths:
     def solid(self) -> Tensor:
         """(B, T, 4) xyxy, where a truth thinner than ``SMALLEST_SIDE`` is that thick."""
         half = self.size / 2
-        return torch.cat((self.centre - half, self.centre + half), -1)
+        return torch.cat((self.center - half, self.center + half), -1)
 
 
 @dataclass(frozen=True)
 class Matches:
     """The cells and anchors of one head that answer for truths.
 
-    A slot is one anchor in one cell of one picture. Several truths can fall into one slot.
+    A slot is one anchor in one cell of one image. Several truths can fall into one slot.
 
     Attributes:
         hit: truth t is answered by anchor a of this head, (B, T, A) bool.
         last: a hit whose slot no later truth takes: every taken slot has exactly one, (B, T, A) bool.
-        columns, rows: the cell of the truth's centre, (B, T) int64.
+        columns, rows: the cell of the truth's center, (B, T) int64.
         positive: taken slots, (B, A, H, W) bool.
     """
 
@@ -79,11 +79,11 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Picture, anchor, row and column, broadcasting to (B, T, A), into a (B, A, H, W, ...) tensor."""
-        pictures, _, anchors = self.hit.shape
+        """Image, anchor, row and column, broadcasting to (B, T, A), into a (B, A, H, W, ...) tensor."""
+        images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
-            torch.arange(pictures, device=device).view(-1, 1, 1),
+            torch.arange(images, device=device).view(-1, 1, 1),
             torch.arange(anchors, device=device),
             self.rows.unsqueeze(-1),
             self.columns.unsqueeze(-1),
@@ -93,7 +93,7 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Give every truth to the cell of its centre, and there to anchors of like shape.
+    """Give every truth to the cell of its center, and there to anchors of like shape.
 
     The anchor is the one of *all* anchors whose shape overlaps the truth's best (the first of equals); the
     head that owns it answers. YOLOv4 adds every anchor of the head whose overlap exceeds ``anchor_iou``.
@@ -112,9 +112,9 @@ def assign(
     if threshold < 1:
         hit = hit | torch.stack([overlap[..., number] > threshold for number in head.mask], -1)
     hit = hit & truths.valid.unsqueeze(-1)  # (B, T, A)
-    # A centre on the right or lower border belongs to the last cell.
-    columns = (truths.centre[..., 0] / head.stride).long().clamp(0, width - 1)
-    rows = (truths.centre[..., 1] / head.stride).long().clamp(0, height - 1)
+    # A center on the right or lower border belongs to the last cell.
+    columns = (truths.center[..., 0] / head.stride).long().clamp(0, width - 1)
+    rows = (truths.center[..., 1] / head.stride).long().clamp(0, height - 1)
     cell = rows * width + columns  # (B, T)
     last = hit & ~_taken_later(cell, hit)
     positive = _mark(hit, cell, height * width).view(*hit.shape[::2], height, width)
@@ -147,10 +147,10 @@ def slot_values(values: Tensor, matches: Matches) -> Tensor:
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
-    """Each prediction's highest IoU with any truth of its picture: (B, P, 4) xyxy -> (B, P)."""
-    pictures, count, _ = boxes.shape
-    best = boxes.new_zeros(pictures, count)
-    at_once = max(1, _PAIRS_AT_ONCE // max(1, pictures * count))
+    """Each prediction's highest IoU with any truth of its image: (B, P, 4) xyxy -> (B, P)."""
+    images, count, _ = boxes.shape
+    best = boxes.new_zeros(images, count)
+    at_once = max(1, _PAIRS_AT_ONCE // max(1, images * count))
     for start in range(0, truths.boxes.shape[1], at_once):
         some = truths.boxes[:, start : start + at_once]
         best = torch.maximum(best, pairwise_iou(boxes, some).amax(-1))
@@ -158,7 +158,7 @@ def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
-    """IoU of shapes laid on one centre: (B, T, 2), (N, 2) -> (B, T, N)."""
+    """IoU of shapes laid on one center: (B, T, 2), (N, 2) -> (B, T, N)."""
     common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
     return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
 
@@ -173,8 +173,8 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
     """True at every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
-    pictures, _, anchors = hit.shape
+    images, _, anchors = hit.shape
     # Misses write into one entry more, which is cut off. All write the same value, so their order is nothing.
     index = torch.where(hit, entry.unsqueeze(-1), entries).transpose(1, 2)  # (B, A, T)
-    marks = torch.zeros(pictures, anchors, entries + 1, dtype=torch.bool, device=hit.device)
+    marks = torch.zeros(images, anchors, entries + 1, dtype=torch.bool, device=hit.device)
     return marks.scatter_(2, index, True)[..., :-1]

@@ -1,4 +1,4 @@
-"""The box terms of the YOLO losses: the error of centre and size, and 1 less a likeness to the truth.
+"""The box terms of the YOLO losses: the error of center and size, and 1 less a likeness to the truth.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -32,8 +32,8 @@ def squared_error(
     height, width = matches.positive.shape[-2:]
     with torch.no_grad():
         cell = torch.stack((matches.columns, matches.rows), -1)
-        within = truths.centre / head.stride - cell  # (B, T, 2) in 0..1
-        # What σ has to be, so that the decoded centre is right; with scale_xy 1 it is `within` itself.
+        within = truths.center / head.stride - cell  # (B, T, 2) in 0..1
+        # What σ has to be, so that the decoded center is right; with scale_xy 1 it is `within` itself.
         sigma = ((within + (head.scale_xy - 1) / 2) / head.scale_xy).clamp(0, 1).unsqueeze(2)
         ratio = truths.size.unsqueeze(2) / head.own_anchors(offsets)  # (B, T, A, 2)
         share = truths.size.prod(-1) / (height * width * head.stride**2)

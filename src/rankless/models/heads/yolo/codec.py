@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_xyxy
 
-# exp(8) = 2981 anchors wide is far beyond any picture, and its square is far below float32's end; a training
+# exp(8) = 2981 anchors wide is far beyond any image, and its square is far below float32's end; a training
 # that has run away then shows huge boxes, not infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
@@ -55,7 +55,7 @@ class YoloHead:
             network's input has, as in Darknet.
         mask: which of them this layer owns, in the order of its channels.
         stride: pixels of the input per cell.
-        scale_xy: Darknet's ``scale_x_y``: lets a centre reach the border of its cell.
+        scale_xy: Darknet's ``scale_x_y``: lets a center reach the border of its cell.
         new_coords: width and height are ``(2σ(t))²`` anchors instead of ``exp(t)``.
         anchor_iou: Darknet's ``iou_thresh``: an anchor of this layer whose shape matches a truth by more is
             positive too; 1 leaves only the best of all anchors.

@@ -1,4 +1,4 @@
-"""The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the pictures of a micro-batch.
+"""The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the images of a micro-batch.
 
 Both count every cell's objectness, leave out negatives that overlap a truth well, and sum binary
 cross-entropies over the classes of the slots that answer for truths. They differ in the box term and in which
@@ -98,7 +98,7 @@ class YoloLoss:
             batch: the targets; its images are not read.
 
         Returns:
-            The sum over the pictures, the number of pictures, and the parts ``box``, ``objectness`` and
+            The sum over the images, the number of images, and the parts ``box``, ``objectness`` and
             ``classes``, which add up to the sum.
         """
         sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]

@@ -1,4 +1,4 @@
-"""Pictures reduced while they are decoded: against the mean of the whole picture's pixels, and in place."""
+"""Images reduced while they are decoded: against the mean of the whole image's pixels, and in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from rankless.data.datasets.annotated import BoxedPictures, ClassifiedPictures
+from rankless.data.datasets.annotated import BoxedImages, ClassifiedImages
 from rankless.data.datasets.classification import ClassificationExamples
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images import image_file
@@ -23,12 +23,12 @@ from rankless.recipe.schema import Augment
 
 
 def smooth(height: int, width: int) -> Image.Image:
-    """A picture without fine detail, every corner of another colour."""
+    """An image without fine detail, every corner of another color."""
     small = np.random.default_rng(5).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def boxed(path: Path, box: list[float], size: tuple[int, int]) -> BoxedPictures:
+def boxed(path: Path, box: list[float], size: tuple[int, int]) -> BoxedImages:
     names, ends = flat_paths([str(path)])
     known = Annotations(
         class_names=("thing",),
@@ -43,7 +43,7 @@ def boxed(path: Path, box: list[float], size: tuple[int, int]) -> BoxedPictures:
         flags=np.zeros(1, np.uint8),
         areas=np.full(1, np.nan, np.float32),
     )
-    return BoxedPictures(known)
+    return BoxedImages(known)
 
 
 def mean_of_blocks(pixels: np.ndarray, factor: int) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_the_place_on_the_input_is_of_the_source(tmp_path: Path) -> None:
         item = DetectionExamples(data, (96, 96), 0, augment).item(0, 0)
         assert (item.letterbox.height, item.letterbox.width) == (1205, 1603)
         assert item.letterbox.scale == pytest.approx(96 / 1603, rel=0.01)
-        lit = (item.image[0] > 127).nonzero()  # (n, 2) rows and columns; the grey around is 114
+        lit = (item.image[0] > 127).nonzero()  # (n, 2) rows and columns; the gray around is 114
         (top, left), (bottom, right) = lit.min(0).values.tolist(), (lit.max(0).values + 1).tolist()
         assert np.abs(np.subtract(item.boxes[0].tolist(), (left, top, right, bottom))).max() < 0.6
         back = to_source(item.boxes, item.letterbox)
@@ -129,11 +129,11 @@ def test_the_place_on_the_input_is_of_the_source(tmp_path: Path) -> None:
 def test_without_detail_nothing_is_reduced(tmp_path: Path) -> None:
     smooth(900, 1200).save(tmp_path / "a.jpg")
     data = boxed(tmp_path / "a.jpg", [0, 0, 100, 100], (900, 1200))
-    whole = DetectionExamples(data, (64, 64), 0, None, detail=0).pictures
-    assert isinstance(whole, BoxedPictures)
-    assert whole.shown_picture(0, Shown((64, 64), detail=0)).reduced == 1
-    assert whole.shown_picture(0, Shown((64, 64))).reduced == 8
-    assert torch.equal(whole.picture(0).image, read(tmp_path / "a.jpg"))
+    whole = DetectionExamples(data, (64, 64), 0, None, detail=0).images
+    assert isinstance(whole, BoxedImages)
+    assert whole.shown_sample(0, Shown((64, 64), detail=0)).reduced == 1
+    assert whole.shown_sample(0, Shown((64, 64))).reduced == 8
+    assert torch.equal(whole.image(0).image, read(tmp_path / "a.jpg"))
 
 
 def test_pillow_and_the_quick_decoder_reduce_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,20 +154,20 @@ def test_a_huge_panorama_is_read(tmp_path: Path) -> None:
     assert (found.image.float().mean((1, 2)) - torch.tensor([200.0, 100, 50])).abs().max() < 2
 
 
-def test_a_classifier_reads_large_pictures_reduced(tmp_path: Path) -> None:
+def test_a_classifier_reads_large_images_reduced(tmp_path: Path) -> None:
     """Nearly the same input as from every pixel, and labels untouched."""
     smooth(900, 1300).save(tmp_path / "a.jpg", quality=95)
     data = boxed(tmp_path / "a.jpg", [0, 0, 1, 1], (900, 1300)).annotations
     whole = replace(data, class_names=("one", "two"), boxes=data.boxes[:0], labels=data.labels + 1)
-    folder = ClassifiedPictures(whole, None, "here")
+    folder = ClassifiedImages(whole, None, "here")
     for crop in (1.0, 0.5):
         made = [
-            ClassificationExamples(folder, (64, 64), 0, Augment(crop=crop), varied=False, detail=detail).item(
-                0, 0
-            )
+            ClassificationExamples(
+                folder, (64, 64), 0, Augment(crop=crop), augmented=False, detail=detail
+            ).item(0, 0)
             for detail in (0.0, 2.0)
         ]
         assert made[1].target.tolist() == [0, 1]
         assert 0 < (made[0].image.int() - made[1].image.int()).abs().max() <= 8
-    shown = ClassificationExamples(folder, (64, 64), 0, Augment(), varied=True).shown
+    shown = ClassificationExamples(folder, (64, 64), 0, Augment(), augmented=True).shown
     assert tuple(folder.shown_image(0, shown).shape) == (3, 225, 325)

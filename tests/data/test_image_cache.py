@@ -1,4 +1,4 @@
-"""Kept pictures: the same bits as decoded ones, one copy for all, and never one of a source that changed."""
+"""Kept images: the same bits as decoded ones, one copy for all, and never one of a source that changed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from rankless.data.datasets.annotated import BoxedPictures
+from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.images import image_cache
-from rankless.data.images.image_cache import PictureCache, needed, open_cache
-from rankless.data.images.image_file import Decoded, Shown, UnreadablePicture, read_for
+from rankless.data.images.image_cache import ImageCache, needed, open_cache
+from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, read_for
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
@@ -44,12 +44,12 @@ def drawn(path: Path, seed: int, size: tuple[int, int]) -> None:
 
 @pytest.fixture
 def known(tmp_path: Path) -> Annotations:
-    """Four pictures of several formats and sizes; one is reduced, one cannot be read."""
+    """Four images of several formats and sizes; one is reduced, one cannot be read."""
     sizes = [(64, 96), (300, 500), (50, 40), (0, 0)]
     paths = [str(tmp_path / name) for name in ("a.png", "b.jpg", "c.png", "d.jpg")]
     for number, (path, size) in enumerate(zip(paths[:3], sizes[:3], strict=True)):
         drawn(Path(path), number, size)
-    Path(paths[3]).write_text("no picture")
+    Path(paths[3]).write_text("no image")
     names, ends = flat_paths(paths)
     return Annotations(
         class_names=("thing",),
@@ -66,14 +66,14 @@ def known(tmp_path: Path) -> Annotations:
     )
 
 
-def opened(kind: str, known: Annotations) -> PictureCache:
+def opened(kind: str, known: Annotations) -> ImageCache:
     cache, _ = open_cache(kind, known, SHOWN)  # type: ignore[arg-type]
     assert cache is not None
     return cache
 
 
 def never() -> Decoded:
-    raise AssertionError("a kept picture was decoded again")
+    raise AssertionError("a kept image was decoded again")
 
 
 def decoder(known: Annotations, index: int):
@@ -83,14 +83,14 @@ def decoder(known: Annotations, index: int):
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_items_are_the_same_bits_kept_or_not(kind: str, known: Annotations) -> None:
     options = Augment(mosaic=0.5)
-    plain = DetectionExamples(BoxedPictures(known), SIZE, 1, options)
-    kept = DetectionExamples(BoxedPictures(known, opened(kind, known)), SIZE, 1, options)
+    plain = DetectionExamples(BoxedImages(known), SIZE, 1, options)
+    kept = DetectionExamples(BoxedImages(known, opened(kind, known)), SIZE, 1, options)
     for epoch in range(6):
         for index in range(3):
             try:
                 one = plain.item(index, epoch)
-            except UnreadablePicture:
-                with pytest.raises(UnreadablePicture):
+            except UnreadableImage:
+                with pytest.raises(UnreadableImage):
                     kept.item(index, epoch)
                 continue
             other = kept.item(index, epoch)
@@ -102,7 +102,7 @@ def test_weights_are_the_same_bits_whatever_is_kept(known: Annotations) -> None:
     def trained(kind: str) -> list[float]:
         torch.manual_seed(0)
         model = torch.nn.Conv2d(3, 2, 3, stride=4)
-        examples = DetectionExamples(BoxedPictures(known), SIZE, 1, Augment(), cache=kind)  # type: ignore[arg-type]
+        examples = DetectionExamples(BoxedImages(known), SIZE, 1, Augment(), cache=kind)  # type: ignore[arg-type]
         for epoch in range(3):
             batch = collate([examples.item(index, epoch) for index in range(3)])
             model.zero_grad()
@@ -116,18 +116,18 @@ def test_weights_are_the_same_bits_whatever_is_kept(known: Annotations) -> None:
 
 
 def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
-    examples = DetectionExamples(BoxedPictures(known), SIZE, 1, None, cache="disk")
-    assert "Decoded pictures are kept in" in examples.notes[-1]
+    examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache="disk")
+    assert "Decoded images are kept in" in examples.notes[-1]
     examples.item(0, 0)
-    assert isinstance(examples.pictures, BoxedPictures) and examples.pictures.cache is not None
-    assert len([path for path in examples.pictures.cache.folder.rglob("*") if path.is_file()]) == 1
+    assert isinstance(examples.images, BoxedImages) and examples.images.cache is not None
+    assert len([path for path in examples.images.cache.folder.rglob("*") if path.is_file()]) == 1
 
 
 def test_where_there_are_no_files_nothing_is_kept_and_that_is_said() -> None:
     digits = DigitScenes("val", 2, 0, (64, 64))
     examples = DetectionExamples(digits, (64, 64), 0, None, cache="disk")
     assert "data.cache is disk" in examples.notes[-1] and "none is kept" in examples.notes[-1]
-    assert examples.pictures is digits
+    assert examples.images is digits
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -141,7 +141,7 @@ def test_the_second_time_nothing_is_decoded(kind: str, known: Annotations) -> No
     assert found.reduced == 1 and cache.read(known, 1, SHOWN, never).reduced == 2
 
 
-def test_what_is_written_into_a_picture_stays_there(known: Annotations) -> None:
+def test_what_is_written_into_a_image_stays_there(known: Annotations) -> None:
     cache = opened("disk", known)
     cache.read(known, 0, SHOWN, decoder(known, 0))
     found = cache.read(known, 0, SHOWN, never).image
@@ -150,7 +150,7 @@ def test_what_is_written_into_a_picture_stays_there(known: Annotations) -> None:
 
 
 def test_processes_share_one_copy(known: Annotations) -> None:
-    """A mapped picture is none of a process's own pages (proportional and private memory, smaps)."""
+    """A mapped image is none of a process's own pages (proportional and private memory, smaps)."""
     cache = opened("disk", known)
     cache.read(known, 1, SHOWN, decoder(known, 1))
     found = cache.read(known, 1, SHOWN, never).image
@@ -177,7 +177,7 @@ def test_a_changed_source_is_decoded_anew(known: Annotations) -> None:
     assert torch.equal(found.image, read_for(known.path(0), SHOWN).image)
     assert torch.equal(cache.read(known, 0, SHOWN, never).image, found.image)
     Path(known.path(0)).unlink()
-    with pytest.raises(UnreadablePicture, match="No such file"):
+    with pytest.raises(UnreadableImage, match="No such file"):
         cache.read(known, 0, SHOWN, decoder(known, 0))
 
 
@@ -193,14 +193,14 @@ def test_a_cut_file_is_not_believed(left: int, known: Annotations) -> None:
     assert torch.equal(cache.read(known, 0, SHOWN, never).image, made.image)
 
 
-def test_other_pictures_under_the_same_numbers_are_other_files(known: Annotations) -> None:
+def test_other_images_under_the_same_numbers_are_other_files(known: Annotations) -> None:
     cache = opened("disk", known)
     names, ends = flat_paths([known.path(number) for number in (2, 1, 0, 3)])
     turned = replace(known, path_bytes=names, path_ends=ends, sizes=known.sizes[[2, 1, 0, 3]])
     assert opened("disk", turned).folder != cache.folder
 
 
-def test_where_there_is_no_room_to_keep_a_picture_it_is_decoded(
+def test_where_there_is_no_room_to_keep_a_image_it_is_decoded(
     known: Annotations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = opened("disk", known)
@@ -218,7 +218,7 @@ def test_the_size_by_hand(known: Annotations) -> None:
     header = 72
     assert needed(known, SHOWN) == 3 * header + 3 * (64 * 96 + 150 * 250 + 50 * 40)
     _, (note,) = open_cache("disk", known, SHOWN)
-    assert ": 134 KiB for 4 pictures" in note
+    assert ": 134 KiB for 4 images" in note
 
 
 def cramped(_: object) -> SimpleNamespace:
@@ -235,7 +235,7 @@ def test_a_disk_without_room_is_refused_with_what_to_do(
     drawn(Path(known.path(0)), 1, (64, 96))
     for file in opened("disk", known).folder.rglob("1-*"):
         file.unlink()
-    with pytest.raises(UserError, match=r"needs 134 KiB for 4 pictures.*RANKLESS_CACHE.*data\.cache to none"):
+    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache to none"):
         open_cache("disk", known, SHOWN)
 
 
@@ -275,7 +275,7 @@ def test_memory_is_given_back_with_the_last_user(known: Annotations) -> None:
 def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_path: Path) -> None:
     home = tmp_path / "memory" / f"rankless-{os.getuid()}"
     (home / "left" / "00").mkdir(parents=True)
-    held = PictureCache(home / "held")
+    held = ImageCache(home / "held")
     opened("ram", known)
     assert not (home / "left").exists() and held.folder.exists()
 
@@ -283,7 +283,7 @@ def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_pat
 @pytest.mark.processes
 def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Path) -> None:
     with (tmp_path / "known.pickle").open("wb") as file:
-        pickle.dump((known, PictureCache(tmp_path / "shared")), file)
+        pickle.dump((known, ImageCache(tmp_path / "shared")), file)
     code = (
         "import pickle, sys\n"
         "from rankless.data.images.image_file import Shown, read_for\n"

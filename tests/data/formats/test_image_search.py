@@ -1,4 +1,4 @@
-"""Finding pictures by the names that annotations give them."""
+"""Finding images by the names that annotations give them."""
 
 import os
 import unicodedata
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.image_search import PictureSearch
+from rankless.data.formats.image_search import ImageSearch
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_find(root, name, found):
-    search = PictureSearch([root / "val", root])
+    search = ImageSearch([root / "val", root])
     assert search.find(name) == (str(root / found) if found else "")
     assert search.shortened == (name.startswith(("/home", "E:")))
 
@@ -57,14 +57,14 @@ def test_find(root, name, found):
 def test_an_absolute_name_is_taken_as_it_is(root, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "a.jpg").touch()
-    assert PictureSearch([root]).find(str(elsewhere / "a.jpg")) == str(elsewhere / "a.jpg")
+    assert ImageSearch([root]).find(str(elsewhere / "a.jpg")) == str(elsewhere / "a.jpg")
 
 
 def test_each_folder_is_listed_once_and_told(root, monkeypatch):
     listed = []
     listing = os.listdir
     monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listing(place))
-    search = PictureSearch([root / "val", root])
+    search = ImageSearch([root / "val", root])
     for _ in range(3):
         for name in ("a.jpg", "train/a.jpg", "gone/x.jpg"):
             search.find(name)

@@ -1,4 +1,4 @@
-"""Dirt in pictures: each kind with its outcome, and nothing but UnreadablePicture whatever the bytes are."""
+"""Dirt in images: each kind with its outcome, and nothing but UnreadableImage whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from rankless.data.images import image_file
-from rankless.data.images.image_file import UnreadablePicture, read, read_for, size
+from rankless.data.images.image_file import UnreadableImage, read, read_for, size
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
 RED = (200, 30, 40)
 
 
-def flat(mode: str, colour: object) -> Image.Image:
-    return Image.new(mode, (24, 16), colour)  # type: ignore[arg-type]
+def flat(mode: str, color: object) -> Image.Image:
+    return Image.new(mode, (24, 16), color)  # type: ignore[arg-type]
 
 
-def colour_of(path: Path) -> list[int]:
-    """The colour of a picture that has but one, to within 3 levels."""
+def color_of(path: Path) -> list[int]:
+    """The color of an image that has but one, to within 3 levels."""
     found = read(path)
     assert found.shape == (3, 16, 24) and size(path) == (16, 24)
     low, high = found.amin((1, 2)), found.amax((1, 2))
@@ -68,7 +68,7 @@ def test_texts_that_unpack_to_gigabytes_take_no_memory(tmp_path: Path, kind: byt
     for look in (read, size):
         try:
             assert look(file) is not None
-        except UnreadablePicture as error:
+        except UnreadableImage as error:
             assert str(file) in str(error)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
@@ -82,16 +82,16 @@ def test_many_texts_are_no_more_than_one(tmp_path: Path) -> None:
         content = with_chunk(content, b"zTXt", body)
     file.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UnreadablePicture):
+    with pytest.raises(UnreadableImage):
         read(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
 def test_kinds_of_pixels(tmp_path: Path) -> None:
     kinds: dict[str, tuple[Image.Image, tuple[int, int, int]]] = {
-        "grey.png": (flat("L", 77), (77, 77, 77)),
-        "grey.jpg": (flat("L", 77), (77, 77, 77)),
-        "grey_alpha.png": (flat("LA", (77, 9)), (77, 77, 77)),
+        "gray.png": (flat("L", 77), (77, 77, 77)),
+        "gray.jpg": (flat("L", 77), (77, 77, 77)),
+        "gray_alpha.png": (flat("LA", (77, 9)), (77, 77, 77)),
         "alpha.png": (flat("RGBA", (*RED, 0)), RED),
         "alpha.webp": (flat("RGBA", (*RED, 255)), RED),
         "palette.png": (flat("RGB", RED).quantize(4), RED),
@@ -106,14 +106,14 @@ def test_kinds_of_pixels(tmp_path: Path) -> None:
     }
     for name, (image, expected) in kinds.items():
         image.save(tmp_path / name)
-        assert near(colour_of(tmp_path / name), expected, 4), name
+        assert near(color_of(tmp_path / name), expected, 4), name
 
 
-def test_a_transparent_entry_of_a_palette_keeps_its_colour(tmp_path: Path) -> None:
+def test_a_transparent_entry_of_a_palette_keeps_its_color(tmp_path: Path) -> None:
     flat("RGB", RED).quantize(4).save(tmp_path / "a.png", transparency=0)
     flat("RGB", RED).quantize(4).save(tmp_path / "a.gif", transparency=0)
     for name in ("a.png", "a.gif"):
-        assert near(colour_of(tmp_path / name), RED)
+        assert near(color_of(tmp_path / name), RED)
 
 
 @pytest.mark.parametrize("transform", [0, 2])
@@ -127,20 +127,20 @@ def test_adobes_cmyk_and_ycck(tmp_path: Path, transform: int) -> None:
     changed = content[: at + 11] + bytes([transform]) + content[at + 12 :]
     (tmp_path / "a.jpg").write_bytes(changed)
     expected = cv2.imdecode(np.frombuffer(changed, np.uint8), cv2.IMREAD_COLOR)[8, 8, ::-1]
-    assert near(colour_of(tmp_path / "a.jpg"), tuple(expected.tolist()), 12)
+    assert near(color_of(tmp_path / "a.jpg"), tuple(expected.tolist()), 12)
 
 
-def test_sixteen_bits_of_colour_become_the_upper_eight(tmp_path: Path) -> None:
+def test_sixteen_bits_of_color_become_the_upper_eight(tmp_path: Path) -> None:
     cv2 = pytest.importorskip("cv2")
     deep = np.empty((16, 24, 3), np.uint16)
     deep[:] = [(level << 8) | 90 for level in RED[::-1]]
     cv2.imwrite(str(tmp_path / "a.png"), deep)
-    assert colour_of(tmp_path / "a.png") == list(RED)
+    assert color_of(tmp_path / "a.png") == list(RED)
 
 
 def test_floating_point_is_refused(tmp_path: Path) -> None:
     flat("F", 0.5).save(tmp_path / "a.tif")
-    with pytest.raises(UnreadablePicture, match="floating point numbers of no stated range"):
+    with pytest.raises(UnreadableImage, match="floating point numbers of no stated range"):
         read(tmp_path / "a.tif")
 
 
@@ -169,12 +169,12 @@ def test_both_decoders_give_the_same_bits(
             assert np.array_equal(read(tmp_path / f"{number}.jpg"), quick)
 
 
-def test_of_moving_pictures_the_first(tmp_path: Path) -> None:
+def test_of_moving_images_the_first(tmp_path: Path) -> None:
     for ending in ("gif", "webp", "png", "tif"):
         frames = [flat("RGB", RED), flat("RGB", (0, 0, 255))]
         lossless = {"lossless": True} if ending == "webp" else {}
         frames[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=frames[1:], **lossless)
-        assert near(colour_of(tmp_path / f"a.{ending}"), RED), ending
+        assert near(color_of(tmp_path / f"a.{ending}"), RED), ending
 
 
 def test_names_and_links(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_names_and_links(tmp_path: Path) -> None:
     (tmp_path / "link.png").symlink_to(tmp_path / "-x.png")
     assert np.array_equal(read(tmp_path / "link.png").permute(1, 2, 0), PIXELS)
     (tmp_path / "dead.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(UnreadablePicture, match="No such file"):
+    with pytest.raises(UnreadableImage, match="No such file"):
         read(tmp_path / "dead.png")
 
 
@@ -202,7 +202,7 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
     for name, reason in (("folder.jpg", "it is a folder"), ("pipe.jpg", "it is no file but a pipe")):
         for reader in (read, size):
-            with pytest.raises(UnreadablePicture, match=reason):
+            with pytest.raises(UnreadableImage, match=reason):
                 reader(tmp_path / name)
     assert time.monotonic() - started < 5
 
@@ -210,16 +210,16 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no picture of a known format"),
-        (b"hello, I am a text\n" * 30, "no picture of a known format"),
-        (b"<html><body>404 Not Found</body></html>", "no picture of a known format"),
-        (b"\xff\xd8\xff", "no picture of a known format|truncated|broken|end of"),
+        (b"", "no image of a known format"),
+        (b"hello, I am a text\n" * 30, "no image of a known format"),
+        (b"<html><body>404 Not Found</body></html>", "no image of a known format"),
+        (b"\xff\xd8\xff", "no image of a known format|truncated|broken|end of"),
     ],
 )
-def test_files_that_are_no_pictures(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
     for reader in (read, size):
-        with pytest.raises(UnreadablePicture, match=reason):
+        with pytest.raises(UnreadableImage, match=reason):
             reader(tmp_path / "a.jpg")
 
 
@@ -229,7 +229,7 @@ def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
     RGB.resize((300, 200)).save(tmp_path / f"a.{ending}")
     content = (tmp_path / f"a.{ending}").read_bytes()
     (tmp_path / f"a.{ending}").write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(UnreadablePicture):
+    with pytest.raises(UnreadableImage):
         read(tmp_path / f"a.{ending}")
 
 
@@ -243,7 +243,7 @@ def test_a_hundred_megapixels_are_read_and_more_than_the_limit_told(tmp_path: Pa
     content += struct.pack(">I", 10) + b"IDAT" + bytes(14)
     (tmp_path / "bomb.png").write_bytes(content)
     for reader in (read, size):
-        with pytest.raises(UnreadablePicture, match="more than 178 million pixels"):
+        with pytest.raises(UnreadableImage, match="more than 178 million pixels"):
             reader(tmp_path / "bomb.png")
 
 
@@ -264,7 +264,7 @@ def survives(content: bytes) -> None:
     for reader in (read, size, lambda file, name: read_for(file, image_file.Shown((4, 4)), name=name)):
         try:
             reader(io.BytesIO(content), name="a.jpg")  # type: ignore[operator]
-        except UnreadablePicture as error:
+        except UnreadableImage as error:
             assert error.path == "a.jpg" and error.reason
 
 
@@ -279,7 +279,7 @@ def test_random_bytes(content: bytes, start: bytes) -> None:
 
 @QUICK
 @given(st.sampled_from(sorted(SOUND)), st.data())
-def test_mutated_pictures(ending: str, data: st.DataObject) -> None:
+def test_mutated_images(ending: str, data: st.DataObject) -> None:
     content = bytearray(SOUND[ending])
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

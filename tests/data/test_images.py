@@ -1,4 +1,4 @@
-"""Reading pictures: every format against Pillow's own reading, and every kind of damage told."""
+"""Reading images: every format against Pillow's own reading, and every kind of damage told."""
 
 import pickle
 import warnings
@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from rankless.data.images.image_file import EXTENSIONS, UnreadablePicture, is_picture, read, size
+from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, is_image, read, size
 from rankless.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
 
 
-def rows(picture: torch.Tensor) -> np.ndarray:
-    assert picture.dtype == torch.uint8 and picture.shape[0] == 3
-    return picture.permute(1, 2, 0).numpy()
+def rows(sample: torch.Tensor) -> np.ndarray:
+    assert sample.dtype == torch.uint8 and sample.shape[0] == 3
+    return sample.permute(1, 2, 0).numpy()
 
 
 @pytest.mark.parametrize("ending", ["png", "bmp", "tif", "tiff", "ppm"])
@@ -49,12 +49,12 @@ def test_exif_orientation(tmp_path: Path, ending: str, orientation: int) -> None
     assert size(tmp_path / f"a.{ending}") == expected.shape[:2]
 
 
-def test_grey_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
-    grey = PIXELS[..., 0]
-    Image.fromarray(grey).save(tmp_path / "l.png")
-    assert np.array_equal(rows(read(tmp_path / "l.png")), grey[..., None].repeat(3, 2))
-    Image.fromarray(grey > 99).save(tmp_path / "one.png")
-    assert np.array_equal(rows(read(tmp_path / "one.png"))[..., 1], np.where(grey > 99, 255, 0))
+def test_gray_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
+    gray = PIXELS[..., 0]
+    Image.fromarray(gray).save(tmp_path / "l.png")
+    assert np.array_equal(rows(read(tmp_path / "l.png")), gray[..., None].repeat(3, 2))
+    Image.fromarray(gray > 99).save(tmp_path / "one.png")
+    assert np.array_equal(rows(read(tmp_path / "one.png"))[..., 1], np.where(gray > 99, 255, 0))
     palette = RGB.quantize(16)
     palette.save(tmp_path / "p.png", transparency=bytes([0, 128, 255]))
     with warnings.catch_warnings():
@@ -83,9 +83,9 @@ def test_sixteen_bits_become_the_upper_eight(tmp_path: Path) -> None:
 
 def test_the_tensor_is_its_own(tmp_path: Path) -> None:
     RGB.save(tmp_path / "a.png")
-    picture = read(tmp_path / "a.png")
-    picture += 1  # a read-only buffer would warn
-    assert not np.array_equal(rows(picture), PIXELS)
+    sample = read(tmp_path / "a.png")
+    sample += 1  # a read-only buffer would warn
+    assert not np.array_equal(rows(sample), PIXELS)
 
 
 def damaged(folder: Path) -> dict[str, Path]:
@@ -93,7 +93,7 @@ def damaged(folder: Path) -> dict[str, Path]:
     content = (folder / "whole.jpg").read_bytes()
     files = {
         "short.jpg": content[: len(content) // 2],
-        "text.png": b"this is no picture",
+        "text.png": b"this is no image",
         "empty.gif": b"",
         "header.png": b"\x89PNG\r\n\x1a\n" + bytes(40),
     }
@@ -106,24 +106,22 @@ def damaged(folder: Path) -> dict[str, Path]:
 
 def test_damage_is_told_with_the_path_and_a_reason(tmp_path: Path) -> None:
     for path in damaged(tmp_path).values():
-        with pytest.raises(UnreadablePicture) as caught:
+        with pytest.raises(UnreadableImage) as caught:
             read(path)
         assert isinstance(caught.value, UserError)
         assert str(path) in str(caught.value) and caught.value.reason
         assert "0x" not in str(caught.value)
-    with pytest.raises(UnreadablePicture, match="No such file"):
+    with pytest.raises(UnreadableImage, match="No such file"):
         size(tmp_path / "missing.jpg")
 
 
 def test_the_fault_pickles() -> None:
-    fault = UnreadablePicture("a.jpg", "cut short")
+    fault = UnreadableImage("a.jpg", "cut short")
     copy = pickle.loads(pickle.dumps(fault))
-    assert isinstance(copy, UnreadablePicture)
+    assert isinstance(copy, UnreadableImage)
     assert (copy.path, copy.reason, copy.faults) == ("a.jpg", "cut short", fault.faults)
 
 
 def test_endings_are_compared_in_lower_case() -> None:
-    assert (
-        is_picture("A/B.JPG") and is_picture("x.WebP") and not is_picture("x.txt") and not is_picture("jpg")
-    )
+    assert is_image("A/B.JPG") and is_image("x.WebP") and not is_image("x.txt") and not is_image("jpg")
     assert all(ending == ending.lower() and ending.startswith(".") for ending in EXTENSIONS)
