@@ -67,7 +67,6 @@ ALLOWED = {
     ("models/checkpoints/tensor_file.py", "safetensors.torch.load"),
     # Arrays; pickled ones are refused, which is NumPy's default too.
     ("data/index/scan_chunks.py", "np.load(allow_pickle=False)"),
-    ("data/index/annotations.py", "np.load"),
 }
 
 

@@ -88,7 +88,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     return []
 
 
-def image(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
+def write_image(file: Path, seed: int, size: tuple[int, int] = (60, 40)) -> None:
     """An image of its own for every seed; ``size`` is width and height."""
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
@@ -107,7 +107,7 @@ def detection(
         for number, boxes in enumerate(images):
             seed += 1
             name = f"images/{split}-{number:03}.png"
-            image(root / name, seed)
+            write_image(root / name, seed)
             entries.append({"file": name, "boxes": [list(box) for box in boxes]})
         content["splits"][split] = entries
     (root / "boxes.json").write_text(json.dumps(content))
@@ -121,5 +121,5 @@ def classes(root: Path, counts: Mapping[str, Mapping[str, int]]) -> Path:
         for name, count in of_class.items():
             for number in range(count):
                 seed += 1
-                image(root / split / name / f"{number:03}.png", seed, (32, 24))
+                write_image(root / split / name / f"{number:03}.png", seed, (32, 24))
     return root

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_data import classes, detection, sample
+from small_data import classes, detection, write_image
 
 from rankless.curation.agreement import disagreements
 from rankless.curation.checking import LEAK, TWIN, check
@@ -68,7 +68,7 @@ def test_a_leak_is_named_and_fails(tmp_path):
 def test_as_many_bytes_are_no_leak(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD[:1], "val": GOOD[:1]})
     for seed, name in enumerate(("train-000", "val-000")):  # BMPs of one size have equally many bytes
-        sample(root / f"images/{name}.bmp", seed)
+        write_image(root / f"images/{name}.bmp", seed)
         (root / f"images/{name}.bmp").replace(root / f"images/{name}.png")
     sizes = {file.stat().st_size for file in (root / "images").iterdir()}
     assert len(sizes) == 1
@@ -162,7 +162,7 @@ def test_a_turned_image_is_readable(tmp_path):
 
 def test_two_images_alone_of_their_size_are_compared(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
-    sample(root / "images/train-001.png", 9, (17, 90))
+    write_image(root / "images/train-001.png", 9, (17, 90))
     shutil.copy(root / "images/train-001.png", root / "images/val-002.png")
     assert check(str(root)).between.counts == {LEAK: 1}
 

@@ -1,7 +1,7 @@
 """Anchors of data whose best anchors are known."""
 
 import pytest
-from small_data import classes, detection, image
+from small_data import classes, detection, write_image
 
 from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.errors import UserError
@@ -14,7 +14,7 @@ def root(tmp_path):
     boxes = [[1, 1, 11, 21, 0], [5, 5, 45, 25, 1], [0, 0, 60, 70, 2]]
     made = detection(tmp_path / "d", {"train": [boxes] * 4, "val": [[]]})
     for number in range(4):
-        image(made / f"images/train-00{number}.png", number, (104, 104))
+        write_image(made / f"images/train-00{number}.png", number, (104, 104))
     return str(made)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import classes, detection, sample
+from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown, select
@@ -158,7 +158,7 @@ def test_a_page_needs_nothing_else(tmp_path):
     ],
 )
 def test_mistakes(tmp_path, name, shown, sentence):
-    sample(tmp_path / "file.png", 0)
+    write_image(tmp_path / "file.png", 0)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match=sentence):
         contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import classes, detection, sample
+from small_data import classes, detection, write_image
 
 from rankless.curation.data_set import open_data_set
 from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
@@ -26,8 +26,8 @@ def data(tmp_path):
     ]
     root = detection(tmp_path / "d", {"train": boxes, "val": [[]]})
     for number in range(3):
-        sample(root / f"images/train-00{number}.png", number, (200, 100))
-    sample(root / "images/train-003.png", 3, (50, 100))
+        write_image(root / f"images/train-00{number}.png", number, (200, 100))
+    write_image(root / "images/train-003.png", 3, (50, 100))
     (root / "images/val-000.png").write_bytes(b"nothing")
     return open_data_set(str(root), examined=True)
 

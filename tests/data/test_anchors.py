@@ -117,12 +117,12 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
 
 def test_built_in_scenes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     few = DigitScenes("train", 6, 0, (64, 64))
-    boxes = torch.cat([few.image(index).boxes for index in range(6)])
+    boxes = torch.cat([few.sample(index).boxes for index in range(6)])
     assert np.abs(box_sizes(few, (32, 128)) - (boxes[:, 2:] - boxes[:, :2]).numpy() / 2).max() < 1e-6
     assert SCENES == 500
     monkeypatch.setattr(anchors, "SCENES", 9)
     many = DigitScenes("train", 10**9, 0, (64, 64))
-    asked = sum(len(many.image(number * 10**9 // 9).labels) for number in range(9))
+    asked = sum(len(many.sample(number * 10**9 // 9).labels) for number in range(9))
     assert len(box_sizes(many, (64, 64))) == asked
 
 

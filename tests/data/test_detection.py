@@ -42,7 +42,7 @@ SIZE = (64, 96)
 def test_evaluation_items_are_letterboxed_whatever_the_epoch() -> None:
     examples = DetectionExamples(Drawn(), SIZE, seed=3, augment=None)
     for index in range(len(examples)):
-        source, item = Drawn().image(index), examples.item(index, epoch=index)
+        source, item = Drawn().sample(index), examples.item(index, epoch=index)
         image, where = letterbox(source.image, SIZE)
         assert torch.equal(item.image, image) and item.letterbox == where and item.index == index
         assert torch.equal(item.boxes, to_input(source.boxes, where))
@@ -71,12 +71,12 @@ class Damaged(Drawn):
     def sample(self, index: int) -> Sample:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")
-        return super().image(index)
+        return super().sample(index)
 
     def ground_truth(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         if index == 4:
             return torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, 0
-        sample = super().image(index)
+        sample = super().sample(index)
         return sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2]
 
 
@@ -168,9 +168,9 @@ def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
 def test_digits_are_built_in() -> None:
     samples = open_images("digits", "val", images=3, seed=0, size=(64, 96))
     assert len(samples) == 3 and len(samples.class_names) == 10
-    assert samples.image(0).image.shape == (3, 64, 96)
+    assert samples.sample(0).image.shape == (3, 64, 96)
     item = DetectionExamples(samples, (64, 96), 0, None).item(1, 0)
-    assert torch.equal(item.image, samples.image(1).image)
+    assert torch.equal(item.image, samples.sample(1).image)
 
 
 def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:

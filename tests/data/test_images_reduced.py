@@ -133,7 +133,7 @@ def test_without_detail_nothing_is_reduced(tmp_path: Path) -> None:
     assert isinstance(whole, BoxedImages)
     assert whole.shown_sample(0, Shown((64, 64), detail=0)).reduced == 1
     assert whole.shown_sample(0, Shown((64, 64))).reduced == 8
-    assert torch.equal(whole.image(0).image, read(tmp_path / "a.jpg"))
+    assert torch.equal(whole.sample(0).image, read(tmp_path / "a.jpg"))
 
 
 def test_pillow_and_the_quick_decoder_reduce_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

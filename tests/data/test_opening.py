@@ -34,7 +34,7 @@ class OneBoxEach:
             sizes=sizes,
             stated=np.zeros_like(sizes),
             places=paths,
-            sample=np.arange(count),
+            image=np.arange(count),
             boxes=np.tile([2.0, 1, 8, 90], (count, 1)),
             labels=np.zeros(count, np.int64),
             flags=np.zeros(count, np.uint8),
@@ -101,13 +101,13 @@ def test_a_replaced_image_is_told(format: OneBoxEach, before: bool, found: str) 
     if not before:
         file.write_bytes(b"half an image")
     images = BoxedImages(open_annotations("data", "train"))
-    assert tuple(images.image(2).image.shape) == (3, 12, 20)
+    assert tuple(images.sample(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(UserError, match=rf"data/1\.png is 30 × 44 pixels, but {found} when .* Start again"):
-        images.image(1)
+        images.sample(1)
     again = BoxedImages(open_annotations("data", "train"))
     assert format.times == 2
-    assert again.image(1).boxes.tolist() == [[2, 1, 8, 44]]
+    assert again.sample(1).boxes.tolist() == [[2, 1, 8, 44]]
 
 
 def test_a_digest_is_of_what_is_annotated_wherever_it_lies(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]
         sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
         stated=np.zeros((count, 2), np.int32),
         places=paths,
-        sample=np.array([row[0] for row in rows], np.int64),
+        image=np.array([row[0] for row in rows], np.int64),
         boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
         labels=np.array([row[2] for row in rows], np.int64),
         flags=np.array([row[3] for row in rows], np.uint8),

@@ -111,7 +111,9 @@ def test_a_change_costs_its_chunk(files: list[tuple[str, ...]], store: Path, cha
     assert raw.boxes is not None
     if change == "edited":
         assert raw.boxes[raw.image == 30, 2].tolist() == [7, 8, 9]
-    assert 0 < len(read_since(log, COUNT)) <= 4 * 5 * 2
+    again = len(read_since(log, COUNT))
+    assert again <= 4 * 5 * 2
+    assert again or change == "removed"  # that may have been a chunk by itself
 
 
 def test_what_changes_while_it_is_read_is_not_kept(files: list[tuple[str, ...]], store: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_copy_is_another_file_with_the_same_bytes(tmp_path, size, far, tmp_pat
         monkeypatch.setattr(os, "copy_file_range", refuse)
     (tmp_path / "old").write_bytes(os.urandom(size))
     (tmp_path / "link").symlink_to("old")
-    copy(tmp_path / "link", tmp_path / "new")
+    copy(tmp_path / "link", tmp_path / "new", 1 << 30)
     assert (tmp_path / "new").read_bytes() == (tmp_path / "old").read_bytes()
     assert not (tmp_path / "new").is_symlink() and (tmp_path / "new").stat().st_nlink == 1
     (tmp_path / "dangling").symlink_to("nothing")
     for taken in ("new", "dangling"):
         with pytest.raises(FileExistsError):
-            copy(tmp_path / "old", tmp_path / taken)
+            copy(tmp_path / "old", tmp_path / taken, 1 << 30)
     assert not (tmp_path / "nothing").exists()

@@ -107,7 +107,7 @@ checkpoint: {every: 1, keep: 2}
 
 
 @functools.cache
-def sample(seed: int = 0, ending: str = "png", size: tuple[int, int] = (24, 16)) -> bytes:
+def encoded_image(seed: int = 0, ending: str = "png", size: tuple[int, int] = (24, 16)) -> bytes:
     """An image as PIL writes it, with an EXIF orientation where the format has one."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     exif = Image.Exif()
@@ -130,7 +130,7 @@ CLASSES = ("cat", "dog")
 
 def _images(place: str) -> dict[str, Entry]:
     return {
-        place.format(split=split, name=name): sample(ord(name))
+        place.format(split=split, name=name): encoded_image(ord(name))
         for split, names in SPLITS.items()
         for name in names
     }
@@ -249,7 +249,7 @@ def lines(root: str = "data") -> dict[str, Entry]:
 def class_folders(root: str = "data") -> dict[str, Entry]:
     """A folder per split, in it a folder per class."""
     return {
-        f"{root}/{split}/{name}/{n}.png": sample(n + 3 * k + 10 * len(split))
+        f"{root}/{split}/{name}/{n}.png": encoded_image(n + 3 * k + 10 * len(split))
         for split in ("train", "val")
         for k, name in enumerate(CLASSES)
         for n in range(2)
@@ -271,7 +271,7 @@ def shard(split: str, kind: str) -> bytes:
                     for k, x1, y1, x2, y2 in BOXES[name]
                 ),
             }[kind]
-            for ending, content in (("png", sample(ord(name))), (kind, label.encode())):
+            for ending, content in (("png", encoded_image(ord(name))), (kind, label.encode())):
                 about = tarfile.TarInfo(f"{name}.{ending}")
                 about.size = len(content)
                 archive.addfile(about, io.BytesIO(content))

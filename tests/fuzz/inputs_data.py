@@ -202,7 +202,7 @@ def _tar(draw: st.DrawFn) -> bytes:
     with tarfile.open(fileobj=target, mode="w", format=form, errors="surrogateescape") as archive:
         for _ in range(draw(st.integers(0, 6))):
             about = tarfile.TarInfo(argument(draw(name)) or "x")
-            content = seeds.image(1) if about.name.endswith("png") else encoded(draw(label))
+            content = seeds.encoded_image(1) if about.name.endswith("png") else encoded(draw(label))
             about.type = draw(st.sampled_from([tarfile.REGTYPE] * 6 + [
                 tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE,
                 tarfile.GNUTYPE_SPARSE,
@@ -241,7 +241,7 @@ def png(width: int, height: int, depth: int, color: int, data: bytes, more: byte
 
 _sides = st.sampled_from([0, 1, 2, 16, 1000, 13_000, 20_000, 65_535, 2**31 - 1, 2**32 - 1])
 _images = (
-    st.sampled_from(KINDS).flatmap(lambda kind: damaged(seeds.image(3, kind)))
+    st.sampled_from(KINDS).flatmap(lambda kind: damaged(seeds.encoded_image(3, kind)))
     | st.builds(png, _sides, _sides, st.sampled_from([1, 8, 16, 3]), st.sampled_from([0, 2, 3, 4, 6, 7]),
     st.binary(max_size=60))
     | st.builds(png, st.just(24), st.just(16), st.just(8), st.just(2), st.just(bytes(24 * 16 * 3 + 16)),
@@ -266,7 +266,7 @@ def images(draw: st.DrawFn) -> Case:
         entries: dict[str, Entry] = {
             "w": seeds.weights(),
             f"in/{name}": content,
-            "in/sound.png": seeds.image(),
+            "in/sound.png": seeds.encoded_image(),
         }
         source = draw(st.sampled_from(["in", "in/*", f"in/{argument(name)}", "in/**", "in/[a-"]))
         return Case(("predict", "w", source, "--out", "out", "--confidence", "0"), entries, ("out",))

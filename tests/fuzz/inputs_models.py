@@ -264,7 +264,7 @@ def safetensors(draw: st.DrawFn) -> Case:
         content = _joined(header, draw(damaged(data) | overwritten(data)))
     else:
         content = _joined(draw(json_values), draw(st.binary(max_size=40)))
-    entries: dict[str, Entry] = {"w": content, "a.png": seeds.image(), "n.cfg": seeds.CFG.encode()}
+    entries: dict[str, Entry] = {"w": content, "a.png": seeds.encoded_image(), "n.cfg": seeds.CFG.encode()}
     return Case(draw(st.sampled_from(TARGET_VERBS)), entries | seeds.darknet() | seeds.EVIL, ("out",))
 
 
@@ -332,7 +332,7 @@ def hostile_metadata(draw: st.DrawFn) -> Case:
         header["__metadata__"] = draw(st.dictionaries(words, words, max_size=5) | json_values)
     entries: dict[str, Entry] = {
         "w": _joined(header, data),
-        "a.png": seeds.image(),
+        "a.png": seeds.encoded_image(),
         "n.cfg": seeds.CFG.encode(),
     }
     return Case(draw(st.sampled_from(TARGET_VERBS)), entries | seeds.darknet() | seeds.EVIL, ("out",))

@@ -89,7 +89,7 @@ def runs(draw: st.DrawFn) -> Case:
         **files,
         **seeds.darknet(),
         "stranger": b"not ours",
-        "a.png": seeds.image(),
+        "a.png": seeds.encoded_image(),
         **seeds.EVIL,
     }
     target = draw(st.sampled_from(["run", "run", "run", "run/checkpoints/best",

@@ -38,7 +38,7 @@ _GOOD = (
 
 def _files() -> dict[str, Entry]:
     return {
-        **seeds.darknet(), "w": seeds.weights(), "a.png": seeds.image(), "n.cfg": seeds.CFG.encode(),
+        **seeds.darknet(), "w": seeds.weights(), "a.png": seeds.encoded_image(), "n.cfg": seeds.CFG.encode(),
         "r.yaml": seeds.RECIPE.encode(), "small.cfg": seeds.CFG.encode(),
         "w.weights": seeds.darknet_weights(),
     }  # fmt: skip

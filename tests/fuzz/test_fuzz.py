@@ -56,7 +56,7 @@ def test_it_works_or_is_a_sentence(judge: Judge, kind: str) -> None:
 
 # --- that what is damaged is sound before ------------------------------------------------------------------
 
-_WEIGHTS: dict[str, Entry] = {"w": seeds.weights(), "a.png": seeds.image(), **seeds.darknet()}
+_WEIGHTS: dict[str, Entry] = {"w": seeds.weights(), "a.png": seeds.encoded_image(), **seeds.darknet()}
 _CFG: dict[str, Entry] = {"n.cfg": seeds.CFG.encode()}
 _IMPORT = ("--model", "yolov4-tiny", "model.cfg=n.cfg", "--out", "out")
 SOUND = {

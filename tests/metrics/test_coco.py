@@ -182,7 +182,7 @@ def test_nothing_found():
 
 
 @pytest.mark.parametrize("rows", [[], [(0, 0, 20, 20, 0.5, 0)]])
-@pytest.mark.parametrize("images", [0, 2])
+@pytest.mark.parametrize("samples", [0, 2])
 def test_nothing_to_find(rows, samples):
     scores = coco_scores([found(i, rows) for i in range(samples)], [truth([])] * samples, NAMES)
     per_class = scores.pop("per_class")

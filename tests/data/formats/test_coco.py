@@ -105,7 +105,7 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "images", "split"),
+    ("file", "samples", "split"),
     [
         ("annotations/instances_train2017.json", "train2017", "train"),
         ("annotations/instances_train2017.json", "images/train2017", "train2017"),

@@ -63,11 +63,11 @@ def test_boxes_become_pixels(tmp_path: Path) -> None:
     assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
     assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
     data = BoxedImages(found)
-    first = data.image(0)
+    first = data.sample(0)
     assert first.image.shape == (3, 20, 40)
     assert torch.allclose(first.boxes, torch.tensor([[16.0, 6, 24, 14], [0, 0, 20, 20]]))
     assert first.labels.tolist() == [1, 0] and first.labels.dtype == torch.int64
-    assert data.image(1).boxes.shape == (0, 4)
+    assert data.sample(1).boxes.shape == (0, 4)
     boxes, labels, height, width, flags, _ = data.ground_truth(2)
     assert (boxes.tolist(), labels.tolist(), height, width) == ([[20, 0, 40, 10]], [2], 20, 40)
     assert data.source(2) == str(tmp_path / "images/train/c.jpg") and flags.tolist() == [0]
@@ -79,8 +79,8 @@ def test_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
     exif[0x0112] = 6
     Image.new("RGB", (40, 20)).save(sample, exif=exif)
     data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
-    assert data.image(0).image.shape == (3, 40, 20)
-    assert data.image(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
+    assert data.sample(0).image.shape == (3, 40, 20)
+    assert data.sample(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
 
 
 @settings(settings.get_profile("files"))
@@ -207,7 +207,7 @@ def test_missing_label_files_are_counted(tmp_path: Path) -> None:
 def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path) -> None:
     assert label_folders("/a/images/b/images/c") == ["/a/images/b/labels/c", "/a/images/b/images/c"]
     assert label_folders("/a/JPEGImages") == ["/a/labels", "/a/JPEGImages"]  # Darknet's own recipe for VOC
-    assert label_folders("/a/images") == ["/a/images"]
+    assert label_folders("/a/photos") == ["/a/photos"]
     folder = tmp_path / "obj"
     folder.mkdir()
     Image.new("RGB", (4, 4)).save(folder / "a.png")
@@ -526,4 +526,4 @@ def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.image(0).boxes, data.image(0).boxes)
+    assert torch.equal(copy.sample(0).boxes, data.sample(0).boxes)

@@ -77,7 +77,7 @@ def test_boxes_as_json_and_as_darknets_lines(tmp_path):
     assert found.class_names == ("cat", "dog") and found.offsets.tolist() == [0, 1, 1]
     assert found.boxes.tolist() == [[1, 1, 3.5, 4]] and found.labels.tolist() == [1]
     assert found.flags.tolist() == [1] and found.areas.tolist() == [3.25]
-    assert BoxedImages(found).image(1).image[0].eq(1).all()
+    assert BoxedImages(found).sample(1).image[0].eq(1).all()
     shard(tmp_path / "txt/train-0.tar", pairs(["1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5", ""], "txt"))
     found = open_annotations(str(tmp_path / "txt"), "train")
     assert found.class_names == ("0", "1")  # by their numbers

@@ -97,8 +97,8 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
 def _what_is_there(place: Path) -> str:
     """A file or folder that is of no format, as the end of a sentence."""
     if place.is_file():
-        kind = "image" if place.suffix.lower() in EXTENSIONS else f"'{place.suffix}' file"
-        return f"it is a {kind}" if place.suffix else "it is a file without an ending"
+        kind = "an image" if place.suffix.lower() in EXTENSIONS else f"a '{place.suffix}' file"
+        return f"it is {kind}" if place.suffix else "it is a file without an ending"
     entries = list(islice((each for each in place.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
         return "the folder is empty" if not any(place.iterdir()) else "there are folders and no files"
