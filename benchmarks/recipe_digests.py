@@ -61,10 +61,10 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="of recipes or variants; all if none is given")
     chosen = parser.parse_args().names
-    shipped = sorted(path.stem for path in Path(rankless.__file__).parent.glob("*/*.yaml"))
+    shipped = sorted(path.stem for path in Path(rankless.__file__).parent.rglob("*.yaml"))
     cases = {}
     for name in shipped:
-        text = next(Path(rankless.__file__).parent.glob(f"*/{name}.yaml")).read_text(encoding="utf-8")
+        text = next(Path(rankless.__file__).parent.rglob(f"{name}.yaml")).read_text(encoding="utf-8")
         cases[name] = [name, *(CLASSIFIER if "\ntask: classify" in text else DETECTOR)]
     cases |= VARIANTS
     for name, words in cases.items():
