@@ -27,7 +27,7 @@ ROWS = {
     "yolov3-tiny, YOLOv3's loss": ("model.name=yolov3-tiny",),
     "yolov4-tiny, YOLOv3's loss": ("model.name=yolov4-tiny", "loss.name=yolov3"),
     "yolov4-tiny, YOLOv4's loss": _YOLOV4,
-    "yolov4-tiny-free": (),
+    "yolov4-tiny-anchor-free": (),
 }
 
 

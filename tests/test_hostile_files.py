@@ -18,9 +18,10 @@ from PIL import Image
 from rankless.cli import main
 from rankless.errors import HARMFUL, UserError
 from rankless.hardware import memory
-from rankless.models import sizes, zoo
+from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers import catalog
+from rankless.models.darknet import sizes
 from rankless.recipe import load
 from rankless.recipe.schema import Densenet, Model
 

@@ -89,7 +89,7 @@ def test_nothing_is_overwritten_and_faults_are_sentences(
     path = own.rename(path)
     with pytest.raises(UserError, match="expected one of darknet"):
         export(path, format="onyx")
-    free = Recipe(model=Model(name="yolov4-tiny-free", width=0.25))
+    free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.25))
     other, _ = written(tmp_path, free)
     with pytest.raises(UserError, match="Darknet has no anchor-free heads"):
         export(other, format="darknet", out=tmp_path / "free")

@@ -223,7 +223,7 @@ def test_what_is_written_is_read_back_equal(name: str) -> None:
 
 
 def test_what_darknet_does_not_have_is_refused() -> None:
-    from rankless.models.reshape import with_activation, with_anchor_free_heads, with_involution
+    from rankless.models.darknet.reshape import with_activation, with_anchor_free_heads, with_involution
 
     network = MODELS["yolov4-tiny"].network()
     for changed, word in (

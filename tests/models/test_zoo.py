@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankless.errors import UserError
+from rankless.models.darknet.reshape import scaled
 from rankless.models.layers import ConvBlock
-from rankless.models.reshape import scaled
 from rankless.models.zoo import build
 from rankless.recipe import schema
 
@@ -191,8 +191,8 @@ def test_unknown_model_is_named_with_the_nearest():
     ("options", "words"),
     [
         ({"anchors": ((1.0, 2.0),)}, ["1 pairs", "has 6 anchors"]),
-        ({"dfl": 16}, ["model.dfl is 16", "yolov4-tiny-free"]),
-        ({"name": "yolov4-tiny-free", "anchors": "kmeans"}, ["has no anchors"]),
+        ({"dfl": 16}, ["model.dfl is 16", "yolov4-tiny-anchor-free"]),
+        ({"name": "yolov4-tiny-anchor-free", "anchors": "kmeans"}, ["has no anchors"]),
         ({"dfl": 8, "densenet": schema.Densenet(growth=3)}, ["model.dfl", "no DenseNet"]),
     ],
 )

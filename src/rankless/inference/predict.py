@@ -30,7 +30,7 @@ from rankless.files.outputs import Outputs
 from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.predict_classify import ClassFinder
 from rankless.models.checkpoints import weights
-from rankless.models.sizes import outputs
+from rankless.models.darknet.sizes import outputs
 from rankless.models.zoo import network
 from rankless.runs.directory import weights_of
 from rankless.structures import DetectionItem

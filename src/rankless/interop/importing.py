@@ -26,7 +26,7 @@ from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Yolo
-from rankless.models.reshape import with_classes
+from rankless.models.darknet.reshape import with_classes
 from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe

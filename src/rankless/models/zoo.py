@@ -12,9 +12,7 @@ from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.network import Network
-from rankless.models.detectors.convolutional import DetectionModel
-from rankless.models.layers import BATCH_NORM_MOMENTUM
-from rankless.models.reshape import (
+from rankless.models.darknet.reshape import (
     with_activation,
     with_anchor_free_heads,
     with_anchors,
@@ -23,6 +21,8 @@ from rankless.models.reshape import (
     with_involution,
     with_width,
 )
+from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.layers import BATCH_NORM_MOMENTUM
 from rankless.recipe import schema
 
 
@@ -60,9 +60,9 @@ MODELS: dict[str, Variant] = {
     "yolov4-tiny-3l": Variant(_tiny_3l, _YOLOV4 + "yolov4-tiny-3l.cfg"),
     "yolov4-csp": Variant(_csp, _SCALED + "yolov4-csp.cfg"),
     "yolov4x-mish": Variant(_x_mish, _SCALED + "yolov4x-mish.cfg"),
-    "yolov3-free": Variant(yolov3, "yolov3" + _FREE, free=True),
-    "yolov4-free": Variant(yolov4, "yolov4" + _FREE, free=True),
-    "yolov4-tiny-free": Variant(_tiny_3l, "yolov4-tiny-3l" + _FREE, free=True),
+    "yolov3-anchor-free": Variant(yolov3, "yolov3" + _FREE, free=True),
+    "yolov4-anchor-free": Variant(yolov4, "yolov4" + _FREE, free=True),
+    "yolov4-tiny-anchor-free": Variant(_tiny_3l, "yolov4-tiny-3l" + _FREE, free=True),
 }
 
 
@@ -119,7 +119,7 @@ def _check(model: schema.Model, made: Network, free: bool) -> None:
     if model.dfl and not free:
         faults.append(
             f"model.dfl is {model.dfl}, but {name} has anchors, whose boxes have no bins: leave it at 0, or "
-            "choose an anchor-free model, such as yolov4-tiny-free"
+            "choose an anchor-free model, such as yolov4-tiny-anchor-free"
         )
     if not isinstance(model.anchors, str):
         wanted = len(made.anchors)

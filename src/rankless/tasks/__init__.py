@@ -34,7 +34,7 @@ def settled(recipe: Recipe) -> Recipe:
         UserError: a faulty cfg, or data that cannot be opened.
     """
     if recipe.task == "detect":
-        from rankless.models.sizes import outputs
+        from rankless.models.darknet.sizes import outputs
         from rankless.models.zoo import network
         from rankless.tasks.detect import Detect, settled_detection
         from rankless.tasks.memory_check import refuse_giant_step

@@ -21,7 +21,7 @@ from torch import Tensor
 from rankless.errors import UserError
 from rankless.files import reading
 from rankless.models.darknet.network import Conv, Network
-from rankless.models.reshape import with_classes
+from rankless.models.darknet.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000

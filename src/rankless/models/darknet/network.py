@@ -124,7 +124,7 @@ class Yolo:
 
 @dataclass(frozen=True)
 class AnchorFree:
-    """An anchor-free head: :class:`~rankless.models.heads.anchor_free.layers.FreeHeadLayers`."""
+    """An anchor-free head: :class:`~rankless.models.heads.anchor_free.layers.AnchorFreeHeadLayers`."""
 
     bins: int = 0
     activation: Activation = "swish"

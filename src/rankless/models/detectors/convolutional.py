@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.darknet import network as net
+from rankless.models.darknet.sizes import refuse_giant
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
 from rankless.models.layers import (
     BATCH_NORM_MOMENTUM,
@@ -20,7 +21,6 @@ from rankless.models.layers import (
     max_pool,
     upsample,
 )
-from rankless.models.sizes import refuse_giant
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
 # steps are not spent on unlearning thousands of false objects; each class is as likely as any other.

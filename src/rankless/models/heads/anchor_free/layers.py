@@ -26,7 +26,7 @@ class AnchorFreeHeadLayers(nn.Module):
         channels_in: of the neck's map.
         classes: how many, at least 1.
         bins: of the distances' distributions; 0 predicts the box directly. See
-            :class:`~rankless.models.heads.anchor_free.codec.FreeHead`.
+            :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
         hidden: channels of the branches; None is the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
         depth: 3×3 convolutions in each branch.
         activation: of all but the last convolutions.

@@ -149,7 +149,7 @@ def _unit_box(like: Tensor) -> Tensor:
 
 
 def from_recipe(loss: schema.Loss, bins: int = 0) -> AnchorFreeLoss:
-    """The recipe's loss; what it leaves open (``auto``) is as :class:`FreeLoss` has it.
+    """The recipe's loss; what it leaves open (``auto``) is as :class:`AnchorFreeLoss` has it.
 
     Args:
         loss: the recipe's part.
