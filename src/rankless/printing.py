@@ -1,14 +1,21 @@
-"""What commands print on the terminal: JSON, scores and models."""
+"""What is printed on the terminal: JSON, scores, models, and how far long work is."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rankless.errors import HARMFUL, escaped
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _MOST_COLUMNS = 30
+LINE_EVERY = 10.0
+"""Seconds between two lines of a :class:`ProgressBar` where there is no terminal."""
+_SHOW_EVERY = 0.05  # seconds; items may be done a hundred thousand times a second
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
@@ -79,3 +86,85 @@ def print_models(rows: Sequence[Any]) -> None:
     print(
         f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny"
     )
+
+
+class ProgressBar:
+    """How far long work is: a live bar on a terminal, elsewhere a line every ten seconds; a context manager.
+
+    Args:
+        total: how many there are to do.
+        title: what is done, as in ``reading images``.
+        done: how many are done already.
+        console: where to; the standard error if not given, with a bar that vanishes at the end.
+    """
+
+    def __init__(self, total: int, title: str, *, done: int = 0, console: Console | None = None) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.text import Text
+
+        self.total, self.title, self.done = total, title, done
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.is_live = self.console.is_terminal and not self.console.quiet
+        self._began = self._printed = self._shown = time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            expand=True,
+        )
+        self._row = self._bar.add_task(title, total=total, completed=done, left="")
+        self._details = Text(no_wrap=False, overflow="fold")
+        # Details stand below the bar and wrap, so that a narrow terminal cuts neither.
+        self._live = Live(
+            get_renderable=lambda: Group(self._bar, self._details) if self._details else self._bar,
+            console=self.console,
+            transient=console is None,
+        )
+
+    def __enter__(self) -> ProgressBar:
+        if self.is_live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_live:
+            self._live.stop()
+
+    def advance(self, count: int = 1) -> None:
+        """Count what has been done since the last call; the time left follows from the speed so far."""
+        self.done += count
+        now = time.monotonic()
+        if now - self._shown > _SHOW_EVERY or self.done == self.total:
+            self._shown = now
+            left = (self.total - self.done) * (now - self._began) / max(self.done, 1)
+            self.update(self.done, f"{self.title}: {self.done:,} of {self.total:,}", left)
+
+    def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
+        """Show that so many are done.
+
+        Args:
+            done: of the total.
+            title: before the bar.
+            left: seconds.
+            details: below the bar.
+            at_once: print the line where there is no terminal, however long ago the last one was.
+        """
+        self.done = done
+        if self.is_live:
+            self._bar.update(self._row, completed=done, description=title, left=f"{_clock(left)} left")
+            self._details.plain = details
+        elif at_once or time.monotonic() - self._printed >= LINE_EVERY:
+            self._printed = time.monotonic()
+            self.console.print(
+                "  ".join(filter(None, (title, details, f"{_clock(left)} left"))), markup=False
+            )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rankless.world.exchange import Exchange, add_in_place
+from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
-from rankless.world.tree import Fold, Node, own_micro_batches
+from rankless.world.tree import own_micro_batches
 
 LENGTHS = (1, 2, 3, 7, 64, 1001)
 LEAVES = (4, 6, 7, 8, 13)
@@ -33,17 +33,15 @@ def reference(leaves: int, length: int, start: int, width: int) -> NDArray[np.fl
     return left + reference(leaves, length, start + width // 2, width // 2)
 
 
-def held(world: World, leaves: int, length: int) -> list[torch.Tensor]:
-    fold: Fold[torch.Tensor] = Fold(leaves, add_in_place)
-    for leaf in own_micro_batches(leaves, world.rank, world.size):
-        fold.push(Node(0, leaf), torch.from_numpy(leaf_vector(leaf, length)))
-    return [value for _, value in fold.stack]
+def own_leaves(world: World, leaves: int, length: int) -> list[torch.Tensor]:
+    own = own_micro_batches(leaves, world.rank, world.size)
+    return [torch.from_numpy(leaf_vector(leaf, length)) for leaf in own]
 
 
 def totals(world: World) -> dict[tuple[int, int], bytes]:
     return {
         (leaves, length): Exchange(leaves, world.rank, world.size)
-        .total(held(world, leaves, length))
+        .total(own_leaves(world, leaves, length))
         .numpy()
         .tobytes()
         for leaves in LEAVES
@@ -53,11 +51,11 @@ def totals(world: World) -> dict[tuple[int, int], bytes]:
 
 def several_under_way(world: World) -> tuple[list[bytes], bool]:
     """Three exchanges begun before the first is finished, the results in the memory of what was held."""
-    plan = Exchange(8, world.rank, world.size)
+    layout = Exchange(8, world.rank, world.size)
     pending, results = [], []
     for length in LENGTHS[2:5]:
-        sums = held(world, 8, length)
-        pending.append(plan.start(sums, sums[-1]))
+        sums = layout.fold(own_leaves(world, 8, length))
+        pending.append(layout.start(sums, sums[-1]))
         results.append(sums[-1])
     for exchange in pending:
         exchange.combine()

@@ -58,16 +58,16 @@ def summed(
     """The gradients after each step, how many buckets the last had, and whether they lie as their weights."""
     before, reduce.BUCKET_MIB = reduce.BUCKET_MIB, bucket_mib  # type: ignore[assignment]
     model = net(dropout, dtype)
-    plan = Exchange(leaves, world.rank, world.size)
+    layout = Exchange(leaves, world.rank, world.size)
     started = 0
 
     def start(*arguments: Any) -> Any:
         nonlocal started
         started += 1
-        return Exchange.start(plan, *arguments)
+        return Exchange.start(layout, *arguments)
 
-    plan.start = start  # type: ignore[method-assign]
-    sums = reduce.GradientSum(model, plan, exact=exact)
+    layout.start = start  # type: ignore[method-assign]
+    sums = reduce.GradientSum(model, layout, exact=exact)
     reduce.BUCKET_MIB = before
     found = []
     for step in range(STEPS):
@@ -186,8 +186,8 @@ def with_branches(world: World, exact: bool, zero: bool) -> list[tuple[list[np.n
     found = []
     for skipping in SKIPPING:
         model = branching()
-        plan = Exchange(FIVE, world.rank, world.size)
-        sums = reduce.GradientSum(model, plan, exact=exact, zero_unused=zero)
+        layout = Exchange(FIVE, world.rank, world.size)
+        sums = reduce.GradientSum(model, layout, exact=exact, zero_unused=zero)
         for _ in range(2):
             for leaf in sums.own:
                 with sums.micro_batch(leaf):

@@ -175,7 +175,7 @@ def test_the_bits_are_the_same_on_any_number_of_ranks(ranks: Any, precision: str
 
 
 def one_of_them_fails(world: World) -> list[str]:
-    side = SideBySide(nn.Sequential(nn.BatchNorm1d(2)), Exchange(4, 0, 1), range(4))
+    side = SideBySide(nn.Sequential(nn.BatchNorm1d(2)), Exchange(4, 0, 1))
     said = []
 
     def work(number: int) -> Tensor:
@@ -199,7 +199,7 @@ def test_a_fault_in_one_micro_batch_ends_all(ranks: Any) -> None:
 def test_replicas_share_weights_but_not_gradients() -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
     module[0].bias.requires_grad_(False)
-    side = SideBySide(module, Exchange(3, 0, 1), range(3))
+    side = SideBySide(module, Exchange(3, 0, 1))
     for replica in side.replicas:
         for (name, own), (other, shared) in zip(
             module.named_parameters(), replica.named_parameters(), strict=True
@@ -211,7 +211,7 @@ def test_replicas_share_weights_but_not_gradients() -> None:
 
 def test_a_foreign_norm_is_refused() -> None:
     with pytest.raises(UserError, match=r"0 \(SyncBatchNorm\).*use batch_norm: micro"):
-        SideBySide(nn.Sequential(nn.SyncBatchNorm(2)), Exchange(2, 0, 1), range(2))
+        SideBySide(nn.Sequential(nn.SyncBatchNorm(2)), Exchange(2, 0, 1))
 
 
 class Skips(nn.Module):
@@ -240,9 +240,8 @@ def forward(side: SideBySide, ways: list[str], number: int) -> Tensor:
 def meet(world: World, ways: list[list[str]]) -> list[str]:
     """One run after another, each with a way through the model per micro-batch; what was refused."""
     leaves = len(ways[0])
-    plan = Exchange(leaves, world.rank, world.size)
+    side = SideBySide(Skips(), Exchange(leaves, world.rank, world.size))
     own = world.own_micro_batches(leaves)
-    side = SideBySide(Skips(), plan, own)
     try:
         for run in ways:
             side.run(functools.partial(forward, side, [run[leaf] for leaf in own]), lambda number: None)

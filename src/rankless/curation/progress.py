@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from rankless.hardware.cores import usable_cores
+from rankless.printing import ProgressBar
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -21,19 +19,8 @@ def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iter
 
     Threads serve: Pillow's decoders, hashing and the disk all work without Python's lock.
     """
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        ThreadPoolExecutor(usable_cores()) as pool,
-    ):
-        task = bar.add_task(what, total=len(items))
+    with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):
             for made in pool.map(work, items[first : first + _AHEAD]):
-                bar.advance(task)
+                bar.advance()
                 yield made

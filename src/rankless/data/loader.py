@@ -7,12 +7,10 @@ processes belong to the rank: they leave when it closes the loader, and die when
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -28,11 +26,11 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError
+from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.user_code import explained
 
 B = TypeVar("B")
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 _LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
 _GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
@@ -266,9 +264,7 @@ def _settle(worker: int) -> None:
     for number in _ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    if sys.platform == "linux":
-        # The kernel's parent is the fork server, which in turn stays as long as its children do.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()  # the fork server, which in turn stays as long as its children do
     rank = multiprocessing.parent_process()
     threading.Thread(target=_follow, args=(rank,), name="follow the rank", daemon=True).start()
 

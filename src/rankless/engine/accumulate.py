@@ -18,13 +18,10 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
 from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
-from rankless.world.exchange import Exchange, add_in_place
+from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
-from rankless.world.reduce import GradientSum, add_gradients, missing_value
+from rankless.world.reduce import GradientSum, missing_value
 from rankless.world.sync_norm import SideBySide
-from rankless.world.tree import Fold, Node
-
-Gradients = Sequence[Tensor]
 
 
 class LossModule(nn.Module):
@@ -56,14 +53,14 @@ class Passes:
     ) -> None:
         self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
         self.device = world.device
+        self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size)
         self.own = world.own_micro_batches(recipe.batch.micro_batches)
-        self.plan = Exchange(recipe.batch.micro_batches, world.rank, world.size)
         self.names: list[str] | None = None
         self._wrap(LossModule(model, task))
 
     def _wrap(self, module: LossModule) -> None:
         exact, zero = self.recipe.reduce == "exact", self.recipe.find_unused_parameters
-        self.gradients = GradientSum(module, self.plan, exact=exact, zero_unused=zero)
+        self.gradients = GradientSum(module, self.exchange, exact=exact, zero_unused=zero)
 
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
@@ -76,7 +73,7 @@ class Passes:
             scale: of the loss, before the backward pass (fp16).
             wishes: this rank's, shared with all.
         """
-        side: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
+        leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
         for leaf in self.own:
@@ -88,10 +85,10 @@ class Passes:
                 with autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
                 first = wishes if leaf == self.own.start else Wishes()
-                side.push(Node(0, leaf), self._leaf(loss, first, len(met)))
+                leaves.append(self._leaf(loss, first, len(met)))
                 if leaf == self.own[-1]:
-                    sums = [value for _, value in side.stack]
-                    pending = self.plan.start(sums, torch.empty_like(sums[0]))
+                    sums = self.exchange.fold(leaves)
+                    pending = self.exchange.start(sums, torch.empty_like(sums[0]))
                 self.gradients.backward(scale(loss.sum))
         if pending is None:
             raise RuntimeError("a rank without micro-batches")
@@ -148,7 +145,7 @@ class SyncPasses(Passes):
     """The passes of a step whose batch norms see the global batch: all own micro-batches side by side."""
 
     def _wrap(self, module: LossModule) -> None:
-        self.side = SideBySide(module, self.plan, self.own)
+        self.side = SideBySide(module, self.exchange)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run(
@@ -172,24 +169,24 @@ class SyncPasses(Passes):
             self._leaf(loss, Wishes() if number else wishes, len(drawn[number][1]))
             for number, loss in enumerate(losses)
         ]
-        totals = self.side.total(leaves)
+        totals = self.exchange.total(leaves)
         unused = self._sum_gradients()
         return self._totals(totals, [one for _, met in drawn for one in met], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
         """Leave the gradients' sum in the parameters; per own micro-batch, those that it did not use."""
-        fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
+        leaves = []
         for leaf, replica in zip(self.own, self.side.replicas, strict=True):
             trained = [p for p in replica.parameters() if p.requires_grad]
             if lacking := {number for number, p in enumerate(trained) if p.grad is None}:
                 unused[leaf] = lacking
             gradients = [torch.full_like(p, missing) if p.grad is None else p.grad for p in trained]
-            fold.push(Node(0, leaf), gradients)
+            leaves.append(torch.cat([gradient.flatten() for gradient in gradients]))
             for parameter in trained:
                 parameter.grad = None
-        total = self.plan.total([torch.cat([g.flatten() for g in node]) for _, node in fold.stack])
+        total = self.exchange.total(leaves)
         start = 0
         for parameter in self.parameters:
             piece = total[start : start + parameter.numel()].view(parameter.shape)

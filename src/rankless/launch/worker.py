@@ -11,7 +11,6 @@ rest that libraries and interpreters have to say goes into logs.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shortage
 from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
 from rankless.launch.rank_log import open_log
@@ -29,8 +29,6 @@ from rankless.recipe.instruction_set import fix
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 from rankless.user_code import blamed
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main() -> int:
@@ -187,10 +185,7 @@ def _meeting() -> Path | None:
 
 def _settle(job: Job, rank: int, launcher: int) -> None:
     """Die with the launcher, and leave the terminal to what rank 0 says on purpose."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before it could be watched
-            os._exit(1)
+    die_with_parent(launcher)
     try:
         before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
         log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")

@@ -8,14 +8,14 @@ all-reduce would.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rankless.world.compat import all_gather_single
-from rankless.world.tree import Fold, Node, owned_nodes
+from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
@@ -24,15 +24,20 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """The plan of all exchanges of a run: which rank holds which nodes.
+    """Adds what the ranks hold, along the tree; knows which rank holds which nodes.
 
     Args:
         micro_batches: leaves of the tree.
         rank, size: this rank's number and how many there are.
+
+    Attributes:
+        own: the micro-batches of this rank.
+        nodes: per rank, the largest whole nodes over its micro-batches.
     """
 
     def __init__(self, micro_batches: int, rank: int, size: int) -> None:
         self.micro_batches, self.rank, self.size = micro_batches, rank, size
+        self.own = own_micro_batches(micro_batches, rank, size)
         self.nodes = [owned_nodes(micro_batches, r, size) for r in range(size)]
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
@@ -46,13 +51,18 @@ class Exchange:
         """
         return Pending(self, sums, result)
 
-    def total(self, sums: Sequence[Tensor]) -> Tensor:
-        """The total over all ranks of one flat vector per own node, at once."""
-        result = torch.empty_like(sums[0])
-        pending = self.start(sums, result)
+    def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """Add one flat vector per own micro-batch, (N,), up to the nodes that this rank owns, in place."""
+        values = zip(self.own, leaves, strict=True)
+        return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
+
+    def total(self, leaves: Iterable[Tensor]) -> Tensor:
+        """The total over all ranks, (N,), of one flat vector per own micro-batch, (N,), added in place."""
+        sums = self.fold(leaves)
+        pending = self.start(sums, torch.empty_like(sums[0]))
         pending.combine()
         pending.finish()
-        return result
+        return pending.result
 
     def gather(self, value: int) -> list[int]:
         """One number of every rank, on every rank, in the order of the ranks."""
@@ -66,46 +76,44 @@ class Exchange:
 class Pending:
     """One exchange under way; :meth:`combine`, then :meth:`finish`."""
 
-    def __init__(self, plan: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
-        self.plan, self.sums, self.result = plan, sums, result
-        size, length = plan.size, result.numel()
+    def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
+        self.layout, self.sums, self.result = layout, sums, result
+        size, length = layout.size, result.numel()
         self.shard = -(-length // size)
         # The last ranks' shards are shorter, or empty, where the length does not divide.
         lengths = [min(self.shard, max(length - rank * self.shard, 0)) for rank in range(size)]
-        self.own = lengths[plan.rank]
+        self.own = lengths[layout.rank]
         self.work: dist.Work | None = None
         if size == 1:
             return
-        held = [len(nodes) for nodes in plan.nodes]
-        self.received = result.new_empty(sum(held) * self.own)
+        counts = [len(nodes) for nodes in layout.nodes]
+        self.received = result.new_empty(sum(counts) * self.own)
         self.work = dist.all_to_all_single(
             self.received,
             _by_destination(sums, lengths),
-            output_split_sizes=[count * self.own for count in held],
-            input_split_sizes=[held[plan.rank] * n for n in lengths],
+            output_split_sizes=[count * self.own for count in counts],
+            input_split_sizes=[counts[layout.rank] * n for n in lengths],
             async_op=True,
         )
 
     def combine(self) -> None:
         """Add this rank's shard of all nodes in tree order and begin to gather the shards."""
-        plan = self.plan
+        layout = self.layout
         if self.work is None:  # a world of one holds the root already
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])
             return
         self.work.wait()
-        fold: Fold[Tensor] = Fold(plan.micro_batches, add_in_place)
-        nodes: list[Node] = [node for owned in plan.nodes for node in owned]
-        for node, value in zip(nodes, self.received.view(len(nodes), self.own), strict=True):
-            fold.push(node, value)
-        ((_, total),) = fold.stack
+        nodes: list[Node] = [node for owned in layout.nodes for node in owned]
+        values = zip(nodes, self.received.view(len(nodes), self.own), strict=True)
+        ((_, total),) = Fold(layout.micro_batches, add_in_place, values).stack
         shard = (
             total if self.own == self.shard else torch.cat([total, total.new_zeros(self.shard - self.own)])
         )
-        even = self.shard * plan.size == self.result.numel()
-        self.gathered = self.result if even else self.result.new_empty(self.shard * plan.size)
+        even = self.shard * layout.size == self.result.numel()
+        self.gathered = self.result if even else self.result.new_empty(self.shard * layout.size)
         self.work = all_gather_single(self.gathered, shard, async_op=True)
-        self.kept = shard  # alive until the gathering is done
+        self.sent = shard  # alive until the gathering is done
 
     def finish(self) -> None:
         """Wait until the total stands in the result."""
@@ -114,7 +122,7 @@ class Pending:
         self.work.wait()
         if self.gathered is not self.result:
             self.result.copy_(self.gathered[: self.result.numel()])
-        del self.received, self.gathered, self.kept
+        del self.received, self.gathered, self.sent
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
-from rankless.world.tree import Fold, Node, own_micro_batches
+from rankless.world.tree import Fold, Node
 from rankless.world.uncompiled import PlainDataParallel
 
 Gradients = Sequence[Tensor]
@@ -39,7 +39,7 @@ class GradientSum:
     Args:
         module: called for each micro-batch. Its parameters and their ``requires_grad`` stay as they are while
             this lives; where they change, another one is made.
-        plan: who holds which part of the tree.
+        exchange: who holds which part of the tree.
         exact: add along the fixed tree; else let the backend's all-reduce choose the order.
         zero_unused: a gradient that a micro-batch lacks counts as zero. Otherwise it counts as NaN, which
             reaches the total on every rank, so that all of them can refuse the step together.
@@ -48,23 +48,25 @@ class GradientSum:
         unused: per own micro-batch of the step, the parameters (numbers) that its loss did not depend on.
     """
 
-    def __init__(self, module: nn.Module, plan: Exchange, *, exact: bool, zero_unused: bool = False) -> None:
-        self.plan, self.exact = plan, exact
+    def __init__(
+        self, module: nn.Module, exchange: Exchange, *, exact: bool, zero_unused: bool = False
+    ) -> None:
+        self.layout, self.exact = exchange, exact
         self.missing = missing_value(zero_unused)
         self.unused: dict[int, set[int]] = {}
-        self.own = own_micro_batches(plan.micro_batches, plan.rank, plan.size)
+        self.own = exchange.own
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.place: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
+        self.number: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
         # The gradients before a backward pass, with their versions: it adds to those that it reaches.
-        self.before: list[tuple[Tensor, int] | None] = [None] * len(self.place)
+        self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
         # Buffers are never broadcast: running statistics are summed along the tree.
         self.module = PlainDataParallel(
             module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **NO_BUFFER_BROADCAST
         )
         # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
         self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
-        self.fold: Fold[Gradients] = Fold(plan.micro_batches, add_gradients)
+        self.fold: Fold[Gradients] = Fold(exchange.micro_batches, add_gradients)
         self.tail = Node(0, 0)
         self.waiting: list[tuple[Pending, dist.GradBucket, torch.futures.Future[Tensor]]] = []
 
@@ -123,7 +125,7 @@ class GradientSum:
         """The gradients in a bucket of the last micro-batch, with those that it lacks filled in."""
         views = _views(bucket.buffer(), bucket)
         for parameter, view in zip(bucket.parameters(), views, strict=True):
-            number = self.place[parameter]
+            number = self.number[parameter]
             if self._is_unused(number):
                 view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
             self.before[number] = None  # DDP has copied it into the bucket
@@ -133,16 +135,16 @@ class GradientSum:
         """Exchange this bucket; meanwhile finish the one before, so that every rank keeps one order."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
-        places = [self.place[p] for p in bucket.parameters()]
-        fold: Fold[Gradients] = Fold(self.plan.micro_batches, add_gradients)
-        fold.stack = [(node, [gradients[i] for i in places]) for node, gradients in self.fold.stack]
+        numbers = [self.number[p] for p in bucket.parameters()]
+        fold: Fold[Gradients] = Fold(self.layout.micro_batches, add_gradients)
+        fold.stack = [(node, [gradients[i] for i in numbers]) for node, gradients in self.fold.stack]
         fold.push(self.tail, views)
         sums = [*(_flat(gradients, views, buffer) for _, gradients in fold.stack[:-1]), buffer]
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         if self.waiting:
             self.waiting[-1][0].combine()
-        self.waiting.append((self.plan.start(sums, buffer), bucket, future))
+        self.waiting.append((self.layout.start(sums, buffer), bucket, future))
         if bucket.is_last():
             self.waiting[-1][0].combine()
             for pending, ready, promise in self.waiting:
@@ -186,8 +188,8 @@ def _flat(gradients: Gradients, views: Gradients, buffer: Tensor) -> Tensor:
     """The gradients laid out in memory as the bucket lays out its own."""
     flat = torch.empty_like(buffer)
     start = buffer.storage_offset()
-    places = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]
-    torch._foreach_copy_(places, list(gradients))
+    laid_out = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]
+    torch._foreach_copy_(laid_out, list(gradients))
     return flat
 
 

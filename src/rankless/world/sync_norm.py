@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.world.exchange import Exchange, add_in_place
-from rankless.world.tree import Fold, Node
+from rankless.world.exchange import Exchange
 
 Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -34,8 +33,7 @@ class SideBySide:
     Args:
         module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory. Its
             norms that are in evaluation mode now are left alone: they ask nothing of the other micro-batches.
-        plan: who holds which part of the tree.
-        own: this rank's micro-batches.
+        exchange: who holds which part of the tree.
 
     Attributes:
         replicas: one module per own micro-batch, each with gradients of its own.
@@ -44,7 +42,7 @@ class SideBySide:
         UserError: the module holds a batch norm that is not one of PyTorch's plain ones.
     """
 
-    def __init__(self, module: nn.Module, plan: Exchange, own: range) -> None:
+    def __init__(self, module: nn.Module, exchange: Exchange) -> None:
         foreign = [
             f"{name} ({type(m).__name__})"
             for name, m in module.named_modules()
@@ -55,7 +53,7 @@ class SideBySide:
                 "batch_norm is 'sync', but the model has norms of another kind than nn.BatchNorm1d/2d/3d: "
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
             )
-        self.plan, self.own = plan, own
+        self.exchange = exchange
         named = [(n, m) for n, m in module.named_modules() if type(m) in _PLAIN and m.training]
         self.names = [name.removeprefix("model.") for name, _ in named]
         self.norms: list[nn.Module] = [norm for _, norm in named]
@@ -63,7 +61,7 @@ class SideBySide:
         self.order: list[int] = []
         self.dtypes: list[torch.dtype] = []  # of the sums at each of them
         self.is_agreed = self.is_running = False
-        self.replicas = [_sharing_copy(module) for _ in own]
+        self.replicas = [_sharing_copy(module) for _ in exchange.own]
         self.device = next(module.parameters()).device
         self.turn = threading.Condition()
         for number, replica in enumerate(self.replicas):
@@ -150,7 +148,7 @@ class SideBySide:
         """Let the other ranks, which add up their sums for a norm that this one does not call, know of it."""
         norm: Any = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
-        self.total([sums.clone() for _ in self.own])
+        self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, place: int, number: Tensor) -> None:
         """See that all ranks are at the norm ``place``: one that is not has made the number of values a NaN.
@@ -158,7 +156,7 @@ class SideBySide:
         Raises:
             UserError: on every rank; not all are.
         """
-        if self.plan.size > 1 and number.isnan():
+        if self.exchange.size > 1 and number.isnan():
             self._compare(place, place)
 
     def _compare(self, expected: int, place: int) -> None:
@@ -168,7 +166,7 @@ class SideBySide:
             expected: what was to come.
             place: what this rank has come to.
         """
-        found = self.plan.gather(place)
+        found = self.exchange.gather(place)
         known = self.is_agreed or len(set(found)) == 1  # what was to come, by every rank
         if others := list(dict.fromkeys([expected, *found] if known else found))[1:]:
             raise UserError(self._parted(expected if known else found[0], others[0]))
@@ -234,13 +232,6 @@ class SideBySide:
         if self.failure is not None:
             raise RuntimeError("another micro-batch failed") from self.failure
 
-    def total(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The sum of one vector per micro-batch over all ranks, along the tree."""
-        fold: Fold[Tensor] = Fold(self.plan.micro_batches, add_in_place)
-        for leaf, value in zip(self.own, leaves, strict=True):
-            fold.push(Node(0, leaf), value)
-        return self.plan.total([value for _, value in fold.stack])
-
 
 class _Meeting:
     """Stands in for a norm's ``forward`` in a replica."""
@@ -271,11 +262,11 @@ class _GlobalNorm(torch.autograd.Function):
         dims = [0, *range(2, values[0].ndim)]
         wide = [_wide(v) for v in values]
         size = values[0].new_tensor([0.0], dtype=wide[0].dtype)
-        first = side.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
+        first = side.exchange.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
         number = first[-1]
         side.check(place, number)
         mean = first[:-1] / number
-        squares = side.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
+        squares = side.exchange.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
         variance = squares / number
         inverse = torch.rsqrt(variance + norm.eps)
         if norm.running_mean is not None:
@@ -299,7 +290,7 @@ class _GlobalNorm(torch.autograd.Function):
         for_bias = [g.sum(ctx.dims) for g in outer]
         for_weight = [(g * n).sum(ctx.dims) for g, n in zip(outer, normal, strict=True)]
         leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
-        plain, scaled = (ctx.side.total(leaves) / number).chunk(2)
+        plain, scaled = (ctx.side.exchange.total(leaves) / number).chunk(2)
         inner = [
             (_shaped(w * inverse, g) * (g - _shaped(plain, g) - n * _shaped(scaled, g))).to(dtype)
             for g, n, w, dtype in zip(outer, normal, weights, ctx.dtypes, strict=True)

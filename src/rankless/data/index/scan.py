@@ -21,9 +21,9 @@ from rankless.data.images import image_file
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, joined
 from rankless.data.index.scan_chunks import Item, NotStored, Work, chunks, load, read_chunk
-from rankless.data.index.scan_progress import ScanProgress
 from rankless.errors import UserError
 from rankless.hardware.cores import usable_cores
+from rankless.printing import ProgressBar
 
 CHUNK = 2000
 FEW = 4
@@ -85,7 +85,7 @@ def scan(
 
 
 def _scanned(work: Work, parts: list[list[Item]], store: Path, processes: int, what: str) -> Raw:
-    with ScanProgress(sum(map(len, parts)), what) as progress:
+    with ProgressBar(sum(map(len, parts)), f"reading {what}") as progress:
         if processes > 1:
             files = _in_processes(work, parts, store, min(processes, len(parts)), progress)
         else:
@@ -101,7 +101,7 @@ def _in_processes(
     parts: list[list[Item]],
     store: Path,
     processes: int,
-    progress: ScanProgress,
+    progress: ProgressBar,
 ) -> list[str]:
     """The files of all parts, made by :mod:`rankless.data.index.scan_worker`."""
     files = [""] * len(parts)

@@ -7,11 +7,9 @@ done, one JSON value a line.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,19 +19,19 @@ from typing import Any
 
 from rankless.data.index.scan_chunks import NotStored, named, read_chunk
 from rankless.errors import UserError
+from rankless.hardware.processes import die_with_parent
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _job: dict[str, Any] = {}
 
 
 def main() -> int:
     """Do the job in the file that the first argument names."""
-    _follow(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     named(_job["work"])  # imported before the fork: once for all
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
-        _job["processes"], context, initializer=_follow, initargs=(os.getpid(),)
+        _job["processes"], context, initializer=die_with_parent, initargs=(os.getpid(),)
     ) as pool:
         waiting = {pool.submit(_chunk, number): number for number in range(len(_job["chunks"]))}
         try:
@@ -60,14 +58,6 @@ def _chunk(number: int) -> str:
 
 def _tell(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
-
-
-def _follow(parent: int) -> None:
-    """Die with the parent, at the latest when it is seen to be gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":
