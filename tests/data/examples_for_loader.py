@@ -41,7 +41,7 @@ class Strict:
         return 20
 
     def item(self, index: int, epoch: int) -> int:
-        Noise().image(index)
+        Noise().sample(index)
         return index
 
 
