@@ -11,7 +11,7 @@ from rankless.hardware import memory
 
 LIMITED = """
 import resource
-from rankless import memory
+from rankless.hardware import memory
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 print(memory.available())
 """

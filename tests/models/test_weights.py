@@ -68,7 +68,7 @@ def test_the_library_reads_the_file_alone(path):
 def test_equal_weights_give_equal_bytes_in_other_processes(path):
     # Another process has other hash seeds, the library's included.
     program = (
-        "import sys; from pathlib import Path; from rankless.models import weights\n"
+        "import sys; from pathlib import Path; from rankless.models.checkpoints import weights\n"
         "w = weights.load(Path(sys.argv[1]))\n"
         "state = dict(reversed(w.state.items()))\n"
         "extra = {'step': '12', 'kind': 'ema'}\n"
