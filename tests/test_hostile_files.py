@@ -22,6 +22,7 @@ from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers import catalog
 from rankless.models.darknet import sizes
+from rankless.models.detectors import darknet
 from rankless.recipe import load
 from rankless.recipe.schema import Densenet, Model
 
@@ -341,7 +342,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
 def test_estimated_sizes_are_those_of_the_built_network():
 
     for name in ("yolov3-tiny", "yolov4-tiny", "yolov4-csp"):
-        network = zoo.network(Model(name=name), 3)
+        network = darknet.network(Model(name=name), 3)
         built = zoo.build(Model(name=name), 3)
         floats = sum(t.numel() for t in built.state_dict().values() if t.is_floating_point())
         assert sizes.parameters(network) == floats

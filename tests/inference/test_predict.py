@@ -16,6 +16,7 @@ from rankless.curation.converting import convert
 from rankless.data.datasets.detection import collate
 from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError
+from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Evaluate, Model, Recipe
 from rankless.structures import Detections
@@ -30,6 +31,7 @@ class RedFinder:
 
     def __init__(self, recipe: Recipe, class_names: tuple[str, ...]) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
+        self.spec = zoo.spec(recipe.model)
 
     def model(self) -> nn.Module:
         return nn.Linear(1, 1)

@@ -15,8 +15,8 @@ from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Conv, MaxPool, Multiply, Network, Route, Shortcut, Yolo
 from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.detectors.darknet import MODELS
 from rankless.models.heads.yolo.codec import HeadLoss
-from rankless.models.zoo import MODELS
 
 HEAD = """
 [convolutional]
@@ -213,7 +213,7 @@ def test_no_text_gives_a_traceback(text: str, line: int, key: str) -> None:
             assert all(len(fault) < 600 for fault in error.faults)
 
 
-@pytest.mark.parametrize("name", [name for name, variant in MODELS.items() if not variant.free])
+@pytest.mark.parametrize("name", [name for name, variant in MODELS.items() if not variant.anchor_free])
 def test_what_is_written_is_read_back_equal(name: str) -> None:
     network = MODELS[name].network()
     for letterbox, nms in ((False, "iou"), (True, "diou")):

@@ -20,7 +20,7 @@ from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.reshape import with_classes, with_width
 from rankless.models.detectors.convolutional import DetectionModel
-from rankless.models.zoo import MODELS
+from rankless.models.detectors.darknet import MODELS
 
 OPENCV_EPS = 1e-6  # OpenCV's reader; Darknet's, PyTorch's and ours is 1e-5
 TINY = with_classes(with_width(MODELS["yolov4-tiny"].network(), 0.125), 4)

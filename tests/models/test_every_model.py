@@ -16,7 +16,8 @@ from rankless.engine.state import TrainingState
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
 from rankless.models.detectors.convolutional import DetectionModel
-from rankless.models.zoo import MODELS, build, network
+from rankless.models.detectors.darknet import MODELS, network
+from rankless.models.zoo import build
 from rankless.recipe import schema
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
@@ -47,7 +48,9 @@ def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -
     raw = model(images())
     assert len(raw) == len(model.heads)
     for output, head in zip(raw, model.heads, strict=True):
-        per_cell = 4 * max(head.bins, 1) + CLASSES if MODELS[name].free else len(head.mask) * (5 + CLASSES)
+        per_cell = (
+            4 * max(head.bins, 1) + CLASSES if MODELS[name].anchor_free else len(head.mask) * (5 + CLASSES)
+        )
         assert output.shape == (2, per_cell, 64 // head.stride, 96 // head.stride)
         assert output.dtype == torch.float32
     torch.stack([output.square().sum() for output in raw]).sum().backward()

@@ -10,6 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rankless.errors import UserError
 from rankless.models.darknet.reshape import scaled
+from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.detectors.darknet import network
 from rankless.models.layers import ConvBlock
 from rankless.models.zoo import build
 from rankless.recipe import schema
@@ -167,7 +169,7 @@ def test_a_fresh_model_expects_few_objects_and_every_class_alike():
 
 
 def test_momentum_is_set_everywhere():
-    model = build(schema.Model(width=0.25), classes=1, momentum=0.01)
+    model = DetectionModel(network(schema.Model(width=0.25), classes=1), momentum=0.01)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == 19  # of 21 convolutions, the two heads have none
     assert {norm.momentum for norm in norms} == {0.01}

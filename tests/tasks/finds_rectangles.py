@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.heads.yolo.codec import YoloHead
 
 GRAY, BRIGHT = 114, 255
@@ -33,14 +35,21 @@ class Finds(nn.Module):
     Args:
         heads: of the task; each rectangle is told by the head that owns the best anchor.
         sees: of a box xyxy in pixels of the input, and the input's width.
+        criterion: the loss of its outputs, where one is asked for.
     """
 
     def __init__(
-        self, heads: tuple[YoloHead, ...], sees: Callable[[Box, int], bool] = lambda box, width: True
+        self,
+        heads: tuple[YoloHead, ...],
+        sees: Callable[[Box, int], bool] = lambda box, width: True,
+        criterion: Any = None,
     ) -> None:
         super().__init__()
         self.heads, self.sees = heads, sees
+        self.criterion = criterion
         self.inputs: list[tuple[int, int]] = []
+
+    decode, loss = DetectionModel.decode, DetectionModel.loss
 
     def forward(self, images: Tensor) -> list[Tensor]:
         count, _, height, width = images.shape

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.geometry.letterbox import to_input
+from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe.schema import Data, Evaluate, Loss, Model, Recipe
 from rankless.structures import DetectionBatch, Detections, Letterbox
@@ -33,6 +34,8 @@ class Says(nn.Module):
     def __init__(self, heads: tuple[YoloHead, ...], wishes: list[tuple[list[float], float, list[float]]]):
         super().__init__()
         self.heads, self.wishes = heads, wishes
+
+    decode = DetectionModel.decode
 
     def forward(self, images: Tensor) -> list[Tensor]:
         assert images.dtype == torch.float32 and images.min() >= 0 and images.max() <= 1
@@ -70,7 +73,7 @@ def batch_of(count: int = 1, place: Letterbox = PLACE) -> DetectionBatch:
 
 def find(wishes, **evaluate) -> Detections:
     task = Detect(recipe(**evaluate), NAMES)
-    (found,) = task.predict(Says(task.heads, wishes), batch_of())
+    (found,) = task.predict(Says(task.model().heads, wishes), batch_of())
     return found
 
 

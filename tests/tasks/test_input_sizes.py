@@ -33,7 +33,7 @@ def recipe(**data) -> Recipe:
 def test_boxes_and_losses_are_in_pixels_of_the_input_there_is(size: tuple[int, int]):
     """A model that is right has no box loss, on whatever size; the recipe says 64 × 64."""
     task = Detect(recipe(), NAMES)
-    model = Finds(task.heads)
+    model = Finds(task.model().heads, criterion=task.model().criterion)
     box = (5, 2, 26, 29)
     item = DetectionItem(
         painted(*size, {1: box}),

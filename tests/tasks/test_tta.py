@@ -37,7 +37,7 @@ def task(tta: str) -> Detect:
 
 def find(tta: str, sees=lambda box, width: True) -> tuple[Detections, Finds]:
     detect = task(tta)
-    model = Finds(detect.heads, sees)
+    model = Finds(detect.model().heads, sees)
     place = Letterbox(0.5, 0.0, 0.0, 128, 192)  # boxes come back twice as large
     empty = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     item = DetectionItem(painted(64, 96, BOXES), *empty, 5, place)

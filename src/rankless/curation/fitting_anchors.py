@@ -13,7 +13,7 @@ from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DIGITS, Images
 from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
-from rankless.models.zoo import network, variant
+from rankless.models import zoo
 from rankless.recipe.schema import Model
 
 Anchors = tuple[tuple[float, float], ...]
@@ -85,8 +85,8 @@ def fitted_anchors(
         UserError: no such data or model, a model without anchors, too few boxes.
     """
     known_format(format)
-    variant(model)  # says what there is, where this is none
-    published = network(Model(name=model), classes=1)
+    zoo.check_name(model)
+    published = zoo.spec(Model(name=model))
     if not published.anchors:
         raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
     chosen = size or published.size

@@ -30,8 +30,6 @@ from rankless.files.outputs import Outputs
 from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.predict_classify import ClassFinder
 from rankless.models.checkpoints import weights
-from rankless.models.darknet.sizes import outputs
-from rankless.models.zoo import network
 from rankless.runs.directory import weights_of
 from rankless.structures import DetectionItem
 from rankless.tasks.detect import SCENE_SIZE, Detect
@@ -271,7 +269,7 @@ class _DetectionFinder:
         )
         self.task = Detect(recipe, class_names=loaded.class_names)
         model = self.task.model()
-        refuse_giant_image(self.task.size, source, outputs(network(recipe.model, 1), self.task.size))
+        refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         weights.load_into(model, loaded.state, source)
         self.model, self.place = model.to(place).eval(), place
         self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)

@@ -12,7 +12,7 @@ from rankless.files.outputs import Outputs
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
-from rankless.models.zoo import network
+from rankless.models.detectors.darknet import network
 from rankless.runs.directory import weights_of
 
 

@@ -27,6 +27,7 @@ from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Yolo
 from rankless.models.darknet.reshape import with_classes
+from rankless.models.detectors import darknet
 from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
@@ -194,9 +195,10 @@ def _from_darknet(
         words = [f"model.cfg={json.dumps(write_cfg(network, letterbox=letterbox, nms=nms))}"]
     else:
         named = _recipe(model, overrides).model
-        if named.name not in zoo.MODELS or zoo.MODELS[named.name].free:
+        known = darknet.MODELS.get(named.name)
+        if known is None or known.anchor_free:
             raise UserError(f"{source}: Darknet has no {named.name}; name the model that the weights are of")
-        network = zoo.network(named, COCO_CLASSES)
+        network = darknet.network(named, COCO_CLASSES)
         network = with_classes(network, classes_of(source, network) or COCO_CLASSES)
         # As in the published cfg files: only Scaled-YOLOv4 keeps the aspect, only YOLOv3 has plain NMS.
         letterbox = any(isinstance(layer, Yolo) and layer.new_coords for layer in network.layers)

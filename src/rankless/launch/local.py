@@ -36,7 +36,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
-from rankless.tasks import settled
+from rankless.tasks import resolve_recipe
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
 
 _SHOWN = 30  # lines of a log
@@ -91,7 +91,7 @@ def train(
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
     with given_back(run):
-        recipe = settled(recipe)
+        recipe = resolve_recipe(recipe)
         ranks = _ranks(devices, recipe)
     with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from torch import Tensor, nn
+
+from rankless.models import zoo
 from rankless.models.classifiers.catalog import CLASSIFIERS
-from rankless.models.darknet.architectures import COCO_CLASSES
-from rankless.models.detectors.convolutional import DetectionModel
+from rankless.models.detectors.protocol import DetectorSpec
 from rankless.models.work import parameters_and_gflops
-from rankless.models.zoo import MODELS, network
+from rankless.models.zoo import MODELS
 from rankless.recipe import schema
 
 
@@ -37,13 +40,24 @@ class Listed:
     source: str
 
 
+class _Whole(nn.Module):
+    """A detector from pixels to boxes: some compute in decoding, too."""
+
+    def __init__(self, spec: DetectorSpec, classes: int) -> None:
+        super().__init__()
+        self.detector: Any = spec.build(classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, scores = self.detector.decode(self.detector(images))
+        return boxes, scores
+
+
 def listed() -> Iterator[Listed]:
     """Detectors, then classifiers."""
-    for name, variant in MODELS.items():
-        described = network(schema.Model(name=name), COCO_CLASSES)
-        size = described.size
-        parameters, gflops = parameters_and_gflops(partial(DetectionModel, described), size)
-        yield Listed(name, "detect", COCO_CLASSES, size, parameters, gflops, variant.source)
+    for name, published in MODELS.items():
+        spec, classes = zoo.spec(schema.Model(name=name)), published.classes
+        parameters, gflops = parameters_and_gflops(partial(_Whole, spec, classes), spec.size)
+        yield Listed(name, "detect", classes, spec.size, parameters, gflops, published.source)
     for name, known in CLASSIFIERS.items():
         size = (known.side, known.side)
         source = known.source.partition(", arXiv")[0]

@@ -27,22 +27,20 @@ def open_task(recipe: Recipe) -> Task:
     return open_own(recipe)
 
 
-def settled(recipe: Recipe) -> Recipe:
+def resolve_recipe(recipe: Recipe) -> Recipe:
     """The recipe with nothing left that only this machine or the data can say, so that a run stands alone.
 
     Raises:
         UserError: a faulty cfg, or data that cannot be opened.
     """
     if recipe.task == "detect":
-        from rankless.models.darknet.sizes import outputs
-        from rankless.models.zoo import network
-        from rankless.tasks.detect import Detect, settled_detection
+        from rankless.tasks.detect import Detect, resolve_detection
         from rankless.tasks.memory_check import refuse_giant_step
 
         task = Detect(recipe, class_names=())  # the faults that need no data are told here and now
-        refuse_giant_step(recipe, task.size, outputs(network(recipe.model, classes=1), task.size))
+        refuse_giant_step(recipe, task.size, task.spec.activations(task.size))
         _read_data(recipe)
-        return settled_detection(recipe)
+        return resolve_detection(recipe)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
         from rankless.tasks.memory_check import refuse_giant_step

@@ -1,11 +1,11 @@
-"""Detection: a YOLO model, its loss, what it finds in an image, and the COCO score of that."""
+"""Detection: a detector, its loss, what it finds in an image, and the COCO score of that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,8 @@ from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
 from rankless.geometry.nms import nms
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.models.darknet.cfg import read_cfg
-from rankless.models.darknet.cfg_text import write_cfg
-from rankless.models.detectors.convolutional import DetectionModel
-from rankless.models.heads.anchor_free import codec
-from rankless.models.heads.anchor_free import loss as free
-from rankless.models.heads.anchor_free.codec import AnchorFreeHead
-from rankless.models.heads.yolo import codec as yolo_grid
-from rankless.models.heads.yolo import loss as yolo
-from rankless.models.heads.yolo.codec import YoloHead
-from rankless.models.zoo import network
+from rankless.models import zoo
+from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.tta import VIEWS, seen, unseen
@@ -34,8 +26,6 @@ from rankless.tasks.without_effect import refuse_without_effect
 
 # The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
 SCENE_SIZE = (256, 256)
-# So many of the best candidates of an image reach NMS; its cost grows with their square.
-CANDIDATES = 3000
 
 
 class Detect:
@@ -54,24 +44,18 @@ class Detect:
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
-        # Size, heads and loss are the same for any number of classes, which only the data may know.
-        published = network(recipe.model, classes=1)
-        side = published.size if recipe.model.image_size == "auto" else recipe.model.image_size
+        self.spec = zoo.spec(recipe.model, recipe.loss)
+        side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        self.heads = published.heads()
         if not class_names:
             refuse_without_effect(recipe, "detect", [*_without_effect(recipe, self.size)])
-        if published.loss == "anchor-free":
-            self._loss: Any = free.from_recipe(recipe.loss, recipe.model.dfl)
-        else:
-            self._loss = yolo.from_recipe(recipe.loss, published.loss)
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
         """The bare model on the CPU, freshly initialized from torch's global generator."""
-        return DetectionModel(network(self.recipe.model, len(self.class_names)))
+        return zoo.build(self.recipe.model, len(self.class_names), self.recipe.loss)
 
     def training_data(self) -> DetectionExamples:
         """The training images, varied as the recipe says."""
@@ -86,34 +70,31 @@ class Detect:
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """The loss of one micro-batch, summed over its images; ``count`` is their number."""
-        found: LossSum = self._loss(model(network_input(batch.images)), self.heads, batch)
-        return found
+        """The loss of one micro-batch as a sum and a count, as the detector defines them."""
+        detector = cast(Detector, model)
+        return detector.loss(detector(network_input(batch.images)), batch)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
         """What the model finds in each image of the batch, in pixels of the sources.
 
-        A score is objectness times class probability, or what an anchor-free head says at once. Unless the
-        recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works class by
-        class. Equal scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes of all
-        views are candidates of one NMS.
+        Unless the recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works
+        class by class. Equal scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes
+        of all views are candidates of one NMS.
         """
-        images = network_input(batch.images)
+        detector, images = cast(Detector, model), network_input(batch.images)
         boxes, scores = [], []
         for view in VIEWS[self.recipe.evaluate.tta]:
-            raw = model(seen(images, view))
-            placed, said = zip(*map(_found, raw, self.heads), strict=True)
-            boxes.append(unseen(torch.cat(placed, 1), view, images.shape[-2:]))
-            scores.append(torch.cat(said, 1))
-        samples = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
-        places = zip(batch.indices, batch.letterboxes, strict=True)
-        found = [
-            self._best(index, letterbox, place, score)
-            for (index, letterbox), (place, score) in zip(places, samples, strict=True)
+            view_boxes, view_scores = detector.decode(detector(seen(images, view)))
+            boxes.append(unseen(view_boxes, view, images.shape[-2:]))
+            scores.append(view_scores)
+        candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
+        detections = [
+            self._best(index, letterbox, *of_image)
+            for index, letterbox, of_image in zip(batch.indices, batch.letterboxes, candidates, strict=True)
         ]
         missing = {one.index for one in batch.unreadable}
-        return [replace(one, unreadable=True) if one.index in missing else one for one in found]
+        return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
         """COCO's AP of the predictions of the whole evaluation data, in the order of its images.
@@ -227,31 +208,18 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
         )
 
 
-def settled_detection(recipe: Recipe) -> Recipe:
-    """A cfg file becomes its text, and anchors that are to be found become numbers.
+def resolve_detection(recipe: Recipe) -> Recipe:
+    """Put a cfg file's text in place of its path, and numbers in place of anchors that are to be fitted.
 
     Raises:
         UserError: a faulty cfg, or data without enough boxes.
     """
-    model = recipe.model
-    if model.cfg and "\n" not in model.cfg:
-        made = read_cfg(model.cfg)
-        model = replace(model, cfg=write_cfg(made.network, letterbox=made.letterbox, nms=made.nms))
+    model = zoo.spec(recipe.model, recipe.loss).self_contained()
     if model.anchors == "kmeans":
-        wanted = len(network(model, classes=1).anchors)
         task = Detect(replace(recipe, model=replace(model, anchors="default")))
         sizes = box_sizes(task.training_data().images, task.size)
-        model = replace(model, anchors=kmeans_anchors(sizes, wanted, recipe.seed))
+        model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
     return replace(recipe, model=model)
-
-
-def _found(raw: Tensor, head: YoloHead | AnchorFreeHead) -> tuple[Tensor, Tensor]:
-    """A head's boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C)."""
-    if isinstance(head, AnchorFreeHead):
-        boxes, _, classes = codec.decode(raw, head)
-        return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
-    boxes, objectness, classes = yolo_grid.decode(raw, head)
-    return boxes.flatten(1, 3), (objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()).flatten(1, 3)
 
 
 def network_input(images: Tensor) -> Tensor:

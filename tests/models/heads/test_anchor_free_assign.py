@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankless.models.heads.anchor_free import assign as free_assign
 from rankless.models.heads.anchor_free.assign import Predicted, assign, highest
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode, points
-from rankless.models.heads.yolo.assign import Truths
+from rankless.models.heads.truths import Truths
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference_for_anchor_free import (

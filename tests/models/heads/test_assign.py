@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rankless.models.heads.yolo.assign import Truths, assign, class_targets, slot_values
+from rankless.models.detectors.darknet import MODELS
+from rankless.models.heads.truths import Truths
+from rankless.models.heads.yolo.assign import assign, class_targets, slot_values
 from rankless.models.heads.yolo.codec import YoloHead
-from rankless.models.zoo import MODELS
 
 COARSE, FINE = MODELS["yolov4-tiny"].network().heads()
 CELLS = {32: (13, 13), 16: (26, 26)}

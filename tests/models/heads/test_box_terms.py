@@ -9,7 +9,8 @@ import torch
 import torchvision.ops
 
 from rankless.geometry.boxes import SIMILARITIES
-from rankless.models.heads.yolo.assign import Truths, assign
+from rankless.models.heads.truths import Truths
+from rankless.models.heads.yolo.assign import assign
 from rankless.models.heads.yolo.box_terms import clipped, placed, squared_error, unlikeness
 from rankless.models.heads.yolo.codec import YoloHead
 

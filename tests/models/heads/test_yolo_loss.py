@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rankless.errors import UserError
+from rankless.models.heads.truths import SMALLEST_SIDE
 from rankless.models.heads.yolo import assign as assign_page
-from rankless.models.heads.yolo.assign import SMALLEST_SIDE
 from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
 from rankless.recipe import schema

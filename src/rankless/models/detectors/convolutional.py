@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 from rankless.models.darknet import network as net
 from rankless.models.darknet.sizes import refuse_giant
+from rankless.models.heads.anchor_free import loss as anchor_free
 from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
+from rankless.models.heads.yolo import loss as yolo
 from rankless.models.layers import (
     BATCH_NORM_MOMENTUM,
     Activation,
@@ -21,10 +25,27 @@ from rankless.models.layers import (
     max_pool,
     upsample,
 )
+from rankless.recipe import schema
+from rankless.structures import DetectionBatch, LossSum
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
 # steps are not spent on unlearning thousands of false objects; each class is as likely as any other.
 OBJECTNESS_PRIOR = 0.01
+
+Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
+"""The loss of raw outputs, of which the heads say what they mean."""
+
+
+def criterion_of(network: net.Network, loss: schema.Loss) -> Criterion:
+    """Return the loss of the network's heads with the recipe's settings.
+
+    Raises:
+        UserError: settings that this loss does not have, all of them.
+    """
+    if network.loss == "anchor-free":
+        bins = max(layer.bins for layer in network.layers if isinstance(layer, net.AnchorFree))
+        return anchor_free.from_recipe(loss, bins)
+    return yolo.from_recipe(loss, network.loss)
 
 
 class Route(nn.Module):
@@ -94,10 +115,11 @@ class AveragePool(nn.Module):
 
 
 class DetectionModel(nn.Module):
-    """A detector for one device.
+    """A :class:`~rankless.models.detectors.protocol.Detector` of Darknet's layers.
 
     Args:
         network: what to build.
+        criterion: its loss; the one it was published with if not given.
         momentum: of the batch norms' running statistics, in PyTorch's sense.
 
     Attributes:
@@ -106,12 +128,19 @@ class DetectionModel(nn.Module):
         head_names: the beginnings of the names of all parameters that depend on the number of classes.
     """
 
-    def __init__(self, network: net.Network, *, momentum: float = BATCH_NORM_MOMENTUM) -> None:
+    def __init__(
+        self,
+        network: net.Network,
+        criterion: Criterion | None = None,
+        *,
+        momentum: float = BATCH_NORM_MOMENTUM,
+    ) -> None:
         super().__init__()
         if torch.get_default_device().type != "meta":
             refuse_giant(network)
         self.network = network
         self.heads = network.heads()
+        self.criterion = criterion or criterion_of(network, schema.Loss())
         self.sources = [network.inputs(number) for number in range(len(network.layers))]
         self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
         self.layers = nn.ModuleDict()
@@ -136,6 +165,16 @@ class DetectionModel(nn.Module):
     def backbone(self) -> list[nn.Module]:
         """The layers of the backbone; a recipe may freeze them."""
         return list(self.layers.values())[: self.network.backbone]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C), head by head."""
+        found = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
+        boxes, scores = zip(*found, strict=True)
+        return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
+        """Return the loss of one micro-batch, summed over its images."""
+        return self.criterion(raw, self.heads, batch)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw heads of normalized images.

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.geometry.boxes import pairwise_iou
-from rankless.models.heads.yolo.assign import Truths
+from rankless.models.heads.truths import Truths
 
 Assignment = Literal["simota", "task-aligned"]
 

@@ -41,6 +41,11 @@ class AnchorFreeHead:
         """Channels of the head's output."""
         return 4 * max(self.bins, 1) + classes
 
+    def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C) of a raw output."""
+        boxes, _, classes = decode(raw, self)
+        return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
+
 
 def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
     """A head's output seen point by point, in float32 (float64 stays).

@@ -23,7 +23,7 @@ from rankless.errors import UserError
 from rankless.geometry import boxes
 from rankless.models.heads.anchor_free.assign import Assignment, Predicted, Targets, assign
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neighbors, place, points, split
-from rankless.models.heads.yolo.assign import Truths
+from rankless.models.heads.truths import Truths
 from rankless.recipe import schema
 from rankless.structures import DetectionBatch, LossSum
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rankless.losses.logits import cross_entropy
-from rankless.models.heads.yolo.assign import Matches, Truths
+from rankless.models.heads.truths import Truths
+from rankless.models.heads.yolo.assign import Matches
 from rankless.models.heads.yolo.codec import YoloHead, place
 
 

@@ -78,6 +78,15 @@ class YoloHead:
         """(N, 2) all the model's anchors in pixels, with the dtype and on the device of ``like``."""
         return _constant(self.anchors, like)
 
+    def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C) of a raw output.
+
+        A score is objectness times class probability.
+        """
+        boxes, objectness, classes = decode(raw, self)
+        scores = objectness.sigmoid().unsqueeze(-1) * classes.sigmoid()
+        return boxes.flatten(1, 3), scores.flatten(1, 3)
+
 
 def _constant(values: object, like: Tensor) -> Tensor:
     # Without non_blocking the copy would wait for all that the GPU still has to do.

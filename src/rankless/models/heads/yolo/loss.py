@@ -23,9 +23,9 @@ from torch import Tensor
 from rankless.errors import UserError
 from rankless.geometry.boxes import SIMILARITIES, iou
 from rankless.losses.logits import cross_entropy, focal, quality_focal
+from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.assign import (
     Matches,
-    Truths,
     assign,
     best_overlap,
     class_targets,

@@ -1,0 +1,150 @@
+"""Darknet's detectors by their names, and any cfg: what a recipe makes of their layer lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rankless.errors import UserError
+from rankless.models.darknet import sizes
+from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.darknet.network import Network
+from rankless.models.darknet.reshape import (
+    with_activation,
+    with_anchor_free_heads,
+    with_anchors,
+    with_classes,
+    with_dropout,
+    with_involution,
+    with_width,
+)
+from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
+from rankless.models.detectors.protocol import Published
+from rankless.recipe import schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class DarknetModel(Published):
+    """A named network.
+
+    Attributes:
+        network: writes it down, for COCO's 80 classes.
+        anchor_free: it has anchor-free heads in place of the published ones.
+    """
+
+    network: Callable[[], Network]
+    anchor_free: bool = False
+
+
+_YOLOV3 = "Redmon and Farhadi 2018, "
+_YOLOV4 = "Bochkovskiy, Wang and Liao 2020, "
+_SCALED = "Wang, Bochkovskiy and Liao 2021, "
+_ANCHOR_FREE = " with this project's anchor-free heads"
+_tiny_3l = partial(yolov4_tiny, levels=3)
+_csp = partial(scaled_yolov4, (64, 128, 256, 512, 1024), (2, 8, 8, 4), depth=2, pyramid_depth=1, side=512)
+_x_mish = partial(
+    scaled_yolov4, (80, 160, 320, 640, 1280), (3, 10, 10, 5), depth=3, pyramid_depth=2, side=640
+)
+
+MODELS: dict[str, DarknetModel] = {
+    "yolov3": DarknetModel(_YOLOV3 + "yolov3.cfg", network=yolov3),
+    "yolov3-spp": DarknetModel(_YOLOV3 + "yolov3-spp.cfg", network=partial(yolov3, spp=True)),
+    "yolov3-tiny": DarknetModel(_YOLOV3 + "yolov3-tiny.cfg", network=yolov3_tiny),
+    "yolov4": DarknetModel(_YOLOV4 + "yolov4.cfg", network=yolov4),
+    "yolov4-tiny": DarknetModel(_YOLOV4 + "yolov4-tiny.cfg", network=yolov4_tiny),
+    "yolov4-tiny-3l": DarknetModel(_YOLOV4 + "yolov4-tiny-3l.cfg", network=_tiny_3l),
+    "yolov4-csp": DarknetModel(_SCALED + "yolov4-csp.cfg", network=_csp),
+    "yolov4x-mish": DarknetModel(_SCALED + "yolov4x-mish.cfg", network=_x_mish),
+    "yolov3-anchor-free": DarknetModel("yolov3" + _ANCHOR_FREE, network=yolov3, anchor_free=True),
+    "yolov4-anchor-free": DarknetModel("yolov4" + _ANCHOR_FREE, network=yolov4, anchor_free=True),
+    "yolov4-tiny-anchor-free": DarknetModel(
+        "yolov4-tiny-3l" + _ANCHOR_FREE, network=_tiny_3l, anchor_free=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class DarknetSpec:
+    """A network as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+
+    model: schema.Model
+    criterion: Criterion
+    size: tuple[int, int]
+    anchors: tuple[tuple[float, float], ...]
+
+    def build(self, classes: int) -> DetectionModel:
+        """Return a freshly initialized detector on the CPU."""
+        return DetectionModel(network(self.model, classes), self.criterion)
+
+    def activations(self, size: tuple[int, int]) -> list[int]:
+        """Count what each convolution puts out for one image of (height, width) pixels."""
+        return sizes.outputs(network(self.model, classes=1), size)
+
+    def self_contained(self) -> schema.Model:
+        """Return the recipe's part with the text of the cfg file in place of its path."""
+        if not self.model.cfg or "\n" in self.model.cfg:
+            return self.model
+        cfg = read_cfg(self.model.cfg)
+        return replace(self.model, cfg=write_cfg(cfg.network, letterbox=cfg.letterbox, nms=cfg.nms))
+
+
+def spec(model: schema.Model, loss: schema.Loss) -> DarknetSpec:
+    """Return the network and the loss that a recipe asks for.
+
+    Raises:
+        UserError: see :func:`network`; loss settings that the heads do not have.
+    """
+    # Size, anchors and loss are the same for any number of classes, which only the data may know.
+    made = network(model, classes=1)
+    return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
+
+
+def network(model: schema.Model, classes: int) -> Network:
+    """The network that the recipe's part asks for.
+
+    Args:
+        model: its ``anchors`` are resolved: ``default`` or pairs.
+        classes: how many classes it tells apart.
+
+    Raises:
+        UserError: no such network, a faulty cfg, or options that do not go together.
+    """
+    chosen = None if model.cfg else MODELS.get(model.name)
+    if not model.cfg and chosen is None:
+        raise UserError(f"model.name is '{model.name}', which is not one of Darknet's networks")
+    made = chosen.network() if chosen else read_cfg(model.cfg).network
+    anchor_free = chosen is not None and chosen.anchor_free
+    _check(model, made, anchor_free)
+    made = with_classes(with_width(made, model.width), classes)
+    if not isinstance(model.anchors, str):
+        made = with_anchors(made, model.anchors)
+    if model.involution:
+        made = with_involution(made, model.involution)
+    if anchor_free:
+        made = with_anchor_free_heads(made, model.dfl)
+    if model.activation != "auto":
+        made = with_activation(made, model.activation)
+    return with_dropout(made, model.dropout) if model.dropout else made
+
+
+def _check(model: schema.Model, made: Network, anchor_free: bool) -> None:
+    faults = []
+    name = "the cfg" if model.cfg else model.name
+    if anchor_free and model.anchors != "default":
+        faults.append(f"model.anchors is given, but {name} has no anchors: leave it out")
+    if model.dfl and not anchor_free:
+        faults.append(
+            f"model.dfl is {model.dfl}, but {name} has anchors, whose boxes have no bins: leave it at 0, or "
+            "choose an anchor-free model, such as yolov4-tiny-anchor-free"
+        )
+    if not isinstance(model.anchors, str):
+        wanted = len(made.anchors)
+        if len(model.anchors) != wanted:
+            faults.append(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
+    if model.densenet != schema.Densenet():
+        faults.append(f"model.densenet is given, but {name} is no DenseNet: leave it out")
+    if faults:
+        raise UserError(faults)

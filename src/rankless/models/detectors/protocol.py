@@ -1,0 +1,91 @@
+"""What a detector is: all that the task ``detect`` and the zoo ask of a model that finds boxes.
+
+A new kind of detector is one page that builds modules with these methods, and one line in the zoo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from rankless.recipe import schema
+from rankless.structures import DetectionBatch, LossSum
+
+CANDIDATES = 3000
+"""So many of the best candidates of an image reach NMS; its cost grows with their square."""
+
+
+class Detector(Protocol):
+    """A module that finds boxes.
+
+    Attributes:
+        head_names: the beginnings of the names of all parameters that depend on the number of classes.
+    """
+
+    head_names: tuple[str, ...]
+
+    def __call__(self, images: Tensor) -> Any:
+        """Compute the raw outputs, which only ``decode`` and ``loss`` understand.
+
+        Args:
+            images: float in 0..1, (B, 3, H, W), H and W multiples of 32; channels_last is faster.
+        """
+        ...
+
+    def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, P, 4) xyxy in pixels of the input, not clipped, and scores in 0..1 (B, P, C).
+
+        Candidates that are not among the ``CANDIDATES`` best of their image may be left out.
+        """
+        ...
+
+    def loss(self, raw: Any, batch: DetectionBatch) -> LossSum:
+        """Return the loss of one micro-batch as a sum and a count; the images of ``batch`` are not read."""
+        ...
+
+    def backbone(self) -> Sequence[nn.Module]:
+        """Return the modules of the backbone; a recipe may freeze them."""
+        ...
+
+
+class DetectorSpec(Protocol):
+    """A detector as a recipe asks for it, its settings validated, before it is built.
+
+    Attributes:
+        size: (height, width) of its input as published, in pixels.
+        anchors: (width, height) in pixels of the anchors that a recipe may replace; empty without any.
+    """
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
+    @property
+    def anchors(self) -> tuple[tuple[float, float], ...]: ...
+
+    def build(self, classes: int) -> nn.Module:
+        """Return a :class:`Detector` on the CPU, initialized from torch's global generator."""
+        ...
+
+    def activations(self, size: tuple[int, int]) -> list[int]:
+        """Count what each layer puts out for one image of (height, width) pixels, as far as known."""
+        ...
+
+    def self_contained(self) -> schema.Model:
+        """Return the recipe's part with the text of files in place of their paths."""
+        ...
+
+
+@dataclass(frozen=True)
+class Published:
+    """A named detector.
+
+    Attributes:
+        source: where it comes from.
+        classes: how many it tells apart as published.
+    """
+
+    source: str
+    classes: int = 80

@@ -1,0 +1,49 @@
+"""What is really in the images of a batch, as the losses of all heads compare it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A truth thinner than this many pixels is treated as this thick: the logarithm of its size stays finite.
+SMALLEST_SIDE = 0.1
+
+
+@dataclass(frozen=True)
+class Truths:
+    """What is really in the images, in pixels of the network's input; padded entries are zeros.
+
+    Attributes:
+        boxes: xyxy, (B, T, 4).
+        center: x and y, (B, T, 2).
+        size: width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
+        labels: int64, (B, T).
+        valid: bool, (B, T).
+    """
+
+    boxes: Tensor
+    center: Tensor
+    size: Tensor
+    labels: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
+        """From a batch's padded targets: (B, T, 4) xyxy, (B, T), (B, T)."""
+        boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
+        first, second = boxes[..., :2], boxes[..., 2:]
+        return cls(
+            boxes=boxes,
+            center=(first + second) / 2,
+            size=(second - first).clamp(min=SMALLEST_SIDE),
+            labels=torch.where(valid, labels, 0),
+            valid=valid,
+        )
+
+    @property
+    def solid(self) -> Tensor:
+        """(B, T, 4) xyxy, where a truth thinner than ``SMALLEST_SIDE`` is that thick."""
+        half = self.size / 2
+        return torch.cat((self.center - half, self.center + half), -1)
