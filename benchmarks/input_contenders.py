@@ -52,7 +52,7 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
     """Rankless: what its loader processes do, 16 images being a micro-batch."""
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
-    from rankless.data.images.image_cache import open_cache
+    from rankless.data.images.image_cache import open_images
     from rankless.data.images.image_file import Shown, size
     from rankless.data.index.annotations import Annotations, flat_paths
     from rankless.recipe.schema import Augment
@@ -73,7 +73,7 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
         flags=np.zeros(count, np.uint8),
         areas=np.full(count, np.nan, np.float32),
     )
-    cache, _ = open_cache(kind, known, Shown((SIDE, SIDE)))  # type: ignore[arg-type]
+    images, _ = open_images(known, Shown((SIDE, SIDE)), kind)  # type: ignore[arg-type]
     options = Augment(
         flip=0.5,
         scale=SCALE,
@@ -84,11 +84,11 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
         mosaic=float(mosaic),
         partners=partners,  # type: ignore[arg-type]
     )
-    examples = DetectionExamples(BoxedImages(known, cache), (SIDE, SIDE), 0, options)
+    examples = DetectionExamples(BoxedImages(known, images), (SIDE, SIDE), 0, options)
     epoch = itertools.count()
-    if cache is not None:
+    if kind != "none":
         for number in range(len(files)):
-            examples.images.shown_image(number, examples.shown)  # type: ignore[attr-defined]
+            images.read(number)
     return lambda numbers: collate(examples.items([(next(epoch), number) for number in numbers], 0))
 
 

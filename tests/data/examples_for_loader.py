@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.images.image_file import UnreadableImage
 from rankless.structures import Sample
 
 
-class Noise:
+class Noise(DetectionImages):
     """Images of noise; number 13 cannot be read."""
 
     class_names = ("x",)
@@ -22,7 +23,7 @@ class Noise:
     def source(self, index: int) -> str:
         return str(index)
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         if index == 13:
             raise UnreadableImage("thirteen.jpg", "cut short")
         chance = torch.Generator().manual_seed(index)
@@ -41,7 +42,7 @@ class Strict:
         return 20
 
     def item(self, index: int, epoch: int) -> int:
-        Noise().sample(index)
+        Noise().read(index)
         return index
 
 

@@ -14,7 +14,7 @@ from torchvision.ops import box_iou
 
 from rankless.data import anchors
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedImages
+from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.index.annotations import Annotations, flat_paths
@@ -117,17 +117,17 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
 
 def test_built_in_scenes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     few = DigitScenes("train", 6, 0, (64, 64))
-    boxes = torch.cat([few.sample(index).boxes for index in range(6)])
+    boxes = torch.cat([few.read(index).boxes for index in range(6)])
     assert np.abs(box_sizes(few, (32, 128)) - (boxes[:, 2:] - boxes[:, :2]).numpy() / 2).max() < 1e-6
     assert SCENES == 500
     monkeypatch.setattr(anchors, "SCENES", 9)
     many = DigitScenes("train", 10**9, 0, (64, 64))
-    asked = sum(len(many.sample(number * 10**9 // 9).labels) for number in range(9))
+    asked = sum(len(many.read(number * 10**9 // 9).labels) for number in range(9))
     assert len(box_sizes(many, (64, 64))) == asked
 
 
 def test_difficult_and_no_boxes() -> None:
-    class Hard:
+    class Hard(DetectionImages):
         class_names = ("x",)
         boxes = torch.tensor([[0.0, 0, 10, 20], [0, 0, 30, 40], [5, 5, 5, 9]])
 
@@ -135,12 +135,12 @@ def test_difficult_and_no_boxes() -> None:
             return 1
 
         def ground_truth(self, index: int):
-            return self.boxes, torch.zeros(3), 100, 100, torch.tensor([True, False, False])
+            return GroundTruth(self.boxes, torch.zeros(3), 100, 100, torch.tensor([True, False, False]))
 
-        def image(self, index: int):
+        def read(self, index: int):
             raise AssertionError
 
-        source = image
+        source = read
 
     assert box_sizes(Hard(), (50, 50)).tolist() == [[15, 20]]
     Hard.boxes = Hard.boxes[2:].repeat(3, 1)

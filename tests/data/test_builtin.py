@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_scenery import HEADROOM, Chance, color
+from rankless.data.datasets.builtin_scenery import HEADROOM, Draws, color
 from rankless.errors import UserError
 from rankless.randomness import generator
 from rankless.structures import Sample
@@ -34,7 +34,7 @@ def val() -> DigitScenes:
 
 @pytest.fixture(scope="module")
 def samples(train: DigitScenes) -> list[Sample]:
-    return [train.sample(index) for index in range(400)]
+    return [train.read(index) for index in range(400)]
 
 
 def digest(sample: Sample) -> str:
@@ -82,7 +82,7 @@ def test_split_is_stratified(train: DigitScenes, val: DigitScenes) -> None:
 def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Sample]) -> None:
     other = DigitScenes("train", 12, seed=3)
     for index in (11, 0, 7):
-        assert digest(other.sample(index)) == digest(samples[index])
+        assert digest(other.read(index)) == digest(samples[index])
 
 
 @pytest.mark.processes
@@ -91,13 +91,13 @@ def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
         "import sys, hashlib, pickle\n"
         "scenes = pickle.load(sys.stdin.buffer)\n"
         "for index in (5, 2):\n"
-        "    p = scenes.sample(index)\n"
+        "    p = scenes.read(index)\n"
         "    data = b''.join(part.numpy().tobytes() for part in (p.image, p.boxes, p.labels))\n"
         "    print(hashlib.sha256(data).hexdigest())\n"
         "print('sklearn' in sys.modules)\n"
     )
     scenes = DigitScenes("train", 1000, seed=3)
-    scenes.sample(0)  # what this makes must not travel
+    scenes.read(0)  # what this makes must not travel
     sent = pickle.dumps(scenes)
     assert len(sent) < 120_000
     out = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
@@ -110,14 +110,14 @@ def test_scenes_do_not_depend_on_threads_or_global_generators(samples: list[Samp
     np.random.seed(1)  # noqa: NPY002
     try:
         torch.set_num_threads(2)
-        assert digest(DigitScenes("train", 9, seed=3).sample(8)) == digest(samples[8])
+        assert digest(DigitScenes("train", 9, seed=3).read(8)) == digest(samples[8])
     finally:
         torch.set_num_threads(before)
 
 
 def test_seed_split_and_index_each_change_the_scene(val: DigitScenes) -> None:
     scenes = [DigitScenes("train", 2, seed=seed) for seed in (0, 1)]
-    digests = {digest(s.sample(index)) for s in (*scenes, val) for index in (0, 1)}
+    digests = {digest(s.read(index)) for s in (*scenes, val) for index in (0, 1)}
     assert len(digests) == 6
 
 
@@ -227,7 +227,7 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
     stored_labels = np.repeat(np.arange(10), [len(images) for images in known])
     right = total = 0
     for index in range(60):
-        sample = val.sample(index)
+        sample = val.read(index)
         for digit in range(len(sample.labels)):
             x1, y1, x2, y2 = sample.boxes[digit].int().tolist()
             if y2 - y1 < 24 or not alone(sample, digit):
@@ -246,7 +246,7 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
 
 
 def test_no_color_leaves_the_headroom() -> None:
-    chance = Chance(generator(0, "colors"))
+    chance = Draws(generator(0, "colors"))
     colors = np.array([color(chance, chance.uniform(HEADROOM, 255 - HEADROOM)) for _ in range(500)])
     assert colors.min() >= HEADROOM
     assert colors.max() <= 255 - HEADROOM
@@ -259,7 +259,7 @@ def test_no_color_leaves_the_headroom() -> None:
 def test_other_sizes(size: tuple[int, int]) -> None:
     scenes = DigitScenes("train", 6, size=size)
     for index in range(6):
-        sample = scenes.sample(index)
+        sample = scenes.read(index)
         assert sample.image.shape == (3, *size)
         assert len(sample.labels) >= 1
         assert sample.boxes.min() >= 0
@@ -284,4 +284,4 @@ def test_faults_are_told_together() -> None:
 @pytest.mark.parametrize("index", [-1, 256])
 def test_no_such_scene(val: DigitScenes, index: int) -> None:
     with pytest.raises(IndexError, match="0 to 255"):
-        val.sample(index)
+        val.read(index)

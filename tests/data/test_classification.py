@@ -10,8 +10,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.builtin_digits import DigitImages
+from rankless.data.datasets.annotated import ClassificationImages
+from rankless.data.datasets.builtin import DigitImages, DigitScenes
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
@@ -21,7 +21,7 @@ from rankless.structures import Unreadable
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)
 
 
-class Grays:
+class Grays(ClassificationImages):
     """Image n is gray of level 10 n, its class n % 3."""
 
     class_names = ("a", "b", "c")
@@ -30,7 +30,7 @@ class Grays:
     def __len__(self) -> int:
         return 20
 
-    def image(self, index: int) -> Tensor:
+    def read(self, index: int) -> Tensor:
         return torch.full((3, 12, 10), 10 * index, dtype=torch.uint8)
 
     def label(self, index: int) -> int:
@@ -59,10 +59,10 @@ def test_an_item_is_a_placed_image_and_its_class():
 class Damaged(Grays):
     """Of which number 4 cannot be read."""
 
-    def image(self, index: int) -> Tensor:
+    def read(self, index: int) -> Tensor:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")
-        return super().image(index)
+        return super().read(index)
 
 
 def damaged(augmented: bool, **options) -> ClassificationExamples:
@@ -175,13 +175,13 @@ def test_the_digits_are_scikit_learns_and_split_as_in_the_scenes():
         assert scenes == seen[split]
     assert not seen["train"] & seen["val"] and len(seen["train"]) + len(seen["val"]) == 1797
     assert len(seen["val"]) == 359
-    image = DigitImages("val").image(7)
+    image = DigitImages("val").read(7)
     assert image.shape == (3, 64, 64) and image.dtype == torch.uint8
     assert torch.equal(image[0], image[2]) and image.max() > 230 and image.min() == 0
     small = torch.nn.functional.avg_pool2d(image[:1].float(), 8)[0] / 255 * 16
     assert np.corrcoef(small.flatten(), DigitImages("val")._levels[7].ravel())[0, 1] > 0.95
     with pytest.raises(IndexError):
-        DigitImages("val").image(359)
+        DigitImages("val").read(359)
 
 
 def stored_of(stored) -> tuple:

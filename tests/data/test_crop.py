@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.augment.crop import cropped
+from rankless.data.augment.augmented import cropped
 from rankless.structures import Sample
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rankless.data.datasets.annotated import DetectionImages, GroundTruth
 from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
@@ -16,7 +17,7 @@ from rankless.recipe.schema import Augment
 from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable
 
 
-class Drawn:
+class Drawn(DetectionImages):
     """Six images of different sizes, number i with i boxes."""
 
     class_names = ("x", "y")
@@ -27,7 +28,7 @@ class Drawn:
     def source(self, index: int) -> str:
         return f"drawn/{index}"
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         chance = np.random.default_rng(index)
         height, width = 60 + 10 * index, 90 - 5 * index
         corner = chance.uniform(0, 30, (index, 2))
@@ -42,7 +43,7 @@ SIZE = (64, 96)
 def test_evaluation_items_are_letterboxed_whatever_the_epoch() -> None:
     examples = DetectionExamples(Drawn(), SIZE, seed=3, augment=None)
     for index in range(len(examples)):
-        source, item = Drawn().sample(index), examples.item(index, epoch=index)
+        source, item = Drawn().read(index), examples.item(index, epoch=index)
         image, where = letterbox(source.image, SIZE)
         assert torch.equal(item.image, image) and item.letterbox == where and item.index == index
         assert torch.equal(item.boxes, to_input(source.boxes, where))
@@ -68,16 +69,15 @@ def test_training_items_depend_on_seed_epoch_and_index_alone() -> None:
 class Damaged(Drawn):
     """Of which number 4 cannot be read."""
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         if index == 4:
             raise UnreadableImage("four.jpg", "cut short")
-        return super().sample(index)
+        return super().read(index)
 
-    def ground_truth(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    def ground_truth(self, index: int) -> GroundTruth:
         if index == 4:
-            return torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, 0
-        sample = super().sample(index)
-        return sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2]
+            return GroundTruth(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, 0)
+        return super().ground_truth(index)
 
 
 FOUR = Unreadable(4, "four.jpg", "cut short")
@@ -128,7 +128,7 @@ def test_images_of_like_aspect_share_a_small_input() -> None:
 class Wide(Drawn):
     """Images of 193 × 256: on an input of 128 × 128 they are 96 and a half pixels high."""
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         image = torch.full((3, 193, 256), 7, dtype=torch.uint8)
         return Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
@@ -168,9 +168,9 @@ def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:
 def test_digits_are_built_in() -> None:
     samples = open_images("digits", "val", images=3, seed=0, size=(64, 96))
     assert len(samples) == 3 and len(samples.class_names) == 10
-    assert samples.sample(0).image.shape == (3, 64, 96)
+    assert samples.read(0).image.shape == (3, 64, 96)
     item = DetectionExamples(samples, (64, 96), 0, None).item(1, 0)
-    assert torch.equal(item.image, samples.sample(1).image)
+    assert torch.equal(item.image, samples.read(1).image)
 
 
 def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
@@ -189,6 +189,6 @@ def test_a_folder_and_a_yaml_and_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'digits'"):
         open_images(str(tmp_path / "nothing"), "val", images=9, seed=0, size=(64, 64))
     (tmp_path / "val.csv").write_text("filename,label\nimages/val/a.png,x\n")
-    with pytest.raises(UserError, match=r"read as 'csv', .* no boxes.* Set 'task: classify'"):
+    with pytest.raises(UserError, match=r"read as 'csv', .* no boxes.* set 'task: classify'"):
         open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="csv")
     assert len(open_images(str(tmp_path), "val", images=9, seed=0, size=(64, 64), format="darknet")) == 1

@@ -20,8 +20,9 @@ from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.images import image_cache
-from rankless.data.images.image_cache import ImageCache, needed, open_cache
+from rankless.data.images.image_cache import CachedImages, needed, open_images
 from rankless.data.images.image_file import Decoded, Shown, UnreadableImage, read_for
+from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
@@ -66,18 +67,21 @@ def known(tmp_path: Path) -> Annotations:
     )
 
 
-def opened(kind: str, known: Annotations) -> ImageCache:
-    cache, _ = open_cache(kind, known, SHOWN)  # type: ignore[arg-type]
-    assert cache is not None
-    return cache
+def opened(kind: str, known: Annotations) -> CachedImages:
+    images, _ = open_images(known, SHOWN, kind)  # type: ignore[arg-type]
+    assert isinstance(images, CachedImages)
+    return images
 
 
-def never() -> Decoded:
-    raise AssertionError("a kept image was decoded again")
+class Undecodable(FileImages):
+    def read(self, index: int) -> Decoded:
+        raise AssertionError("a cached image was decoded again")
 
 
-def decoder(known: Annotations, index: int):
-    return lambda: read_for(known.path(index), SHOWN)
+def only_cached(images: CachedImages, index: int) -> Decoded:
+    """Read an image that must be in the cache."""
+    undecodable = Undecodable(images.images.annotations, images.images.shown)
+    return replace(images, images=undecodable).read(index)
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -117,16 +121,16 @@ def test_weights_are_the_same_bits_whatever_is_kept(known: Annotations) -> None:
 
 def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
     examples = DetectionExamples(BoxedImages(known), SIZE, 1, None, cache="disk")
-    assert "Decoded images are kept in" in examples.notes[-1]
+    assert "decoded images are cached in" in examples.notes[-1]
     examples.item(0, 0)
-    assert isinstance(examples.images, BoxedImages) and examples.images.cache is not None
-    assert len([path for path in examples.images.cache.folder.rglob("*") if path.is_file()]) == 1
+    assert isinstance(examples.images, BoxedImages) and isinstance(examples.images.images, CachedImages)
+    assert len([path for path in examples.images.images.folder.rglob("*") if path.is_file()]) == 1
 
 
 def test_where_there_are_no_files_nothing_is_kept_and_that_is_said() -> None:
     digits = DigitScenes("val", 2, 0, (64, 64))
     examples = DetectionExamples(digits, (64, 64), 0, None, cache="disk")
-    assert "data.cache is disk" in examples.notes[-1] and "none is kept" in examples.notes[-1]
+    assert "data.cache is disk" in examples.notes[-1] and "caching is off" in examples.notes[-1]
     assert examples.images is digits
 
 
@@ -134,26 +138,26 @@ def test_where_there_are_no_files_nothing_is_kept_and_that_is_said() -> None:
 def test_the_second_time_nothing_is_decoded(kind: str, known: Annotations) -> None:
     cache = opened(kind, known)
     for index in range(3):
-        made = cache.read(known, index, SHOWN, decoder(known, index))
+        made = cache.read(index)
         copy = pickle.loads(pickle.dumps(cache))  # as in a loader process
-        found = copy.read(known, index, SHOWN, never)
+        found = only_cached(copy, index)
         assert torch.equal(made.image, found.image) and made[1:] == found[1:]
-    assert found.reduced == 1 and cache.read(known, 1, SHOWN, never).reduced == 2
+    assert found.reduced == 1 and only_cached(cache, 1).reduced == 2
 
 
 def test_what_is_written_into_a_image_stays_there(known: Annotations) -> None:
     cache = opened("disk", known)
-    cache.read(known, 0, SHOWN, decoder(known, 0))
-    found = cache.read(known, 0, SHOWN, never).image
+    cache.read(0)
+    found = only_cached(cache, 0).image
     found.zero_()
-    assert cache.read(known, 0, SHOWN, never).image.any()
+    assert only_cached(cache, 0).image.any()
 
 
 def test_processes_share_one_copy(known: Annotations) -> None:
     """A mapped image is none of a process's own pages (proportional and private memory, smaps)."""
     cache = opened("disk", known)
-    cache.read(known, 1, SHOWN, decoder(known, 1))
-    found = cache.read(known, 1, SHOWN, never).image
+    cache.read(1)
+    found = only_cached(cache, 1).image
     assert int(found.sum()) > 0  # every page was touched
     address, mine = found.data_ptr(), None
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -169,28 +173,28 @@ def test_processes_share_one_copy(known: Annotations) -> None:
 
 def test_a_changed_source_is_decoded_anew(known: Annotations) -> None:
     cache = opened("disk", known)
-    cache.read(known, 0, SHOWN, decoder(known, 0))
+    cache.read(0)
     before = Path(known.path(0)).stat()
     drawn(Path(known.path(0)), 99, (64, 96))
     os.utime(known.path(0), ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    found = cache.read(known, 0, SHOWN, decoder(known, 0))
+    found = cache.read(0)
     assert torch.equal(found.image, read_for(known.path(0), SHOWN).image)
-    assert torch.equal(cache.read(known, 0, SHOWN, never).image, found.image)
+    assert torch.equal(only_cached(cache, 0).image, found.image)
     Path(known.path(0)).unlink()
     with pytest.raises(UnreadableImage, match="No such file"):
-        cache.read(known, 0, SHOWN, decoder(known, 0))
+        cache.read(0)
 
 
 @pytest.mark.parametrize("left", [0, 10, 72, -1])
 def test_a_cut_file_is_not_believed(left: int, known: Annotations) -> None:
     cache = opened("disk", known)
-    made = cache.read(known, 0, SHOWN, decoder(known, 0))
+    made = cache.read(0)
     (file,) = (path for path in cache.folder.rglob("*") if path.is_file())
     content = file.read_bytes()
     file.write_bytes(content[: left if left >= 0 else len(content) - 1])
-    again = cache.read(known, 0, SHOWN, decoder(known, 0))
+    again = cache.read(0)
     assert torch.equal(made.image, again.image)
-    assert torch.equal(cache.read(known, 0, SHOWN, never).image, made.image)
+    assert torch.equal(only_cached(cache, 0).image, made.image)
 
 
 def test_other_images_under_the_same_numbers_are_other_files(known: Annotations) -> None:
@@ -208,8 +212,8 @@ def test_where_there_is_no_room_to_keep_a_image_it_is_decoded(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fdatasync", full)
-    made = cache.read(known, 0, SHOWN, decoder(known, 0))
+    monkeypatch.setattr(os, "fsync", full)
+    made = cache.read(0)
     assert torch.equal(made.image, read_for(known.path(0), SHOWN).image)
     assert not [path for path in cache.folder.rglob("*") if path.is_file()]  # nothing half-written stays
 
@@ -217,7 +221,7 @@ def test_where_there_is_no_room_to_keep_a_image_it_is_decoded(
 def test_the_size_by_hand(known: Annotations) -> None:
     header = 72
     assert needed(known, SHOWN) == 3 * header + 3 * (64 * 96 + 150 * 250 + 50 * 40)
-    _, (note,) = open_cache("disk", known, SHOWN)
+    _, (note,) = open_images(known, SHOWN, "disk")
     assert ": 134 KiB for 4 images" in note
 
 
@@ -229,14 +233,14 @@ def test_a_disk_without_room_is_refused_with_what_to_do(
     known: Annotations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for index in range(3):
-        opened("disk", known).read(known, index, SHOWN, decoder(known, index))
+        opened("disk", known).read(index)
     monkeypatch.setattr(os, "statvfs", cramped)
     assert opened("disk", known)  # all is there already
     drawn(Path(known.path(0)), 1, (64, 96))
     for file in opened("disk", known).folder.rglob("1-*"):
         file.unlink()
     with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache to none"):
-        open_cache("disk", known, SHOWN)
+        open_images(known, SHOWN, "disk")
 
 
 def test_memory_without_room_or_missing_is_a_note(
@@ -244,11 +248,11 @@ def test_memory_without_room_or_missing_is_a_note(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", cramped)
-        cache, (note,) = open_cache("ram", known, SHOWN)
-        assert cache is None and "are not kept in memory" in note and "to spare" in note
+        cache, (note,) = open_images(known, SHOWN, "ram")
+        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "to spare" in note
     monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "nowhere")
-    cache, (note,) = open_cache("ram", known, SHOWN)
-    assert cache is None and "No such file" in note
+    cache, (note,) = open_images(known, SHOWN, "ram")
+    assert isinstance(cache, FileImages) and "No such file" in note
 
 
 def test_a_cache_folder_that_is_a_file_is_told(
@@ -257,16 +261,16 @@ def test_a_cache_folder_that_is_a_file_is_told(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot be written to .*Not a directory.*RANKLESS_CACHE"):
-        open_cache("disk", known, SHOWN)
+        open_images(known, SHOWN, "disk")
 
 
 def test_memory_is_given_back_with_the_last_user(known: Annotations) -> None:
     cache = opened("ram", known)
-    cache.read(known, 0, SHOWN, decoder(known, 0))
+    cache.read(0)
     other, folder = pickle.loads(pickle.dumps(cache)), cache.folder
     del cache
     gc.collect()
-    assert folder.exists() and other.read(known, 0, SHOWN, never)
+    assert folder.exists() and only_cached(other, 0)
     del other
     gc.collect()
     assert not folder.exists()
@@ -275,7 +279,7 @@ def test_memory_is_given_back_with_the_last_user(known: Annotations) -> None:
 def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_path: Path) -> None:
     home = tmp_path / "memory" / f"rankless-{os.getuid()}"
     (home / "left" / "00").mkdir(parents=True)
-    held = ImageCache(home / "held")
+    held = CachedImages(FileImages(known, SHOWN), home / "held")
     opened("ram", known)
     assert not (home / "left").exists() and held.folder.exists()
 
@@ -283,7 +287,7 @@ def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_pat
 @pytest.mark.processes
 def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Path) -> None:
     with (tmp_path / "known.pickle").open("wb") as file:
-        pickle.dump((known, ImageCache(tmp_path / "shared")), file)
+        pickle.dump((known, CachedImages(FileImages(known, SHOWN), tmp_path / "shared")), file)
     code = (
         "import pickle, sys\n"
         "from rankless.data.images.image_file import Shown, read_for\n"
@@ -291,7 +295,7 @@ def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Pa
         "for turn in range(40):\n"
         "    for index in range(3):\n"
         "        shown = Shown((64, 96))\n"
-        "        found = cache.read(known, index, shown, lambda: read_for(known.path(index), shown))\n"
+        "        found = cache.read(index)\n"
         "        assert found.image.equal(read_for(known.path(index), shown).image)\n"
         "        if turn % 2: [path.unlink(missing_ok=True) for path in cache.folder.glob('*/*-*')]\n"
     )

@@ -130,10 +130,11 @@ def test_without_detail_nothing_is_reduced(tmp_path: Path) -> None:
     smooth(900, 1200).save(tmp_path / "a.jpg")
     data = boxed(tmp_path / "a.jpg", [0, 0, 100, 100], (900, 1200))
     whole = DetectionExamples(data, (64, 64), 0, None, detail=0).images
+    reduced = DetectionExamples(data, (64, 64), 0, None).images
     assert isinstance(whole, BoxedImages)
-    assert whole.shown_sample(0, Shown((64, 64), detail=0)).reduced == 1
-    assert whole.shown_sample(0, Shown((64, 64))).reduced == 8
-    assert torch.equal(whole.sample(0).image, read(tmp_path / "a.jpg"))
+    assert whole.read(0).reduced == 1
+    assert reduced.read(0).reduced == 8
+    assert torch.equal(whole.read(0).image, read(tmp_path / "a.jpg"))
 
 
 def test_pillow_and_the_quick_decoder_reduce_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,5 +170,5 @@ def test_a_classifier_reads_large_images_reduced(tmp_path: Path) -> None:
         ]
         assert made[1].target.tolist() == [0, 1]
         assert 0 < (made[0].image.int() - made[1].image.int()).abs().max() <= 8
-    shown = ClassificationExamples(folder, (64, 64), 0, Augment(), augmented=True).shown
-    assert tuple(folder.shown_image(0, shown).shape) == (3, 225, 325)
+    opened = ClassificationExamples(folder, (64, 64), 0, Augment(), augmented=True).images
+    assert tuple(opened.read(0).shape) == (3, 225, 325)

@@ -129,7 +129,8 @@ def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> N
 
 @pytest.mark.processes
 def test_a_fault_of_the_program_keeps_its_trace() -> None:
-    examples = DetectionExamples([None], (32, 32), 0, None)  # type: ignore[arg-type]
+    examples = DetectionExamples(Noise(), (32, 32), 0, None)
+    examples.images = [None]  # type: ignore[assignment]
     with (
         micro_batches(examples, list, lines([(0, 0)]), workers=1) as batches,
         pytest.raises(AttributeError, match="in item"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.augment.mosaic import mosaic
+from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
@@ -209,7 +210,7 @@ def test_color_is_of_each_image() -> None:
     assert len(tones) == 4 and min(tones) >= 66 and max(tones) <= 150
 
 
-class Six:
+class Six(DetectionImages):
     """Six images of noise."""
 
     class_names = ("x",)
@@ -220,7 +221,7 @@ class Six:
     def source(self, index: int) -> str:
         return f"six/{index}"
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         chance = np.random.default_rng(index)
         image = torch.from_numpy(chance.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
         return Sample(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))

@@ -101,13 +101,15 @@ def test_a_replaced_image_is_told(format: OneBoxEach, before: bool, found: str) 
     if not before:
         file.write_bytes(b"half an image")
     images = BoxedImages(open_annotations("data", "train"))
-    assert tuple(images.sample(2).image.shape) == (3, 12, 20)
+    assert tuple(images.read(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
-    with pytest.raises(UserError, match=rf"data/1\.png is 30 × 44 pixels, but {found} when .* Start again"):
-        images.sample(1)
+    with pytest.raises(
+        UserError, match=rf"1\.png: the image is 30 × 44 pixels, but {found} when .* start again"
+    ):
+        images.read(1)
     again = BoxedImages(open_annotations("data", "train"))
     assert format.times == 2
-    assert again.sample(1).boxes.tolist() == [[2, 1, 8, 44]]
+    assert again.read(1).boxes.tolist() == [[2, 1, 8, 44]]
 
 
 def test_a_digest_is_of_what_is_annotated_wherever_it_lies(tmp_path: Path) -> None:

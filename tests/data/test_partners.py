@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line, micro_batch
@@ -26,7 +27,7 @@ HEAVY = Augment(
 LINE = [(0, 3), (0, 17), (0, 8), (1, 11)]
 
 
-class Counted:
+class Counted(DetectionImages):
     """Twenty images of one gray each, with one box of their own number; counts what is asked for."""
 
     class_names = ("x",)
@@ -40,7 +41,7 @@ class Counted:
     def source(self, index: int) -> str:
         return str(index)
 
-    def sample(self, index: int) -> Sample:
+    def read(self, index: int) -> Sample:
         self.asked[index] += 1
         image = torch.full((3, 60, 90), 10 * index, dtype=torch.uint8)
         return Sample(image, torch.tensor([[30.0, 20, 50, 40]]), torch.tensor([index]))

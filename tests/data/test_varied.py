@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankless.data.augment.augmented import Augmented, augmented
+from rankless.data.augment.augmented import Augmented, Augmenter
 from rankless.data.augment.resample import clip
 from rankless.geometry.letterbox import letterbox, to_input
 from rankless.recipe.schema import Augment
@@ -51,6 +51,11 @@ def noisy(number: int) -> Sample:
     return Sample(image, torch.from_numpy(boxes), torch.full((number,), number))
 
 
+@dataclass
+class Drawn:
+    read: Callable[[int], Sample]
+
+
 def view(
     read: Callable[[int], Sample],
     options: Augment,
@@ -61,7 +66,7 @@ def view(
     epoch: int = 0,
     last: bool = False,
 ) -> Augmented:
-    return augmented(read, index, range(count), SIZE, options, (seed, epoch), last)
+    return Augmenter(Drawn(read), range(count), SIZE, options, (seed, epoch), last).augmented(index)
 
 
 def extent(image: torch.Tensor, label: int) -> np.ndarray | None:

@@ -221,7 +221,7 @@ def test_validation_scenes_are_every_seeds_and_training_scenes_are_not():
     first, second = Detect(digits()), Detect(Recipe(data=Data(train_images=5, val_images=4), seed=4))
 
     def scene(examples):
-        return examples.images.sample(1).image
+        return examples.images.read(1).image
 
     assert torch.equal(scene(first.evaluation_data()), scene(second.evaluation_data()))
     assert not torch.equal(scene(first.training_data()), scene(second.training_data()))

@@ -15,19 +15,27 @@ from torch.optim import SGD, AdamW
 from torchvision.ops import batched_nms
 
 from rankless.data import loader
+from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.geometry.nms import nms
 from rankless.recipe.schema import Augment
+from rankless.structures import Sample
 from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
-class Nothing:
+class Nothing(DetectionImages):
     """A source without images."""
 
     class_names = ()
 
     def __len__(self) -> int:
         return 0
+
+    def read(self, index: int) -> Sample:
+        raise NotImplementedError
+
+    def source(self, index: int) -> str:
+        raise NotImplementedError
 
 
 # torch's compiler, and what brings it, with the largest of what these bring.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.data.datasets.detection import DIGITS
+from rankless.data.datasets.builtin import DIGITS
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankless.curation.progress import each
-from rankless.data.datasets.annotated import BoxedImages
+from rankless.data.datasets.annotated import BoxedImages, ClassifiedImages
+from rankless.data.images.image_cache import CachedImages
 from rankless.data.images.image_file import UnreadableImage
+from rankless.data.images.sources import ImageExamples
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.tasks import open_task
@@ -34,10 +35,10 @@ class Filled:
 def fill(recipe: Recipe) -> list[Filled]:
     """Decode the images that a recipe trains and scores on, each as large as the recipe needs it.
 
-    What is kept already is not decoded again, so an interrupted filling goes on.
+    What is cached already is not decoded again, so an interrupted run goes on.
 
     Raises:
-        UserError: faulty data, no room, or images that come from no files.
+        UserError: faulty data, no room, or images that are generated, not read from files.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)
@@ -46,23 +47,21 @@ def fill(recipe: Recipe) -> list[Filled]:
 
 
 def _filled(split: str, examples: Any) -> Filled:
-    samples: Any = getattr(examples, "images", None)
-    cache = getattr(samples, "cache", None)
-    if cache is None:
+    source = examples.images if isinstance(examples, ImageExamples) else None
+    images = source.images if isinstance(source, BoxedImages | ClassifiedImages) else None
+    if not isinstance(images, CachedImages):
         raise UserError(
-            f"The images of '{split}' come from no files, so none can be kept decoded; expected a data set "
-            "of files or shards, for the task detect or classify."
+            f"the images of '{split}' are generated, not read from files, so they cannot be cached; expected "
+            "a dataset of files or shards, for the task detect or classify"
         )
-    of_boxes = isinstance(samples, BoxedImages)
-    decode: Callable[[int, Any], object] = samples.decoded if of_boxes else samples.shown_image
 
     def work(index: int) -> UnreadableImage | None:
         try:
-            decode(index, examples.shown)
+            examples.images.read(index)
         except UnreadableImage as error:
             return error
         return None
 
-    faults = [fault for fault in each(work, range(len(examples)), f"decoding '{split}'") if fault]
-    notes = tuple(note for note in examples.notes if str(cache.folder) in note)
-    return Filled(split, len(examples), tuple(faults), notes)
+    unreadable = [error for error in each(work, range(len(examples)), f"decoding '{split}'") if error]
+    notes = tuple(note for note in examples.notes if str(images.folder) in note)
+    return Filled(split, len(examples), tuple(unreadable), notes)

@@ -8,9 +8,8 @@ from typing import Any
 
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
-from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import DIGITS, Images
+from rankless.data.datasets.annotated import BoxedImages, DetectionImages
+from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
 from rankless.models import zoo
@@ -90,7 +89,7 @@ def fitted_anchors(
     if not published.anchors:
         raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
     chosen = size or published.size
-    images: Images
+    images: DetectionImages
     if root == DIGITS and not Path(root).exists():
         images = DigitScenes(split, SCENES)
     else:

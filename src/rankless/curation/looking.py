@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import DIGITS
+from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.opening import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images.drawing import Mark
@@ -165,7 +164,7 @@ class _AsItIs:
 
     def __call__(self, index: int) -> Shown:
         if isinstance(self.source, DigitScenes):
-            sample = self.source.sample(index)
+            sample = self.source.read(index)
             return _shown(
                 sample.image,
                 sample.boxes.tolist(),

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rankless.data.datasets.annotated import BoxedImages
+from rankless.data.datasets.annotated import BoxedImages, DetectionImages
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.datasets.detection import Images, ground_truth
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 from rankless.geometry.letterbox import fit
@@ -28,7 +27,7 @@ _ROUNDS = 300  # the loop below ends by itself after a few dozen; distances with
 Sizes = NDArray[np.float64]
 
 
-def box_sizes(images: Images, size: tuple[int, int]) -> Sizes:
+def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
     """Width and height of every box to train on, in pixels of the letterboxed input, (N, 2).
 
     Images are not decoded: their headers say how large they are. Of the built-in data up to 500 scenes,
@@ -44,7 +43,7 @@ def box_sizes(images: Images, size: tuple[int, int]) -> Sizes:
     asked = min(count, SCENES) if isinstance(images, DigitScenes) else count
     found = [np.zeros((0, 2))]
     for number in range(asked):
-        truth = ground_truth(images, number * count // asked)
+        truth = images.ground_truth(number * count // asked)
         boxes = truth.boxes if truth.flags is None else truth.boxes[truth.flags == 0]
         sides = (boxes[:, 2:] - boxes[:, :2]).numpy().astype(np.float64)
         found.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
@@ -84,7 +83,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
             "images, or leave model.anchors at 'default'"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
-    found = [_lloyd(boxes, weights, _seeded(boxes, weights, count, chance)) for chance in starts]
+    found = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
     best = max(found, key=lambda anchors: _average(boxes, weights, anchors))
     rounded = best.round(2).clip(0.01).tolist()
     return tuple((w, h) for w, h in sorted(rounded, key=lambda side: (side[0] * side[1], side[0])))
@@ -118,13 +117,13 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
     return math.fsum(_iou(boxes, anchors).max(1) * weights) / int(weights.sum())
 
 
-def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, chance: np.random.Generator) -> Sizes:
+def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
     """k-means++: each further center is a box, drawn by its squared distance from those there are."""
     taken: list[int] = []
     chances = weights.astype(np.float64)
     for _ in range(count):
         steps = np.cumsum(chances)
-        drawn = int(np.searchsorted(steps, chance.random() * steps[-1], side="right"))
+        drawn = int(np.searchsorted(steps, rng.random() * steps[-1], side="right"))
         taken.append(min(drawn, int(np.flatnonzero(chances)[-1])))
         distance = 1 - _iou(boxes, boxes[taken]).max(1)
         # Of boxes that differ by a hair the distance may come out as nothing, and all may be such.

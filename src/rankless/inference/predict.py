@@ -278,7 +278,7 @@ class _DetectionFinder:
         """A scene of the built-in data, uint8 (3, H, W)."""
         # As in training: validation scenes are every seed's.
         seed = self.task.recipe.seed if split == "train" else 0
-        return DigitScenes(split, index + 1, seed, SCENE_SIZE).sample(index).image
+        return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
         """What is in an image, in its own pixels, and what to draw on it; each box with its best class."""

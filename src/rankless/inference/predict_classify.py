@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankless.data.datasets.builtin_digits import DigitImages
+from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import shown_as
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import Decoded, UnreadableImage
@@ -52,7 +52,7 @@ class ClassFinder:
         if index >= len(digits):
             reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
             raise UnreadableImage(f"digits:{split}:{index}", reason)
-        return digits.image(index)
+        return digits.read(index)
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
         """The best classes of an image, the likeliest first, and its caption."""

@@ -56,7 +56,7 @@ def data_digest(recipe: Recipe) -> str | None:
     Raises:
         UserError: data that cannot be opened.
     """
-    from rankless.data.datasets.detection import DIGITS
+    from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
     data = recipe.data
@@ -74,7 +74,7 @@ def _read_data(recipe: Recipe) -> None:
     Raises:
         UserError: nothing there, or faults that stop a training.
     """
-    from rankless.data.datasets.detection import DIGITS
+    from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
     data, faults = recipe.data, []

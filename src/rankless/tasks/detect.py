@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
-from rankless.data.datasets.detection import DetectionExamples, Images, collate, open_images
+from rankless.data.datasets.annotated import DetectionImages
+from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.errors import UserError
 from rankless.geometry.letterbox import to_source
 from rankless.geometry.nms import nms
@@ -143,7 +144,7 @@ class Detect:
             cache=data.cache,
         )
 
-    def _open(self, split: str, images: int, seed: int) -> Images:
+    def _open(self, split: str, images: int, seed: int) -> DetectionImages:
         data = self.recipe.data
         return open_images(
             data.root,

@@ -527,7 +527,8 @@ def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, s
     position = {3: 0, 7: 1, 20: 2}
     truths, found = [], []
     for index, table in enumerate(kept):
-        truth, labels, _, _, flags, areas = source.ground_truth(index)
+        known = source.ground_truth(index)
+        truth, labels, flags, areas = known.boxes, known.labels, known.flags, known.areas
         truths.append(Truth(truth, labels, (flags & CROWD) > 0, areas, (flags & DIFFICULT) > 0))
         shown = torch.tensor([position[int(c)] for c in table[:, 5]], dtype=torch.int64)
         found.append(Detections(index, table[:, :4], table[:, 4], shown))

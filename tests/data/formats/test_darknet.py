@@ -63,12 +63,13 @@ def test_boxes_become_pixels(tmp_path: Path) -> None:
     assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
     assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
     data = BoxedImages(found)
-    first = data.sample(0)
+    first = data.read(0)
     assert first.image.shape == (3, 20, 40)
     assert torch.allclose(first.boxes, torch.tensor([[16.0, 6, 24, 14], [0, 0, 20, 20]]))
     assert first.labels.tolist() == [1, 0] and first.labels.dtype == torch.int64
-    assert data.sample(1).boxes.shape == (0, 4)
-    boxes, labels, height, width, flags, _ = data.ground_truth(2)
+    assert data.read(1).boxes.shape == (0, 4)
+    truth = data.ground_truth(2)
+    boxes, labels, height, width, flags = truth.boxes, truth.labels, truth.height, truth.width, truth.flags
     assert (boxes.tolist(), labels.tolist(), height, width) == ([[20, 0, 40, 10]], [2], 20, 40)
     assert data.source(2) == str(tmp_path / "images/train/c.jpg") and flags.tolist() == [0]
 
@@ -79,8 +80,8 @@ def test_boxes_are_of_the_upright_image(tmp_path: Path) -> None:
     exif[0x0112] = 6
     Image.new("RGB", (40, 20)).save(sample, exif=exif)
     data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
-    assert data.sample(0).image.shape == (3, 40, 20)
-    assert data.sample(0).boxes.tolist() == data.ground_truth(0)[0].tolist() == [[0, 0, 20, 20]]
+    assert data.read(0).image.shape == (3, 40, 20)
+    assert data.read(0).boxes.tolist() == data.ground_truth(0).boxes.tolist() == [[0, 0, 20, 20]]
 
 
 @settings(settings.get_profile("files"))
@@ -526,4 +527,4 @@ def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     data = BoxedImages(open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train"))
     copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.sample(0).boxes, data.sample(0).boxes)
+    assert torch.equal(copy.read(0).boxes, data.read(0).boxes)

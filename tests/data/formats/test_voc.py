@@ -72,11 +72,11 @@ def test_pixels_count_from_one_and_the_last_is_inside(tmp_path: Path) -> None:
     found = open_annotations(str(tmp_path), "train")
     assert stems(found) == ["b", "a"] and found.class_names == ("cat", "dog")  # images in the list's order
     data = BoxedImages(found)
-    first = data.sample(0)
+    first = data.read(0)
     assert first.boxes.tolist() == [[0, 0, 40, 20], [6, 2, 7, 4], [1.5, 1, 9.25, 4]]
     assert first.labels.tolist() == [1, 0, 0] and first.labels.dtype == torch.int64
     assert first.boxes.dtype == torch.float32 and first.image.shape == (3, 20, 40)
-    assert data.sample(1).boxes.shape == (0, 4) and found.offsets.tolist() == [0, 3, 3]
+    assert data.read(1).boxes.shape == (0, 4) and found.offsets.tolist() == [0, 3, 3]
     assert data.source(1) == found.path(1)
     assert counts(found) == {"empty": 1, "a pixel thin": 1}
     assert data.notes[0].startswith(f"{tmp_path}: read as Pascal VOC because it has 'Annotations'")
@@ -501,7 +501,7 @@ def test_it_pickles(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     data = BoxedImages(open_annotations(str(tmp_path), "train"))
     copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.sample(0).boxes, data.sample(0).boxes)
+    assert torch.equal(copy.read(0).boxes, data.read(0).boxes)
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")

@@ -77,7 +77,7 @@ def test_boxes_as_json_and_as_darknets_lines(tmp_path):
     assert found.class_names == ("cat", "dog") and found.offsets.tolist() == [0, 1, 1]
     assert found.boxes.tolist() == [[1, 1, 3.5, 4]] and found.labels.tolist() == [1]
     assert found.flags.tolist() == [1] and found.areas.tolist() == [3.25]
-    assert BoxedImages(found).sample(1).image[0].eq(1).all()
+    assert BoxedImages(found).read(1).image[0].eq(1).all()
     shard(tmp_path / "txt/train-0.tar", pairs(["1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5", ""], "txt"))
     found = open_annotations(str(tmp_path / "txt"), "train")
     assert found.class_names == ("0", "1")  # by their numbers
@@ -181,7 +181,7 @@ def test_shards_without_labels_or_images(tmp_path):
 
 def test_detection_shards_are_no_classes(tmp_path):
     shard(tmp_path / "train-0.tar", pairs(['{"boxes": [], "labels": []}'], "json"))
-    with pytest.raises(UserError, match=r"read as tar shards.*its images have boxes.*Set task: detect"):
+    with pytest.raises(UserError, match=r"read as tar shards.*its images have boxes.*set task: detect"):
         open_images(str(tmp_path), "train")
 
 
@@ -226,4 +226,4 @@ def test_any_damage_is_a_user_error_or_a_finding(tmp_path_factory, changes, cut)
         source = BoxedImages(found) if found.has_boxes else ClassifiedImages(found, None, "data")
         for index in range(len(found)):
             with contextlib.suppress(UnreadableImage):
-                source.sample(index) if isinstance(source, BoxedImages) else source.image(index)
+                source.read(index)

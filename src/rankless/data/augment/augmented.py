@@ -1,125 +1,162 @@
-"""One training image of a detector, from all that ``data.augment`` knows: the order in which it works.
+"""One training image of a detector, from everything in ``data.augment``: the order in which it is applied.
 
 An image gets objects of another (copy-paste) and is cropped; it, or a mosaic of four such images, is laid
 on the input, mirrored, recolored, zoomed, shifted and warped; the input is blurred, made noisy and
 compressed; and two inputs made like that are blended (mixup).
 
-Every part has a key of its own from (seed, part, epoch, index), so the image is a function of these alone,
-and one part switched off leaves the others as they were.
+Every part is keyed by (seed, part, epoch, index), so the image is a function of these alone, and one part
+switched off leaves the others as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.augment.copy_paste import copy_paste
-from rankless.data.augment.crop import cropped
 from rankless.data.augment.degrade import degrade
 from rankless.data.augment.mixing import blended
 from rankless.data.augment.mosaic import mosaic
 from rankless.data.augment.resample import augment
+from rankless.data.images.sources import Readable
 from rankless.geometry.letterbox import in_source
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
-"""The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,); the source's place."""
+"""The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,); the placement."""
+
+ASPECT = 4 / 3
+"""Largest aspect of a crop in relation to the image's, either way, before it grows."""
 
 
-def augmented(
-    read: Callable[[int], Sample],
-    index: int,
-    among: Sequence[int],
-    size: tuple[int, int],
-    options: Augment,
-    key: tuple[int, int],
-    last_epochs: bool,
-) -> Augmented:
-    """Image ``index`` as it looks in an epoch.
+@dataclass
+class Augmenter:
+    """Augments the images of one epoch.
 
-    Args:
-        read: gives an image by its number.
-        index: the image.
-        among: the images, it included, from which its partners are drawn; rising.
+    Attributes:
+        images: what is augmented.
+        among: the indices, that of the image included, from which its partners are drawn; rising.
         size: the input's (H, W) in pixels.
-        options: how images are varied.
+        options: how images are augmented.
         key: (seed, epoch).
         last_epochs: whether this is one of the last epochs, in which every image stands alone: without
             mosaic, mixup and copy-paste.
-
-    Returns:
-        What the network sees: boxes are clipped to the input, each at least a part of a pixel large. The
-        place is of the cropped image before it was warped and mirrored; of a mosaic, the input itself.
     """
-    made = _Varied(read, among, size, options, key, last_epochs)
-    return made.mixed(index)
 
+    images: Readable[Sample]
+    among: Sequence[int]
+    size: tuple[int, int]
+    options: Augment
+    key: tuple[int, int]
+    last_epochs: bool
 
-class _Varied:
-    """The parts of :func:`varied`; see its arguments."""
+    @property
+    def _partners(self) -> bool:
+        return not self.last_epochs and len(self.among) > 1
 
-    def __init__(
-        self,
-        read: Callable[[int], Sample],
-        among: Sequence[int],
-        size: tuple[int, int],
-        options: Augment,
-        key: tuple[int, int],
-        alone: bool,
-    ) -> None:
-        self.read, self.among, self.size, self.options = read, among, size, options
-        self.seed, self.epoch = key
-        self.together = not alone and len(among) > 1
-        self.mosaics = not alone
+    def _rng(self, part: str, index: int) -> np.random.Generator:
+        return generator(self.key[0], part, self.key[1], index)
 
-    def mixed(self, index: int) -> Augmented:
-        """The input of an image, blended with another's if chance says so; the boxes of both count whole."""
-        image, boxes, labels, where = self.placed(index)
-        if not (self.options.mixup and self.together):
+    def augmented(self, index: int) -> Augmented:
+        """Return an image's input, blended with another's if drawn; the boxes of both count whole.
+
+        Returns:
+            What the network sees: boxes are clipped to the input, each at least a part of a pixel large. The
+            placement is of the cropped image before it was warped and mirrored; of a mosaic, the input's.
+        """
+        image, boxes, labels, where = self._placed(index)
+        if not (self.options.mixup and self._partners):
             return image, boxes, labels, where
-        chance = generator(self.seed, "mix", self.epoch, index)
-        if chance.random() >= self.options.mixup_chance:
+        rng = self._rng("mix", index)
+        if rng.random() >= self.options.mixup_chance:
             return image, boxes, labels, where
-        share = float(chance.beta(self.options.mixup, self.options.mixup))
-        other = self.placed(self._another(index, chance))
+        weight = float(rng.beta(self.options.mixup, self.options.mixup))
+        other = self._placed(self._another(index, rng))
         boxes, labels = torch.cat((boxes, other[1])), torch.cat((labels, other[2]))
-        return blended(image, other[0], share), boxes, labels, where
+        return blended(image, other[0], weight), boxes, labels, where
 
-    def placed(self, index: int) -> Augmented:
-        """The input of an image or of a mosaic around it, before it is blended."""
-        image, boxes, labels, where = self._laid(index)
-        return degrade(image, self.options, (self.seed, "augment", self.epoch, index)), boxes, labels, where
+    def _placed(self, index: int) -> Augmented:
+        """Return the input of an image or of a mosaic around it, before it is blended."""
+        options = self.options
+        mosaics = options.mosaic and not self.last_epochs
+        if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
+            image, boxes, labels = mosaic(self._source, index, self.among, self.size, options, rng)
+            # The mosaic is its own source: no one image's placement on it says where a box came from.
+            where = Letterbox(1.0, 0.0, 0.0, *self.size)
+        else:
+            sample = self._source(index)
+            image, boxes, labels, where = augment(sample, self.size, options, self._rng("augment", index))
+            where = in_source(where, sample.reduced, sample.source)
+        return degrade(image, options, (self.key[0], "augment", self.key[1], index)), boxes, labels, where
 
-    def source(self, index: int) -> Sample:
-        """An image with what is pasted into it, cropped."""
-        sample = self.read(index)
-        if self.options.copy_paste and self.together:
-            chance = generator(self.seed, "copy-paste", self.epoch, index)
-            if chance.random() < self.options.copy_paste:
-                other = self.read(self._another(index, chance))
-                sample = copy_paste(sample, other, self.size, chance)
+    def _source(self, index: int) -> Sample:
+        """Return an image with what is pasted into it, cropped."""
+        sample = self.images.read(index)
+        if self.options.copy_paste and self._partners:
+            rng = self._rng("copy-paste", index)
+            if rng.random() < self.options.copy_paste:
+                other = self.images.read(self._another(index, rng))
+                sample = copy_paste(sample, other, self.size, rng)
         if self.options.crop >= 1:
             return sample
-        return cropped(sample, self.options.crop, generator(self.seed, "crop", self.epoch, index))
+        return cropped(sample, self.options.crop, self._rng("crop", index))
 
-    def _laid(self, index: int) -> Augmented:
-        if self.options.mosaic and self.mosaics:
-            chance = generator(self.seed, "mosaic", self.epoch, index)
-            if chance.random() < self.options.mosaic:
-                made = mosaic(self.source, index, self.among, self.size, self.options, chance)
-                # The mosaic is its own source: no one image's place on it says where a box came from.
-                return *made, Letterbox(1.0, 0.0, 0.0, *self.size)
-        chance = generator(self.seed, "augment", self.epoch, index)
-        sample = self.source(index)
-        image, boxes, labels, where = augment(sample, self.size, self.options, chance)
-        return image, boxes, labels, in_source(where, sample.reduced, sample.source)
-
-    def _another(self, index: int, chance: np.random.Generator) -> int:
-        """An image other than ``index``: some places after it, and after the last the first."""
-        further = 1 + int(chance.integers(len(self.among) - 1))
+    def _another(self, index: int, rng: np.random.Generator) -> int:
+        """Draw an image other than ``index``: some positions after it, and after the last the first."""
+        further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
+
+
+def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
+    """Return a random part of an image that cuts no object.
+
+    The part's fraction of the area is uniform from ``smallest`` to 1, its aspect log-uniform around the
+    image's and its position uniform. Then it grows to hold each box that it touches, and those that it
+    touches by growing. So a box is in it whole or not at all; a part may be an image without objects.
+
+    Args:
+        sample: the source; not changed.
+        smallest: least fraction of the area, above 0; 1 returns the image itself.
+        rng: draws the part.
+
+    Returns:
+        The part, with the boxes in it in its pixels.
+    """
+    height, width = sample.image.shape[-2:]
+    drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
+    if smallest >= 1:
+        return sample
+    area = smallest + drawn * (1 - smallest)
+    # The factors on the sides multiply to the area, and neither is above 1.
+    factor = min(max(math.sqrt(area) * ASPECT ** (aspect - 0.5), area), 1.0)
+    columns, rows = math.ceil(width * factor), math.ceil(height * area / factor)
+    columns, rows = min(columns, width), min(rows, height)
+    left, top = round(across * (width - columns)), round(down * (height - rows))
+    boxes = sample.boxes.double().numpy()
+    part, inside = _grown(np.array([left, top, left + columns, top + rows]), boxes, (width, height))
+    left, top, right, bottom = part.tolist()
+    whole = torch.from_numpy(inside)
+    corner = torch.tensor([left, top, left, top], dtype=torch.float32)
+    return Sample(sample.image[:, top:bottom, left:right], sample.boxes[whole] - corner, sample.labels[whole])
+
+
+def _grown(
+    part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Grow a part, (4,) xyxy in whole pixels, until it cuts no box; return it and which boxes are in it."""
+    while True:
+        inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
+        first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)
+        last = np.minimum(np.ceil(boxes[inside, 2:]).max(0, initial=0), sides)
+        grown = np.concatenate((np.minimum(part[:2], first), np.maximum(part[2:], last))).astype(np.int64)
+        if (grown == part).all():
+            return part, inside
+        part = grown

@@ -23,7 +23,7 @@ COVERED = 0.3
 """A place is free if no more than this share of any box that is there already would be covered."""
 
 
-def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], chance: np.random.Generator) -> Sample:
+def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """An image with objects of another.
 
     An object is as large on the input as its own image would show it, and lies wholly in the image; one
@@ -33,13 +33,13 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], chance: np.
         image: what is pasted into; stays as it is.
         other: where the objects come from.
         size: the network's input (H, W) in pixels.
-        chance: which objects, and where.
+        rng: which objects, and where.
 
     Returns:
         The image with its boxes, then those of the pasted objects.
     """
-    order = chance.permutation(len(other.labels))
-    taken = order[chance.random(len(order)) < TAKEN][:MOST].tolist()
+    order = rng.permutation(len(other.labels))
+    taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
     height, width = sample.image.shape[-2:]
     scale = fit(other.image.shape[-2], other.image.shape[-1], size) / fit(height, width, size)
     image, boxes, labels = sample.image.clone(), [sample.boxes], [sample.labels]
@@ -48,7 +48,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], chance: np.
         rows, columns = patch.shape[-2:]
         if rows > height or columns > width:
             continue
-        place = _free_place(torch.cat(boxes), (columns, rows), (width, height), chance)
+        place = _free_place(torch.cat(boxes), (columns, rows), (width, height), rng)
         if place is None:
             continue
         left, top = place
@@ -74,13 +74,13 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _free_place(
-    boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], chance: np.random.Generator
+    boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
     """(left, top) of a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
 
     Every try draws, so that what one object meets changes no other's draws.
     """
-    draws = chance.random((TRIES, 2))
+    draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)
     tops = np.rint(draws[:, 1] * (room[1] - sides[1])).astype(int)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)

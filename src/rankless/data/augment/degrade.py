@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.data.augment.seeded import Key, drawing, one_thread
-from rankless.randomness import generator
+from rankless.randomness import generator, torch_seed
 from rankless.recipe.schema import Augment
 
 SIGMA = (0.5, 2.0)
 """Of the blur, in pixels of the input."""
 NOISE = (0.01, 0.06)
-"""Standard deviation of the noise, as a share of the range 0..255."""
+"""Standard deviation of the noise, as a fraction of the range 0..255."""
 QUALITY = (10, 60)
 """Of the JPEG compression, both included."""
 
 
+Key = tuple[int, str, int, int]
+"""(seed, "augment", epoch, index): the random draws of one image in one epoch."""
+
+
+@contextmanager
+def drawing(key: Key, part: str) -> Iterator[None]:
+    """Seed torch's CPU generator by ``key`` and ``part``; put its state back at the end.
+
+    Torchvision's random transforms draw from it: switching one part off leaves the others as they were.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed the GPUs as well.
+        torch.default_generator.manual_seed(torch_seed(*key, part))
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run on one thread, as a loader process does: some operations may add in an order that depends on it."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """The input as a worse camera would have delivered it: blurred, then noisy, then compressed.
+    """Return the input as a worse camera would deliver it: blurred, then noisy, then compressed.
 
     Args:
         image: uint8, (3, H, W); stays as it is.
-        options: the chances of the three.
+        options: the probabilities of the three.
         key: decides which of them, and how much.
 
     Returns:
@@ -37,10 +68,10 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
         return image
     from torchvision.transforms.v2 import functional as TF  # takes as long to import as torch does
 
-    chance = generator(*key, "degrade")
-    blurred, noisy, compressed = (chance.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
-    sigma, deviation = (float(chance.uniform(*limits)) for limits in (SIGMA, NOISE))
-    quality = int(chance.integers(QUALITY[0], QUALITY[1] + 1))
+    rng = generator(*key, "degrade")
+    blurred, noisy, compressed = (rng.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
+    sigma, deviation = (float(rng.uniform(*limits)) for limits in (SIGMA, NOISE))
+    quality = int(rng.integers(QUALITY[0], QUALITY[1] + 1))
     if blurred:
         # Three deviations to either side, but torchvision mirrors at the border: no further than the side.
         radius = min(round(3 * sigma), min(image.shape[-2:]) - 1)

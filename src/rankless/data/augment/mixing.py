@@ -19,9 +19,9 @@ def target_of(label: int, classes: int) -> Tensor:
     return target
 
 
-def mixup(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:
+def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
     """λ of one and 1 - λ of the other, pixel by pixel; λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
-    share = float(chance.beta(alpha, alpha))
+    share = float(rng.beta(alpha, alpha))
     return blended(one[0], other[0], share), _blend(one[1], other[1], share)
 
 
@@ -31,16 +31,16 @@ def blended(one: Tensor, other: Tensor, share: float) -> Tensor:
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
 
-def cutmix(one: Example, other: Example, alpha: float, chance: np.random.Generator) -> Example:
+def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
     """A rectangle of the other, at its own place, in the one (Yun et al., "CutMix", 2019).
 
     It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its middle anywhere; the target
     goes by what is left of it inside.
     """
-    share = float(chance.beta(alpha, alpha))
+    share = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]
     side = math.sqrt(1 - share) / 2
-    x, y = chance.random(2).tolist()
+    x, y = rng.random(2).tolist()
     left, right = (min(max(round((x + edge) * width), 0), width) for edge in (-side, side))
     top, bottom = (min(max(round((y + edge) * height), 0), height) for edge in (-side, side))
     image = one[0].clone()

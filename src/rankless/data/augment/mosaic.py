@@ -32,7 +32,7 @@ def mosaic(
     among: Sequence[int],
     size: tuple[int, int],
     options: Augment,
-    chance: np.random.Generator,
+    rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Image ``index`` and three others on one input.
 
@@ -45,22 +45,22 @@ def mosaic(
         among: the images, it included, from which the others are drawn.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
-        chance: where the mosaic comes from.
+        rng: where the mosaic comes from.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
     """
-    others = _others(index, among, chance)
-    own = int(chance.integers(4))
-    sideways, upside_down = (chance.random(2) < (options.flip, options.flip_vertical)).tolist()
-    zoom, *draws = chance.uniform(-1, 1, 5).tolist()
-    colors = chance.uniform(-1, 1, (4, 3)).tolist()
+    others = _others(index, among, rng)
+    own = int(rng.integers(4))
+    sideways, upside_down = (rng.random(2) < (options.flip, options.flip_vertical)).tolist()
+    zoom, *draws = rng.uniform(-1, 1, 5).tolist()
+    colors = rng.uniform(-1, 1, (4, 3)).tolist()
     factor = (1 + options.scale) ** zoom
     meeting_x, meeting_y = (
         round(side * (0.5 + SPREAD * factor * off + options.translate * shift))
         for side, off, shift in zip((size[1], size[0]), draws[:2], draws[2:], strict=True)
     )
-    tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, chance))
+    tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, rng))
     for place, number in enumerate([*others[:own], index, *others[own:]]):
         if tiles.seen(place):
             tiles.lay(place, read(number), factor, drawn_color(options, *colors[place]))
@@ -69,10 +69,10 @@ def mosaic(
     return image, mirrored, labels
 
 
-def _others(index: int, among: Sequence[int], chance: np.random.Generator) -> list[int]:
+def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
     """Three images other than ``index`` and than each other, as far as there are so many."""
     taken, found = [among.index(index)], []
-    for draw in chance.random(3).tolist():
+    for draw in rng.random(3).tolist():
         if len(taken) == len(among):
             taken = []
         place = int(draw * (len(among) - len(taken)))

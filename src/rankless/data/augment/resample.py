@@ -30,7 +30,7 @@ _AT_ONCE = 16384  # pixels that are recolored: what they need fits into a proces
 
 
 def augment(
-    sample: Sample, size: tuple[int, int], options: Augment, chance: np.random.Generator
+    sample: Sample, size: tuple[int, int], options: Augment, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
     """One variation of an image on the network's input.
 
@@ -38,15 +38,15 @@ def augment(
         image: the source.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
-        chance: where the variation comes from.
+        rng: where the variation comes from.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
         and where the source lay on the input before the input was warped and mirrored.
     """
-    mirrored = bool(chance.random() < options.flip)
-    *color, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
-    upside_down = bool(chance.random() < options.flip_vertical)
+    mirrored = bool(rng.random() < options.flip)
+    *color, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
+    upside_down = bool(rng.random() < options.flip_vertical)
     image = sample.image
     height, width = image.shape[-2:]
     scale = fit(height, width, size) * (1 + options.scale) ** zoom
@@ -54,7 +54,7 @@ def augment(
     left += round(shift_x * options.translate * size[1])
     top += round(shift_y * options.translate * size[0])
     matrix = drawn_color(options, *color)
-    warp = drawn_warp(options, size, chance)
+    warp = drawn_warp(options, size, rng)
     boxes = sample.boxes
     if warp is not None:
         where = Letterbox(scale, left, top, height, width)

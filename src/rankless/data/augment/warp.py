@@ -25,20 +25,20 @@ _NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
 _NEAR = 1e-3  # of what is nearer to the horizon than this, nothing is on the input
 
 
-def drawn_warp(options: Augment, size: tuple[int, int], chance: np.random.Generator) -> Matrix | None:
-    """The warp that the options and chance say; None if they switch all of it off.
+def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
+    """The warp that the options and rng say; None if they switch all of it off.
 
     In this order: the corners of the input move, it is slanted, it is turned; the last two about its middle.
 
     Args:
         options: ``rotate``, ``shear`` and ``perspective``.
         size: the input's (H, W) in pixels.
-        chance: 11 numbers are drawn, or none.
+        rng: 11 numbers are drawn, or none.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
-    turn, slant_x, slant_y = chance.uniform(-1, 1, 3).tolist()
-    corners = chance.uniform(-1, 1, (4, 2)) * options.perspective
+    turn, slant_x, slant_y = rng.uniform(-1, 1, 3).tolist()
+    corners = rng.uniform(-1, 1, (4, 2)) * options.perspective
     angle, x, y = (
         math.radians(degrees)
         for degrees in (turn * options.rotate, slant_x * options.shear, slant_y * options.shear)

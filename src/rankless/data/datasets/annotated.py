@@ -1,209 +1,204 @@
-"""Annotated images as a source of examples: what the flat arrays say, with the pixels beside it."""
+"""Open data sets: images with boxes, and images of one class each."""
 
 from __future__ import annotations
 
-import copy
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.data.images import image_file
-from rankless.data.images.image_cache import ImageCache, open_cache
+from rankless.data.images.image_cache import open_images
 from rankless.data.images.image_file import Decoded, Shown
+from rankless.data.images.sources import Cache, FileImages, ImageSource, Readable
 from rankless.data.index.annotation_cache import forget
-from rankless.data.index.annotations import Annotations
-from rankless.data.index.byte_ranges import open_source
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, listed
 from rankless.structures import Sample
 
 
 @dataclass(frozen=True)
-class BoxedImages:
-    """Images with boxes; a :class:`rankless.data.datasets.detection.Images`.
+class GroundTruth:
+    """The objects of one image, in its pixels.
 
     Attributes:
-        annotations: of one split.
-        cache: keeps decoded images; None decodes them each time.
+        boxes: float32 xyxy, (N, 4).
+        labels: int64, (N,).
+        height, width: the image's size.
+        flags: bits of :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, of what
+            counts neither as a hit nor as a miss, (N,); None: no flags.
+        areas: of the objects in pixels, NaN where only the box is known, (N,); None: no areas.
     """
 
-    annotations: Annotations
-    cache: ImageCache | None = None
+    boxes: Tensor
+    labels: Tensor
+    height: int
+    width: int
+    flags: Tensor | None = None
+    areas: Tensor | None = None
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """A label is a position in this list."""
-        return self.annotations.class_names
+    def difficult(self) -> Tensor | None:
+        """What is marked difficult, bool (N,); None: nothing."""
+        return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """How the data was read and what was wrong."""
-        return self.annotations.notes
+    def crowd(self) -> Tensor | None:
+        """What marks a crowd, bool (N,); None: nothing."""
+        return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
-    @property
-    def sizes(self) -> NDArray[np.int32]:
-        """Height and width of each image in pixels; 0, 0 where it cannot be read; (N, 2)."""
-        return self.annotations.sizes
+
+class DetectionImages(ImageSource[Sample]):
+    """Images with boxes; ``read(index)`` gives a :class:`~rankless.structures.Sample`."""
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        """Return the objects of image ``index``; here the image is read for it."""
+        sample = self.read(index)
+        return GroundTruth(sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2])
+
+    def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Return height and width of these images, (B, 2); 0, 0 where one cannot be read."""
+        truths = [self.ground_truth(index) for index in indices]
+        return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
+
+
+class _Annotated:
+    """What the two kinds of data sets from files share.
+
+    Args:
+        annotations: of one split.
+        images: reads the pixels; None reads every pixel from the files.
+    """
+
+    def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
+        self.annotations = annotations
+        self.images: Readable[Decoded] = images or FileImages(annotations)
+        self.class_names, self.notes = annotations.class_names, annotations.notes
 
     def __len__(self) -> int:
         return len(self.annotations)
 
     def source(self, index: int) -> str:
-        """The file of image ``index``."""
+        """Return the file of image ``index``."""
         return self.annotations.path(index)
 
-    def sample(self, index: int) -> Sample:
-        """Image ``index`` decoded, every pixel of it, with the boxes to train on.
+    def digest(self) -> str:
+        """Return a hash of what is annotated."""
+        return self.annotations.digest()
+
+
+class BoxedImages(_Annotated, DetectionImages):
+    """Images with boxes, from files; arguments as of :class:`_Annotated`."""
+
+    def opened(self, shown: Shown, cache: Cache) -> tuple[BoxedImages, tuple[str, ...]]:
+        """See :meth:`rankless.data.images.sources.ImageSource.opened`."""
+        images, notes = open_images(self.annotations, shown, cache)
+        return BoxedImages(self.annotations, images), notes
+
+    def read(self, index: int) -> Sample:
+        """Return image ``index`` with its boxes to train on: neither difficult nor crowds.
 
         Raises:
             UnreadableImage: the file is missing or damaged.
             UserError: it is of another size than when the data was read.
         """
-        return self.shown_sample(index, None)
-
-    def shown_sample(self, index: int, shown: Shown | None) -> Sample:
-        """Image ``index``, reduced as ``shown`` allows, with the boxes to train on.
-
-        They are neither difficult nor crowds, and in pixels of the reduced image.
-
-        Raises:
-            UnreadableImage, UserError: see :meth:`decoded`.
-        """
-        decoded = self.decoded(index, shown)
+        decoded = self.images.read(index)
+        check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
         plain = self.annotations.flags[rows] == 0
         boxes = torch.from_numpy(self.annotations.boxes[rows][plain] / np.float32(decoded.reduced))
         labels = torch.from_numpy(self.annotations.labels[rows][plain].astype("int64"))
         return Sample(decoded.image, boxes, labels, decoded.reduced, decoded.source)
 
-    def decoded(self, index: int, shown: Shown | None) -> Decoded:
-        """Image ``index`` alone, from the cache if there is one.
+    def ground_truth(self, index: int) -> GroundTruth:
+        """Return the objects of image ``index``, its pixels unread."""
+        known, rows = self.annotations, self.annotations.rows(index)
+        height, width = known.sizes[index].tolist()
+        boxes, labels = torch.tensor(known.boxes[rows]), torch.tensor(known.labels[rows].astype("int64"))
+        flags, areas = torch.tensor(known.flags[rows]), torch.tensor(known.areas[rows])
+        return GroundTruth(boxes, labels, height, width, flags, areas)
 
-        Raises:
-            UnreadableImage: the file is missing or damaged.
-            UserError: it is of another size than when the data was read.
-        """
-        found = _decoded(self.annotations, self.cache, index, shown)
-        check_size(self.annotations, index, found.source)
-        return found
-
-    def kept(self, kind: Literal["none", "ram", "disk"], shown: Shown) -> tuple[BoxedImages, tuple[str, ...]]:
-        """The same images with the cache that ``data.cache`` asks for, and what to say of it.
-
-        Raises:
-            UserError: the disk has not the room for it.
-        """
-        cache, notes = open_cache(kind, self.annotations, shown)
-        return replace(self, cache=cache), notes
-
-    def ground_truth(self, index: int) -> tuple[Tensor, Tensor, int, int, Tensor, Tensor]:
-        """Boxes xyxy in pixels, labels, height and width of image ``index``, the boxes' flags and areas."""
-        rows = self.annotations.rows(index)
-        height, width = self.annotations.sizes[index].tolist()
-        boxes = torch.tensor(self.annotations.boxes[rows])
-        labels = torch.tensor(self.annotations.labels[rows].astype("int64"))
-        flags = torch.tensor(self.annotations.flags[rows])
-        areas = torch.tensor(self.annotations.areas[rows])
-        return boxes, labels, height, width, flags, areas
+    def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Return height and width of these images, (B, 2); 0, 0 where one cannot be read."""
+        sizes: NDArray[np.int64] = self.annotations.sizes[np.asarray(indices)].astype(np.int64)
+        return sizes
 
 
-class ClassifiedImages:
-    """Images of one class each; a :class:`rankless.data.datasets.classification.Images`.
+class ClassificationImages(ImageSource[Tensor]):
+    """Images of one class each; ``read(index)`` gives uint8 RGB, (3, H, W)."""
+
+    @abstractmethod
+    def label(self, index: int) -> int:
+        """Return the class of image ``index``."""
+
+
+class ClassifiedImages(_Annotated, ClassificationImages):
+    """Images of one class each, from files.
 
     Args:
         annotations: of one split.
-        class_names: of the model; None takes the data's own.
+        class_names: of the model; None takes the data's.
         where: the data, for messages.
-
-    Attributes:
-        class_names: a label is a position in this list.
-        notes: how the data was read, what was wrong, and which classes have no images.
+        images: reads the pixels; None reads every pixel from the files.
 
     Raises:
         UserError: a class that ``class_names`` does not have, or none given and only one in the data.
     """
 
-    def __init__(self, annotations: Annotations, class_names: Sequence[str] | None, where: str) -> None:
-        own = annotations.class_names
-        if class_names is None and len(own) < 2:
+    def __init__(
+        self,
+        annotations: Annotations,
+        class_names: Sequence[str] | None,
+        where: str,
+        images: Readable[Decoded] | None = None,
+    ) -> None:
+        super().__init__(annotations, images)
+        self.where, known = where, annotations.class_names
+        if class_names is None and len(known) < 2:
             raise UserError(
-                f"{where}: only one class has images ({listed(own)}), expected two or more; "
-                "make a folder per class (images with boxes are for task: detect)."
+                f"{where}: only one class has images ({listed(known)}); expected two or more; make a folder "
+                "per class (images with boxes are for task: detect)"
             )
-        self.annotations = annotations
-        self.cache: ImageCache | None = None
-        self.class_names = own if class_names is None else tuple(class_names)
-        places = {name: number for number, name in enumerate(self.class_names)}
-        seen = [own[label] for label in np.unique(annotations.labels)]
-        if strangers := [name for name in seen if name not in places]:
+        self.class_names = known if class_names is None else tuple(class_names)
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        used = [known[label] for label in np.unique(annotations.labels)]
+        if unexpected := [name for name in used if name not in labels]:
             raise UserError(
-                f"{where} has classes that the model does not have: {listed(strangers)}; expected "
-                f"{listed(self.class_names)}. Give the splits the same classes, or train anew."
+                f"{where}: the model does not have these classes: {listed(unexpected)}; expected "
+                f"{listed(self.class_names)}; give all splits the same classes, or train again"
             )
         # By name, and not a new array: the labels stay where all processes share them.
-        self._numbers = tuple(places.get(name, -1) for name in own)
-        missing = [name for name in self.class_names if name not in set(seen)]
-        count = f"{len(missing)} of {len(self.class_names)} classes have no images: {listed(missing)}"
-        self.notes = (*annotations.notes, *([count] if missing else []))
+        self._labels = tuple(labels.get(name, -1) for name in known)
+        if missing := [name for name in self.class_names if name not in set(used)]:
+            count = f"{len(missing)} of {len(self.class_names)} classes have no images: {listed(missing)}"
+            self.notes = (*self.notes, count)
 
-    def __len__(self) -> int:
-        return len(self.annotations)
+    def opened(self, shown: Shown, cache: Cache) -> tuple[ClassifiedImages, tuple[str, ...]]:
+        """See :meth:`rankless.data.images.sources.ImageSource.opened`."""
+        images, notes = open_images(self.annotations, shown, cache)
+        return ClassifiedImages(self.annotations, self.class_names, self.where, images), notes
 
-    def source(self, index: int) -> str:
-        """The file of image ``index``."""
-        return self.annotations.path(index)
-
-    def image(self, index: int) -> Tensor:
-        """Image ``index``, every pixel of it, uint8 RGB (3, H, W).
+    def read(self, index: int) -> Tensor:
+        """Return image ``index``, uint8 RGB (3, H, W).
 
         Raises:
             UnreadableImage: the file is missing or damaged.
         """
-        return _decoded(self.annotations, None, index, None).image
-
-    def shown_image(self, index: int, shown: Shown) -> Tensor:
-        """Image ``index``, reduced as ``shown`` allows, from the cache if there is one; uint8 (3, H, W).
-
-        Raises:
-            UnreadableImage: the file is missing or damaged.
-        """
-        return _decoded(self.annotations, self.cache, index, shown).image
-
-    def kept(
-        self, kind: Literal["none", "ram", "disk"], shown: Shown
-    ) -> tuple[ClassifiedImages, tuple[str, ...]]:
-        """The same images with the cache that ``data.cache`` asks for, and what to say of it.
-
-        Raises:
-            UserError: the disk has not the room for it.
-        """
-        made = copy.copy(self)
-        made.cache, notes = open_cache(kind, self.annotations, shown)
-        return made, notes
+        return self.images.read(index).image
 
     def label(self, index: int) -> int:
-        """The class of image ``index``."""
-        return self._numbers[int(self.annotations.labels[index])]
-
-
-def _decoded(annotations: Annotations, cache: ImageCache | None, index: int, shown: Shown | None) -> Decoded:
-    def decode() -> Decoded:
-        return image_file.read_for(open_source(annotations, index), shown, name=annotations.path(index))
-
-    if cache is None or shown is None:
-        return decode()
-    return cache.read(annotations, index, shown, decode)
+        """Return the class of image ``index``."""
+        return self._labels[int(self.annotations.labels[index])]
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """See that a decoded image of (H, W) is the one whose size was read; boxes are no good for another.
+    """Check that a decoded image of (H, W) has the size that was read; its boxes fit no other.
 
     Raises:
-        UserError: it is not.
+        UserError: it has another.
     """
     height, width = annotations.sizes[index].tolist()
     if size == (height, width):
@@ -211,6 +206,6 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     forget(annotations)
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
-        f"The image {annotations.path(index)} is {size[1]} × {size[0]} pixels, but {was} when the data was "
-        "read: it was replaced since. Start again, and the data is read anew."
+        f"{annotations.path(index)}: the image is {size[1]} × {size[0]} pixels, but {was} when the data was "
+        "read, so it was replaced since; start again, and the data is read again"
     )

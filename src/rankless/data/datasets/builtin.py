@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
+from torch import Tensor
 
+from rankless.data.datasets.annotated import ClassificationImages, DetectionImages
 from rankless.data.datasets.builtin_scenery import (
     GLYPH_SIDE,
     Box,
     Bytes,
-    Chance,
+    Draws,
     background,
     ink,
     scribbles,
@@ -29,11 +31,14 @@ from rankless.errors import UserError
 from rankless.randomness import generator, key
 from rankless.structures import Sample
 
+DIGITS = "digits"
+"""The root that names the built-in data."""
 SPLITS = ("train", "val")
 VISIBLE = 64
 """A pixel belongs to a digit where its ink covers at least 64/255 of it; boxes are the extent of these."""
 
-_VAL_SHARE = 0.2
+_NAMES = tuple("0123456789")
+_VAL_FRACTION = 0.2
 _MOST_DIGITS = 12
 # Of glyphs with their soft rim, in pixels of a scene whose shorter side is 256; a box is a tenth lower.
 _HEIGHTS = (15.5, 118.0)
@@ -44,7 +49,7 @@ _SHARPEN = 1.6
 _CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
 
 
-class DigitScenes:
+class DigitScenes(DetectionImages):
     """Scenes with 1 to 12 handwritten digits each; the data set to start with, to test and to compare on.
 
     A digit image serves in one split alone. Digits are about 14 to 110 pixels high on a scene whose shorter
@@ -61,7 +66,7 @@ class DigitScenes:
         UserError: an unknown split, less than one scene, or a side below 32.
     """
 
-    class_names: tuple[str, ...] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    class_names = _NAMES
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
         faults = []
@@ -84,15 +89,15 @@ class DigitScenes:
         self._digits = digits_of(split)
 
     def __len__(self) -> int:
-        """How many scenes."""
+        """Return the number of scenes."""
         return self._images
 
     def source(self, index: int) -> str:
-        """A name for reports: ``digits/val/12``."""
+        """Return a name for reports: ``digits/val/12``."""
         return f"digits/{self.split}/{index}"
 
-    def sample(self, index: int) -> Sample:
-        """Scene ``index``, a function of (seed, split, index, size) alone.
+    def read(self, index: int) -> Sample:
+        """Return scene ``index``, a function of (seed, split, index, size) alone.
 
         Boxes are exact: the extent of the pixels of which the digit's ink covers ``VISIBLE``/255 or more, its
         last column and row included. A digit slightly covered by a later one keeps its whole box.
@@ -106,39 +111,39 @@ class DigitScenes:
         """The scene; the ink of digit ``hidden`` is left out, so that a test can see what it drew."""
         if not 0 <= index < self._images:
             raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
-        chance = Chance(generator(self.seed, "digits", self.split, index))
-        digits, labels, boxes = self._layout(chance)
-        clutter = self._clutter(chance, boxes)
-        canvas = background(chance, *self.size)
+        rng = Draws(generator(self.seed, "digits", self.split, index))
+        digits, labels, boxes = self._layout(rng)
+        clutter = self._clutter(rng, boxes)
+        canvas = background(rng, *self.size)
         for mask, box in [*clutter, *zip(digits, boxes, strict=True)]:
             contrast = 30 + 30 * _HEIGHTS[0] / (box[3] - box[1])  # small digits need more to be read
-            paint = ink(chance, canvas, box, contrast)
+            paint = ink(rng, canvas, box, contrast)
             if hidden is None or mask is not digits[hidden]:
                 canvas.paste(paint, box, mask)
         planes = np.stack([np.asarray(plane) for plane in canvas.split()])  # (3, H, W)
-        sensor_noise(chance, planes)
+        sensor_noise(rng, planes)
         return Sample(
             image=torch.from_numpy(planes),
             boxes=torch.tensor(boxes, dtype=torch.float32),
             labels=torch.tensor(labels, dtype=torch.int64),
         )
 
-    def _layout(self, chance: Chance) -> tuple[list[Image.Image], list[int], list[Box]]:
+    def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
         """Ink masks, classes and boxes of the digits, the largest first; as many as there is room for."""
         scale = min(self.size) / 256
         low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
-        count = 1 + chance.below(_MOST_DIGITS)
+        count = 1 + rng.below(_MOST_DIGITS)
         masks: list[Image.Image] = []
         labels: list[int] = []
         boxes: list[Box] = []
-        for height in sorted((chance.log_uniform(low, high) for _ in range(count)), reverse=True):
-            label = chance.below(len(self._glyphs))
-            glyph = self._glyphs[label][chance.below(len(self._glyphs[label]))]
+        for height in sorted((rng.log_uniform(low, high) for _ in range(count)), reverse=True):
+            label = rng.below(len(self._glyphs))
+            glyph = self._glyphs[label][rng.below(len(self._glyphs[label]))]
             box = None
             while box is None and height >= low:
-                mask = _warp(chance, glyph, height)
-                box = self._place(chance, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
+                mask = _warp(rng, glyph, height)
+                box = self._place(rng, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
                 height = max(0.7 * height, low) if height > low else 0.0  # a smaller one may find room
             if box is not None:
                 masks.append(mask)
@@ -146,26 +151,26 @@ class DigitScenes:
                 boxes.append(box)
         return masks, labels, boxes
 
-    def _clutter(self, chance: Chance, boxes: list[Box]) -> list[tuple[Image.Image, Box]]:
+    def _clutter(self, rng: Draws, boxes: list[Box]) -> list[tuple[Image.Image, Box]]:
         """Scribbles in the gaps between the digits."""
         low, high = (height * min(self.size) / 256 for height in (18.0, 80.0))
         drawings = scribbles()
         placed = []
-        for _ in range(chance.below(6)):
-            mask = _warp(chance, drawings[chance.below(len(drawings))], chance.log_uniform(low, high))
-            box = self._place(chance, mask, boxes, 0.0, 0.0)
+        for _ in range(rng.below(6)):
+            mask = _warp(rng, drawings[rng.below(len(drawings))], rng.log_uniform(low, high))
+            box = self._place(rng, mask, boxes, 0.0, 0.0)
             if box is not None:
                 placed.append((mask, box))
         return placed
 
     def _place(
-        self, chance: Chance, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
+        self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
         """A box of the mask's size that overlaps no other too much, or None after 40 trials."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
-            left, top = chance.below(free_x), chance.below(free_y)
+            left, top = rng.below(free_x), rng.below(free_y)
             box = (left, top, left + width, top + height)
             if not any(_too_close(box, other, largest_iou, most_covered) for other in boxes):
                 return box
@@ -179,6 +184,55 @@ class DigitScenes:
     def __getstate__(self) -> dict[str, Any]:
         """Without the enlarged digits: a loader process makes them anew."""
         return {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
+
+
+SIDE = 64
+"""Of a single digit's image, in pixels: the 8 × 8 gray levels are enlarged eight times."""
+
+
+class DigitImages(ClassificationImages):
+    """The same digits, in the same splits, one to an image: 1,438 for training and 359 for validation.
+
+    Args:
+        split: ``train`` or ``val``.
+
+    Raises:
+        UserError: an unknown split.
+    """
+
+    class_names = _NAMES
+
+    def __init__(self, split: str) -> None:
+        if split not in SPLITS:
+            known = " and ".join(SPLITS)
+            raise UserError(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
+        self.split = split
+        parts = digits_of(split)
+        self._levels = np.concatenate(parts)  # (N, 8, 8) uint8, 0 to 16
+        self._labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def source(self, index: int) -> str:
+        """Return a name for reports: ``digits/val/12``."""
+        return f"digits/{self.split}/{index}"
+
+    def read(self, index: int) -> Tensor:
+        """Return digit ``index``, uint8 (3, 64, 64), its three channels equal.
+
+        Raises:
+            IndexError: ``index`` is not in 0..len-1.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
+        gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
+        enlarged = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()
+
+    def label(self, index: int) -> int:
+        """Return the digit that image ``index`` shows."""
+        return int(self._labels[index])
 
 
 def digits_of(split: str) -> list[Bytes]:
@@ -195,7 +249,7 @@ def digits_of(split: str) -> list[Bytes]:
     parts = []
     for label in range(10):
         members = sorted(images[classes == label], key=lambda image: key(0, "digits", image.tobytes().hex()))
-        cut = round(_VAL_SHARE * len(members))
+        cut = round(_VAL_FRACTION * len(members))
         parts.append(np.stack(members[:cut] if split == "val" else members[cut:]))
     return parts
 
@@ -214,12 +268,12 @@ def _enlarged(digit: Bytes) -> Image.Image:
     return glyph.crop(glyph.getbbox())  # a small source makes a small, quick warp
 
 
-def _warp(chance: Chance, glyph: Image.Image, height: float) -> Image.Image:
+def _warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
     """A glyph about ``height`` pixels high, turned, sheared and stretched a little: an "L" mask of its ink.
 
     The mask is cropped to its box: at least one pixel of each outer row and column is ``VISIBLE``.
     """
-    angle, shear, stretch = chance.uniform(-0.26, 0.26), chance.uniform(-0.2, 0.2), chance.uniform(0.8, 1.15)
+    angle, shear, stretch = rng.uniform(-0.26, 0.26), rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.15)
     # 2**-20 is no visible angle, but more than two libms differ by.
     c, s = (round(f(angle) * 2**20) / 2**20 for f in (cos, sin))
     scale = height / glyph.height  # pixels a texel
@@ -227,13 +281,13 @@ def _warp(chance: Chance, glyph: Image.Image, height: float) -> Image.Image:
     a, b = c * stretch * scale, (c * shear - s) * scale
     d, e = s * stretch * scale, (s * shear + c) * scale
     width, rows = (ceil(glyph.width * abs(p) + glyph.height * abs(q)) + 2 for p, q in ((a, b), (d, e)))
-    x, y = width / 2 + chance.uniform(-0.5, 0.5), rows / 2 + chance.uniform(-0.5, 0.5)
+    x, y = width / 2 + rng.uniform(-0.5, 0.5), rows / 2 + rng.uniform(-0.5, 0.5)
     determinant = a * e - b * d
     ia, ib, id_, ie = e / determinant, -b / determinant, -d / determinant, a / determinant
     shift_x, shift_y = glyph.width / 2 - ia * x - ib * y, glyph.height / 2 - id_ * x - ie * y
     back = (ia, ib, shift_x, id_, ie, shift_y)
     shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
-    levels, curve = shape.tobytes(), _ink_curve(chance, _CELL * scale)
+    levels, curve = shape.tobytes(), _ink_curve(rng, _CELL * scale)
     # Tables on bytes: Image.point would spend longer on reading its table than on the pixels.
     coverage = Image.frombytes("L", shape.size, levels.translate(curve))
     visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
@@ -244,12 +298,12 @@ _VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
 _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
-def _ink_curve(chance: Chance, cell: float) -> bytes:
+def _ink_curve(rng: Draws, cell: float) -> bytes:
     """Gray level to ink coverage: a threshold one to two pixels soft, where a cell is ``cell`` pixels.
 
     The threshold sets how thick the stroke is. The slope is never so low that paper takes ink.
     """
-    level, softness = chance.uniform(0.42, 0.55), chance.uniform(1.0, 2.2)
+    level, softness = rng.uniform(0.42, 0.55), rng.uniform(1.0, 2.2)
     slope = max(cell / softness, 0.5 / level)
     curve = ((_LEVELS - level) * slope + 0.5).clip(0, 1) * 255
     return bytes(np.rint(curve).astype(np.uint8))

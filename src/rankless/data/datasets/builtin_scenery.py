@@ -32,7 +32,7 @@ _NOISE_CELLS = (1, 2, 4, 9, 20)
 _DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # of the sensor noise, in levels
 
 
-class Chance:
+class Draws:
     """Uniform numbers one at a time: a generator's own scalar draws are ten times as dear."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -56,20 +56,20 @@ class Chance:
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
-def color(chance: Chance, luma: float, vividness: float = 1.0) -> Color:
+def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
     """A color of any hue with the given luma (0–255), within the headroom."""
-    raw = chance.uniform(-1.0, 1.0), chance.uniform(-1.0, 1.0), chance.uniform(-1.0, 1.0)
+    raw = rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
     for value in raw:
         if value != mean:
             room = min(room, ((_LIGHTEST if value > mean else _DARKEST) - luma) / (value - mean))
-    scale = room * vividness * chance.uniform()
+    scale = room * vividness * rng.uniform()
     red, green, blue = (round(luma + scale * (value - mean)) for value in raw)
     return red, green, blue
 
 
-def ink(chance: Chance, canvas: Image.Image, box: Box, contrast: float) -> Color:
+def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
     """A color that can be told from nearly all of what lies beneath.
 
     Its luma stays at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or
@@ -80,110 +80,109 @@ def ink(chance: Chance, canvas: Image.Image, box: Box, contrast: float) -> Color
     low, high = lumas[4], lumas[139]
     darker, lighter = low - _DARKEST, _LIGHTEST - high
     if min(darker, lighter) >= contrast:
-        down = chance.uniform() < 0.5
+        down = rng.uniform() < 0.5
     else:
         down = darker > lighter
     room = darker if down else lighter
-    step = contrast + (room - contrast) * chance.uniform() ** 2 if room > contrast else room
-    return color(chance, low - step if down else high + step)
+    step = contrast + (room - contrast) * rng.uniform() ** 2 if room > contrast else room
+    return color(rng, low - step if down else high + step)
 
 
-def background(chance: Chance, height: int, width: int) -> Image.Image:
+def background(rng: Draws, height: int, width: int) -> Image.Image:
     """A textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
 
     The palette's lumas span at most 130 of 256 levels, so that some ink can always be told from it.
     """
     gradients, noises = _textures(height, width)
-    gradient = _crop(chance, gradients[chance.below(len(gradients))], height, width)
-    noise = _crop(chance, noises[chance.below(len(noises))], height, width)
-    shares = [chance.uniform() ** 2 for _ in range(3)]
-    if chance.uniform() < 0.4:
+    gradient = _crop(rng, gradients[rng.below(len(gradients))], height, width)
+    noise = _crop(rng, noises[rng.below(len(noises))], height, width)
+    shares = [rng.uniform() ** 2 for _ in range(3)]
+    if rng.uniform() < 0.4:
         shares[2] = 0.0
     total = sum(shares) + 1e-9
     noise_weight, pattern_weight = (round(255 * share / total) for share in shares[1:])
     mixed = noise * np.uint16(noise_weight)  # the weights add up to 256: 16 bits suffice
     mixed += gradient * np.uint16(256 - noise_weight - pattern_weight)
     if pattern_weight:
-        mixed += _pattern(chance, noise) * np.uint16(pattern_weight)
-    span = chance.uniform(15, 130)
-    low = chance.uniform(_DARKEST, _LIGHTEST - span)
+        mixed += _pattern(rng, noise) * np.uint16(pattern_weight)
+    span = rng.uniform(15, 130)
+    low = rng.uniform(_DARKEST, _LIGHTEST - span)
     canvas = Image.fromarray((mixed >> 8).astype(np.uint8))
-    canvas.putpalette(_palette(chance, low, low + span))
+    canvas.putpalette(_palette(rng, low, low + span))
     canvas = canvas.convert("RGB")
-    _panels_and_lines(chance, canvas, low, low + span)
+    _panels_and_lines(rng, canvas, low, low + span)
     return canvas
 
 
-def sensor_noise(chance: Chance, planes: Bytes) -> None:
+def sensor_noise(rng: Draws, planes: Bytes) -> None:
     """Adds noise to ``planes``, uint8 (3, H, W), in place: none, gray or colored."""
     _, height, width = planes.shape
-    choice = chance.below(len(_DEVIATIONS) + 1)
+    choice = rng.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):
         return
     bank = _noise(height, width)[choice]
-    if chance.uniform() < 0.5:
-        planes += _crop(chance, bank, height, width)  # bytes wrap: two's complement adds and subtracts
+    if rng.uniform() < 0.5:
+        planes += _crop(rng, bank, height, width)  # bytes wrap: two's complement adds and subtracts
     else:
         for plane in planes:
-            plane += _crop(chance, bank, height, width)
+            plane += _crop(rng, bank, height, width)
 
 
-def _crop(chance: Chance, bank: Bytes, height: int, width: int) -> Bytes:
+def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
     """(height, width) of a bank's texture, from anywhere in it, mirrored or not."""
-    top, left = chance.below(_MARGIN), chance.below(_MARGIN)
+    top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
-    return piece[:: 1 - 2 * chance.below(2), :: 1 - 2 * chance.below(2)]
+    return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
 
 
-def _pattern(chance: Chance, noise: Bytes) -> Bytes:
+def _pattern(rng: Draws, noise: Bytes) -> Bytes:
     """Stripes, checkers or rings, sharp or smooth, straight or bent by ``noise``: uint8 (H, W)."""
     height, width = noise.shape
     x, y = np.arange(width, dtype=np.uint16), np.arange(height, dtype=np.uint16)[:, None]
     # A phase is a 16-bit number that wraps: 65536 is one period, so a step of 2000 repeats every 33 pixels.
-    step_x, step_y = (round(chance.uniform(-1, 1) * chance.log_uniform(900, 9000)) for _ in range(2))
+    step_x, step_y = (round(rng.uniform(-1, 1) * rng.log_uniform(900, 9000)) for _ in range(2))
     along, across = x * np.uint16(step_x % 65536), y * np.uint16(step_y % 65536)
-    kind = chance.below(4)
+    kind = rng.below(4)
     if kind == 0:
         return ((along ^ across) >> 15).astype(np.uint8) * np.uint8(255)
     if kind == 1:
-        center_x, center_y = chance.below(width), chance.below(height)
+        center_x, center_y = rng.below(width), rng.below(height)
         across = (y - np.uint16(center_y)) ** 2 * np.uint16(1 + abs(step_y) // 700)
         along = (x - np.uint16(center_x)) ** 2 * np.uint16(1 + abs(step_y) // 700)
     phase = along + across
-    if chance.uniform() < 0.5:
-        phase += noise * np.uint16(chance.below(160))
+    if rng.uniform() < 0.5:
+        phase += noise * np.uint16(rng.below(160))
     if kind == 2:
         return (phase >> 15).astype(np.uint8) * np.uint8(255)
     ramp = (phase >> 7).astype(np.int16)  # 0..511, folded into a triangle wave
     return np.minimum(ramp, 511 - ramp).astype(np.uint8)
 
 
-def _palette(chance: Chance, low: float, high: float) -> bytes:
+def _palette(rng: Draws, low: float, high: float) -> bytes:
     """256 RGB entries through some random colors with lumas in low..high, both ends of it reached."""
-    count = 2 + chance.below(4)
-    lumas = [low, high] + [chance.uniform(low, high) for _ in range(count - 2)]
-    shift = chance.below(count)
-    stops = [color(chance, luma, 0.7) for luma in lumas[shift:] + lumas[:shift]]
+    count = 2 + rng.below(4)
+    lumas = [low, high] + [rng.uniform(low, high) for _ in range(count - 2)]
+    shift = rng.below(count)
+    stops = [color(rng, luma, 0.7) for luma in lumas[shift:] + lumas[:shift]]
     at = np.linspace(0, 255, count)
     ramps = [np.interp(np.arange(256), at, [stop[channel] for stop in stops]) for channel in range(3)]
     return np.rint(np.stack(ramps, axis=1)).astype(np.uint8).tobytes()
 
 
-def _panels_and_lines(chance: Chance, canvas: Image.Image, low: float, high: float) -> None:
+def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
     """Big boxes, blobs and lines, all in the background's own span of lumas; digits may lie on them."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
-    for _ in range(chance.below(4)):
-        x, y = chance.uniform(-0.2, 0.9) * width, chance.uniform(-0.2, 0.9) * height
-        corners = (x, y, x + chance.uniform(0.15, 0.7) * width, y + chance.uniform(0.15, 0.7) * height)
-        shape = draw.rectangle if chance.uniform() < 0.6 else draw.ellipse
-        shape(corners, fill=color(chance, chance.uniform(low, high), 0.7))
-    for _ in range(chance.below(5)):
+    for _ in range(rng.below(4)):
+        x, y = rng.uniform(-0.2, 0.9) * width, rng.uniform(-0.2, 0.9) * height
+        corners = (x, y, x + rng.uniform(0.15, 0.7) * width, y + rng.uniform(0.15, 0.7) * height)
+        shape = draw.rectangle if rng.uniform() < 0.6 else draw.ellipse
+        shape(corners, fill=color(rng, rng.uniform(low, high), 0.7))
+    for _ in range(rng.below(5)):
         ends = [
-            (chance.uniform(-0.2, 1.2) * width, chance.uniform(-0.2, 1.2) * height)
-            for _ in range(2 + chance.below(2))
+            (rng.uniform(-0.2, 1.2) * width, rng.uniform(-0.2, 1.2) * height) for _ in range(2 + rng.below(2))
         ]
-        draw.line(ends, fill=color(chance, chance.uniform(low, high)), width=1 + chance.below(4))
+        draw.line(ends, fill=color(rng, rng.uniform(low, high)), width=1 + rng.below(4))
 
 
 @lru_cache(maxsize=4)
@@ -212,11 +211,11 @@ def _noise(height: int, width: int) -> list[Bytes]:
 @cache
 def scribbles() -> tuple[Image.Image, ...]:
     """Drawings in the hand of the digits that are none: "L" images, trimmed to their ink."""
-    chance = Chance(generator(_BANK_KEY, "digits", "scribbles"))
+    rng = Draws(generator(_BANK_KEY, "digits", "scribbles"))
     drawings = []
     for number in range(96):
         sheet = Image.new("L", (4 * GLYPH_SIDE, 4 * GLYPH_SIDE))
-        _SHAPES[number % len(_SHAPES)](chance, ImageDraw.Draw(sheet))
+        _SHAPES[number % len(_SHAPES)](rng, ImageDraw.Draw(sheet))
         drawing = sheet.resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.LANCZOS)
         drawings.append(drawing.crop(drawing.getbbox()))
     return tuple(drawings)
@@ -226,51 +225,51 @@ def scribbles() -> tuple[Image.Image, ...]:
 # left out: a person would read them as 0, 1 and 0.
 
 
-def _zigzag(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
-    turns = 5 + chance.below(4)
-    reaches = [(1 - 2 * (turn % 2)) * chance.uniform(15, 50) for turn in range(turns + 1)]
+def _zigzag(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
+    turns = 5 + rng.below(4)
+    reaches = [(1 - 2 * (turn % 2)) * rng.uniform(15, 50) for turn in range(turns + 1)]
     points = [(22 + 116 * turn / turns, 80 + reach) for turn, reach in enumerate(reaches)]
-    if chance.uniform() < 0.5:
+    if rng.uniform() < 0.5:
         points = [(y, x) for x, y in points]
-    draw.line(points, fill=255, width=9 + chance.below(5), joint="curve")
+    draw.line(points, fill=255, width=9 + rng.below(5), joint="curve")
 
 
-def _star(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
+def _star(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
     strokes = ((60, 0), (0, 60), (42, 42), (42, -42), (55, 23), (-23, 55))
-    for x, y in strokes[: 3 + chance.below(4)]:
-        reach = chance.uniform(0.8, 1.0)
+    for x, y in strokes[: 3 + rng.below(4)]:
+        reach = rng.uniform(0.8, 1.0)
         ends = (80 - x * reach, 80 - y * reach, 80 + x * reach, 80 + y * reach)
-        draw.line(ends, fill=255, width=8 + chance.below(6))
+        draw.line(ends, fill=255, width=8 + rng.below(6))
 
 
-def _blob(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
-    for _ in range(3 + chance.below(4)):
-        x, y, radius = chance.uniform(55, 105), chance.uniform(50, 110), chance.uniform(18, 35)
+def _blob(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
+    for _ in range(3 + rng.below(4)):
+        x, y, radius = rng.uniform(55, 105), rng.uniform(50, 110), rng.uniform(18, 35)
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
 
 
-def _polygon(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
+def _polygon(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
     corners = [(80, 22), (136, 60), (118, 132), (42, 132), (24, 60)]
-    if chance.uniform() < 0.5:
+    if rng.uniform() < 0.5:
         corners = [(24, 132), (80, 24), (136, 132)]
-    draw.polygon([(x + chance.uniform(-9, 9), y + chance.uniform(-9, 9)) for x, y in corners], fill=255)
+    draw.polygon([(x + rng.uniform(-9, 9), y + rng.uniform(-9, 9)) for x, y in corners], fill=255)
 
 
-def _grid(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
-    for offset in (-22 - chance.below(12), 0, 22 + chance.below(12)):
-        draw.line((80 + offset, 24, 80 + offset + chance.uniform(-8, 8), 136), fill=255, width=9)
-        draw.line((24, 80 + offset, 136, 80 + offset + chance.uniform(-8, 8)), fill=255, width=9)
+def _grid(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
+    for offset in (-22 - rng.below(12), 0, 22 + rng.below(12)):
+        draw.line((80 + offset, 24, 80 + offset + rng.uniform(-8, 8), 136), fill=255, width=9)
+        draw.line((24, 80 + offset, 136, 80 + offset + rng.uniform(-8, 8)), fill=255, width=9)
 
 
-def _dots(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
+def _dots(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
     for column in range(3):
         for row in range(3):
-            x, y, radius = 40 + 40 * column, 40 + 40 * row, chance.uniform(8, 15)
+            x, y, radius = 40 + 40 * column, 40 + 40 * row, rng.uniform(8, 15)
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
 
 
-def _tangle(chance: Chance, draw: ImageDraw.ImageDraw) -> None:
-    points = [(chance.uniform(24, 136), chance.uniform(24, 136)) for _ in range(9)]
+def _tangle(rng: Draws, draw: ImageDraw.ImageDraw) -> None:
+    points = [(rng.uniform(24, 136), rng.uniform(24, 136)) for _ in range(9)]
     draw.line(points, fill=255, width=8, joint="curve")
 
 

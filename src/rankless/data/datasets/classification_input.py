@@ -12,9 +12,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
-from rankless.data.augment.degrade import degrade
+from rankless.data.augment.degrade import Key, degrade, drawing, one_thread
 from rankless.data.augment.resample import color_matrix, recolor
-from rankless.data.augment.seeded import Key, drawing, one_thread
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown
 from rankless.geometry.letterbox import GRAY
@@ -78,9 +77,9 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
     Returns:
         uint8 (3, H, W).
     """
-    chance = generator(*key)
-    mirrored, upside_down = chance.random() < options.flip, chance.random() < options.flip_vertical
-    hue, saturation, value, zoom, shift_x, shift_y = chance.uniform(-1, 1, 6).tolist()
+    rng = generator(*key)
+    mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
+    hue, saturation, value, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
     if options.crop < 1:
         with drawing(key, "crop"):
             top, left, height, width = _crop(image, options.crop)
@@ -88,7 +87,7 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
     axes = [axis for axis, flipped in ((-1, mirrored), (-2, upside_down)) if flipped]
     factor = (1 + options.scale) ** zoom
     shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
-    warp = drawn_warp(options, size, chance)
+    warp = drawn_warp(options, size, rng)
     if warp is not None:
         augmented = _warped(image.flip(axes), size, factor, shift, warp)
     else:

@@ -1,30 +1,37 @@
-"""What stands in for an unreadable image: always the same, always readable, and all met on the way told."""
+"""What replaces an unreadable image: always the same, always readable, and all met on the way reported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.images.image_file import UnreadableImage
-from rankless.data.images.replacing import TRIES, readable
+from rankless.data.images.sources import TRIES, ReadableImages
 from rankless.structures import Unreadable
 
 
-def reader(damaged: set[int]) -> Callable[[int], str]:
-    def read(index: int) -> str:
-        if index in damaged:
+class Images:
+    """Of which some cannot be read; counts what is asked for."""
+
+    def __init__(self, damaged: set[int]) -> None:
+        self.damaged = damaged
+        self.asked: list[int] = []
+
+    def read(self, index: int) -> str:
+        self.asked.append(index)
+        if index in self.damaged:
             raise UnreadableImage(f"{index}.jpg", "cut short")
         return f"image {index}"
 
-    return read
-
 
 def drawn(index: int, damaged: set[int], count: int = 50, seed: int = 0) -> tuple[str, list[Unreadable]]:
-    unreadable: list[Unreadable] = []
-    return readable(reader(damaged), index, count, seed, unreadable), unreadable
+    images = ReadableImages(Images(damaged), count, seed)
+    found = images.read(index)
+    assert found == f"image {images.position}"
+    return found, images.unreadable
 
 
 def test_a_readable_image_is_itself() -> None:
@@ -52,7 +59,21 @@ def test_replacements_come_from_the_whole_data_and_hang_on_the_seed() -> None:
 
 
 def test_where_nothing_can_be_read_it_is_a_fault() -> None:
-    unreadable: list[Unreadable] = []
+    images = ReadableImages(Images(set(range(50))), 50, 0)
     with pytest.raises(UnreadableImage, match="cut short"):
-        readable(reader(set(range(50))), 7, 50, 0, unreadable)
-    assert len(unreadable) == TRIES + 1 and unreadable[0].index == 7
+        images.read(7)
+    assert len(images.unreadable) == TRIES + 1 and images.unreadable[0].index == 7
+
+
+def test_with_a_memo_each_image_is_read_once_and_each_item_reports_its_own() -> None:
+    source = Images({3})
+    images = ReadableImages(source, 50, 0, memo={})
+    first = [images.read(index) for index in (7, 1, 7, 3, 7)]
+    other = replace(images, unreadable=[])
+    assert [other.read(index) for index in (7, 1, 7, 3, 7)] == first
+    assert first[:3] == ["image 7", "image 1", "image 7"]
+    assert source.asked[:3] == [7, 1, 3] and len(source.asked) == len(set(source.asked))
+    assert [one.index for one in images.unreadable] == [one.index for one in other.unreadable] == [3]
+    assert images.memo is not None
+    remembered = images.memo[3]
+    assert isinstance(remembered, UnreadableImage) and remembered.__traceback__ is None  # holds no frames

@@ -1,0 +1,167 @@
+"""Image sources: what a data set is once it is open, a chain of objects with ``read(index)``.
+
+``FileImages`` decodes; ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves what it decoded; a
+data set's source adds boxes or a class; ``ReadableImages`` replaces, in training, what cannot be read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from rankless.data.images import image_file
+from rankless.data.images.image_file import Decoded, Shown, UnreadableImage
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.byte_ranges import open_source
+from rankless.randomness import generator
+from rankless.structures import Unreadable
+
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
+Cache = Literal["none", "ram", "disk"]
+
+TRIES = 20
+"""Replacements tried: were every second image unreadable, one in a million would find none."""
+
+
+class Readable(Protocol[Value_co]):
+    """One link of the chain."""
+
+    def read(self, index: int) -> Value_co:
+        """Return image ``index``; raises UnreadableImage."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """The images of one split, decoded each time.
+
+    Attributes:
+        annotations: of the split; they name the files.
+        shown: how large images will be shown, so how far they may be reduced; None decodes every pixel.
+    """
+
+    annotations: Annotations
+    shown: Shown | None = None
+
+    def read(self, index: int) -> Decoded:
+        """Return image ``index``.
+
+        Raises:
+            UnreadableImage: the file is missing or damaged.
+        """
+        annotations = self.annotations
+        return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
+
+
+class ImageSource(ABC, Generic[Value]):
+    """An open data set. Must pickle: loader processes receive a copy.
+
+    Attributes:
+        class_names: a label is a position in this list.
+        notes: how the data was read and what was wrong, as sentences.
+    """
+
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    @abstractmethod
+    def read(self, index: int) -> Value:
+        """Return image ``index``; raises UnreadableImage."""
+
+    @abstractmethod
+    def source(self, index: int) -> str:
+        """Return the file of image ``index``, or a name for reports."""
+
+    def digest(self) -> str | None:
+        """Return a hash of what is annotated; None if the images are generated."""
+        return None
+
+    def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
+        """Return this source reading images as large as they are shown, through a cache, and notes on it.
+
+        Raises:
+            UserError: the disk has no room for the cache.
+        """
+        off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
+        return self, () if cache == "none" else (off,)
+
+
+Source = TypeVar("Source", bound=ImageSource[Any])
+
+
+class ImageExamples(Generic[Source]):
+    """What detection and classification examples share; see :class:`rankless.tasks.protocol.Examples`.
+
+    Attributes:
+        images: the source, opened.
+        shown: how large images will be shown.
+        notes: what was clipped, missing or left out when the images were opened, as sentences.
+    """
+
+    images: Source
+
+    def __init__(self, source: Source, size: tuple[int, int], seed: int, shown: Shown, cache: Cache) -> None:
+        self.size, self.seed, self.shown = size, seed, shown
+        self.images, notes = source.opened(shown, cache)
+        self.notes: tuple[str, ...] = (*source.notes, *notes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def digest(self) -> str | None:
+        """A hash of what is annotated; None if the images are generated."""
+        return self.images.digest()
+
+
+@dataclass
+class ReadableImages(Generic[Value]):
+    """Images to train on: a random other one, keyed by (seed, index), replaces one that cannot be read.
+
+    So the same image replaces it in every epoch, on every rank and in every loader process.
+
+    Attributes:
+        images: the source.
+        count: how many images there are to draw from.
+        seed: the recipe's.
+        memo: images read so far, by index, so that each is read once; None remembers none.
+        unreadable: every image that could not be read is appended.
+        position: the index of the image last returned: the one asked for, or its replacement.
+    """
+
+    images: Readable[Value]
+    count: int
+    seed: int
+    memo: dict[int, Value | UnreadableImage] | None = None
+    unreadable: list[Unreadable] = field(default_factory=list)
+    position: int = -1
+
+    def read(self, index: int) -> Value:
+        """Return image ``index``, or the first readable one of those drawn to replace it.
+
+        Raises:
+            UnreadableImage: neither it nor any of :data:`TRIES` others can be read.
+        """
+        position = index
+        for attempt in range(TRIES + 1):
+            value = self.memo.get(position) if self.memo else None
+            if value is None:
+                try:
+                    value = self.images.read(position)
+                except UnreadableImage as problem:
+                    value = problem.with_traceback(None)  # else the memo would keep its frames alive
+                if self.memo is not None:
+                    self.memo[position] = value
+            if not isinstance(value, UnreadableImage):
+                self.position = position
+                return value
+            error = value
+            self.unreadable.append(Unreadable(position, error.path, error.reason))
+            position = int(generator(self.seed, "replacement", index, attempt).integers(self.count))
+        raise error
