@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.testing  # older releases run lscpu in this import; here it is not inside a test
 import pytest
 from hypothesis import settings
 from PIL import Image

@@ -68,10 +68,12 @@ def set_tf32(allowed: bool) -> Callable[[], None]:
 
 
 def _older_tf32() -> tuple[str, bool] | None:
-    try:
-        return torch.get_float32_matmul_precision(), bool(cudnn.allow_tf32)
-    except RuntimeError:  # somebody has set the two kinds of switches to different values
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 2.9 advises to use `fp32_precision` instead, at reading as well
+        try:
+            return torch.get_float32_matmul_precision(), bool(cudnn.allow_tf32)
+        except RuntimeError:  # somebody has set the two kinds of switches to different values
+            return None
 
 
 def _set_older_tf32(matmul: str, convolution: bool) -> None:
