@@ -65,7 +65,7 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
         format="benchmark",
         path_bytes=names,
         path_ends=ends,
-        spans=np.zeros((0, 2), np.int64),
+        byte_ranges=np.zeros((0, 2), np.int64),
         sizes=np.array(sizes, np.int32),
         offsets=np.arange(len(files) + 1) * BOXES,
         boxes=np.concatenate([boxes_of(number, *each) for number, each in enumerate(sizes)]),

@@ -16,7 +16,7 @@ THEN = {
     "dropped": "left out, counted",
     "clipped": "clipped, counted",
     "replaced": "another image takes its place, counted",
-    "told": "counted",
+    "reported": "counted",
 }
 
 

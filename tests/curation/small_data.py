@@ -51,14 +51,14 @@ def read(root: Path, split: str) -> Raw:
     content = _content(root)
     entries = content["splits"][split]
     files = [str(root / entry["file"]) for entry in entries]
-    sizes, findings = scan.headers(files)
     rows = [(number, *box) for number, entry in enumerate(entries) for box in entry["boxes"]]
     table = np.array(rows, np.float64).reshape(len(rows), -1) if rows else np.zeros((0, 6))
-    return Raw(
+    nothing = np.zeros((len(files), 2), np.int32)
+    raw = Raw(
         paths=files,
-        sizes=sizes,
-        stated=np.zeros_like(sizes),
-        places=[str(root / "boxes.json")] * len(files),
+        sizes=nothing,
+        stated=nothing.copy(),
+        annotated_in=[str(root / "boxes.json")] * len(files),
         image=table[:, 0].astype(np.int64),
         boxes=table[:, 1:5],
         labels=table[:, 5].astype(np.int64),
@@ -66,8 +66,8 @@ def read(root: Path, split: str) -> Raw:
         areas=np.full(len(rows), np.nan, np.float32),
         lines=np.arange(1, len(rows) + 1),
         names=content["names"],
-        findings=findings,
     )
+    return scan.with_headers(raw)
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:

@@ -40,7 +40,7 @@ def test_a_image_cut_short_is_found_by_decoding_alone(tmp_path):
     found = check(str(root))
     assert not found.ok
     assert counts(found) == {"train": {"unreadable image": 1}}
-    assert found.findings["train"].first["unreadable image"][0].place == str(root / "images/train-001.png")
+    assert found.findings["train"].first["unreadable image"][0].where == str(root / "images/train-001.png")
     assert found.unreadable == {"train": {1}}
 
 

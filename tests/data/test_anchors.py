@@ -159,7 +159,7 @@ def test_flat_arrays_give_the_sizes_that_images_give_one_by_one() -> None:
         format="voc",
         path_bytes=path_bytes,
         path_ends=path_ends,
-        spans=np.zeros((0, 2), np.int64),
+        byte_ranges=np.zeros((0, 2), np.int64),
         sizes=np.array([[40, 30], [0, 0], [30, 40], [40, 30], [333, 77]], np.int32),
         offsets=np.cumsum([0, *counts]),
         boxes=boxes,

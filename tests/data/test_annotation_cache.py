@@ -23,8 +23,8 @@ from rankless.files import cache_folder
 sys.path.insert(0, str(Path(__file__).parent))
 import works_for_scan as works
 
-from rankless.data.index.raw import settle
 from rankless.data.index.scan import scan
+from rankless.data.index.validation import validate
 
 
 class Data:
@@ -44,7 +44,7 @@ class Data:
         folder = str(self.root / "labels")
         items = [(f"{folder}/{name}",) for name in sorted(path.name for path in Path(folder).iterdir())]
         raw = scan(works.numbers, items, "files", chunk=4, processes=1)
-        return settle(raw, "voc"), [folder, *raw.depends]
+        return validate(raw, "voc"), [folder, *raw.depends]
 
     def open(self, rescan: bool = False) -> Annotations:
         return cached(Key(str(self.root), "train", "voc"), self.read, rescan=rescan)

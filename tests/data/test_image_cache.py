@@ -57,7 +57,7 @@ def known(tmp_path: Path) -> Annotations:
         format="test",
         path_bytes=names,
         path_ends=ends,
-        spans=np.zeros((0, 2), np.int64),
+        byte_ranges=np.zeros((0, 2), np.int64),
         sizes=np.array(sizes, np.int32),
         offsets=np.arange(5),
         boxes=np.array([[3, 4, 30, 40]] * 4, np.float32),

@@ -35,7 +35,7 @@ def boxed(path: Path, box: list[float], size: tuple[int, int]) -> BoxedImages:
         format="test",
         path_bytes=names,
         path_ends=ends,
-        spans=np.zeros((0, 2), np.int64),
+        byte_ranges=np.zeros((0, 2), np.int64),
         sizes=np.array([size], np.int32),
         offsets=np.array([0, 1]),
         boxes=np.array([box], np.float32),

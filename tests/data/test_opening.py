@@ -11,7 +11,7 @@ from rankless.data.datasets import opening
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.index.raw import Raw
-from rankless.data.index.scan import headers
+from rankless.data.index.scan import with_headers
 from rankless.errors import UserError
 
 
@@ -27,13 +27,13 @@ class OneBoxEach:
         self.times += 1
         assert root.is_absolute()
         paths = [str(path) for path in sorted(root.glob("*.png"))]
-        sizes, findings = headers(paths)
         count = len(paths)
-        return Raw(
+        nothing = np.zeros((count, 2), np.int32)
+        raw = Raw(
             paths=paths,
-            sizes=sizes,
-            stated=np.zeros_like(sizes),
-            places=paths,
+            sizes=nothing,
+            stated=nothing.copy(),
+            annotated_in=paths,
             image=np.arange(count),
             boxes=np.tile([2.0, 1, 8, 90], (count, 1)),
             labels=np.zeros(count, np.int64),
@@ -42,9 +42,9 @@ class OneBoxEach:
             lines=np.ones(count, np.int64),
             names=["thing"],
             depends=[str(root)],
-            findings=findings,
             about=["a sentence"],
         )
+        return with_headers(raw)
 
 
 @pytest.fixture

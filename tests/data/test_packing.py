@@ -23,7 +23,8 @@ from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw, settle
+from rankless.data.index.raw import Raw
+from rankless.data.index.validation import validate
 from rankless.data.loader import micro_batches
 from rankless.data.order import Line
 from rankless.errors import UserError
@@ -48,7 +49,7 @@ def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]
         paths=paths,
         sizes=np.tile(np.array([[16, 20]], np.int32), (count, 1)),
         stated=np.zeros((count, 2), np.int32),
-        places=paths,
+        annotated_in=paths,
         image=np.array([row[0] for row in rows], np.int64),
         boxes=np.array([row[1] for row in rows], np.float64).reshape(-1, 4),
         labels=np.array([row[2] for row in rows], np.int64),
@@ -58,7 +59,7 @@ def boxed(paths: list[str], rows: list[tuple[int, list[float], int, int, float]]
         names=["cat", "dög", "big owl"],
         findings=Findings(),
     )
-    return settle(raw, "test")
+    return validate(raw, "test")
 
 
 def equal(before: Annotations, after: Annotations) -> bool:
@@ -71,7 +72,7 @@ def equal(before: Annotations, after: Annotations) -> bool:
 
 
 def unpacked(out: Path, split: str) -> Annotations:
-    return settle(page.read(out, split), "webdataset")
+    return validate(page.read(out, split), "webdataset")
 
 
 _SIDE = st.floats(0, 1, width=32)
@@ -108,7 +109,7 @@ def test_classes_come_back_and_webdataset_reads_them(tmp_path):
     samples(
         root, [f"{split}/{name}/{n}.jpg" for split in ("train", "val") for name in "ab" for n in range(9)]
     )
-    made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
+    made = {split: validate(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
     assert page.write(tmp_path / "to", made, ImageFiles()) == []
     assert page.splits(tmp_path / "to") == ["train", "val"]
     for split, before in made.items():
@@ -131,7 +132,7 @@ def test_names_of_classes_are_joined_by_name(tmp_path):
     for split, names in (("train", "bd"), ("val", "abd")):
         samples(tmp_path / "from", [f"{split}/{name}/1.png" for name in names])
     made = {
-        split: settle(image_folder.read(tmp_path / "from", split), "image-folder")
+        split: validate(image_folder.read(tmp_path / "from", split), "image-folder")
         for split in ("train", "val")
     }
     pack(made, tmp_path / "to")
@@ -214,7 +215,7 @@ def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
 def test_real_images(tmp_path):
     """The Sign Language Digits sample: 760 JPEG, divided by their names."""
     root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
-    made = {split: settle(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
+    made = {split: validate(image_folder.read(root, split), "image-folder") for split in ("train", "val")}
     shards = pack(made, tmp_path / "out", shard_bytes=1_000_000)
     assert len(shards) > 5 and sum(map(len, made.values())) == 760
     assert all(equal(before, unpacked(tmp_path / "out", split)) for split, before in made.items())

@@ -48,7 +48,7 @@ def read_since(log: str, before: int = 0) -> list[str]:
 
 def check(raw: Raw, files: list[tuple[str, ...]]) -> None:
     """``raw`` is what the files say, in their order."""
-    assert raw.paths == [path for (path,) in files] == raw.places == raw.depends
+    assert raw.paths == [path for (path,) in files] == raw.annotated_in == raw.depends
     counts = [number % 3 for number in range(COUNT)]
     assert raw.image.tolist() == np.repeat(np.arange(COUNT), counts).tolist()
     assert raw.boxes is not None and raw.boxes[:, 2].tolist() == [n + 0.1 for n in raw.image.tolist()]
@@ -199,7 +199,7 @@ def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
         paths=[name],
         sizes=np.array([[3, 4]], np.int32),
         stated=np.zeros((1, 2), np.int32),
-        places=(name,),
+        annotated_in=(name,),
         image=np.zeros(1, np.int64),
         boxes=np.array([[0.1, np.nan, np.inf, 1 / 3]]),
         labels=np.array([5], np.int64),
@@ -207,8 +207,8 @@ def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
         areas=np.array([np.nan], np.float32),
         lines=np.array([9], np.int64),
         names=("é",),
-        shares=True,
-        spans=np.array([[512, 99]], np.int64),
+        normalized=True,
+        byte_ranges=np.array([[512, 99]], np.int64),
         findings=findings,
     )
     save(given, tmp_path / "part.npz")

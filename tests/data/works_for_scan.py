@@ -29,7 +29,7 @@ def numbers(items: list[tuple[str, ...]]) -> Raw:
         paths=[path for (path,) in items],
         sizes=np.full((len(items), 2), 100, np.int32),
         stated=np.zeros((len(items), 2), np.int32),
-        places=[path for (path,) in items],
+        annotated_in=[path for (path,) in items],
         image=np.array(image, np.int64),
         boxes=np.array(boxes, np.float64).reshape(-1, 4),
         labels=none.astype(np.int64),

@@ -26,7 +26,7 @@ _THEN = {
     "dropped": "a training leaves them out",
     "clipped": "a training clips them",
     "replaced": "a training takes others instead",
-    "told": "",
+    "reported": "",
 }
 
 

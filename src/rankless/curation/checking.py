@@ -96,7 +96,7 @@ class Checked:
 
 def fails(kind: str) -> bool:
     """Whether a finding of this kind makes a check fail."""
-    return KINDS[kind].outcome != "told" or kind == LEAK
+    return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
 def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick: bool = False) -> Checked:
@@ -174,8 +174,8 @@ def _look_at(look: _Look) -> _Seen:
 
 def _byte_counts(annotations: Annotations) -> list[int]:
     """The bytes of each image; -1 where there is no file."""
-    if len(annotations.spans):
-        return [int(length) for length in annotations.spans[:, 1]]
+    if len(annotations.byte_ranges):
+        return [int(length) for length in annotations.byte_ranges[:, 1]]
     return [Path(path).stat().st_size if Path(path).is_file() else -1 for path in annotations.paths()]
 
 

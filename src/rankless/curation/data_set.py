@@ -139,7 +139,9 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
         format=annotations.format,
         path_bytes=path_bytes,
         path_ends=path_ends,
-        spans=annotations.spans[numbers] if len(annotations.spans) else annotations.spans,
+        byte_ranges=annotations.byte_ranges[numbers]
+        if len(annotations.byte_ranges)
+        else annotations.byte_ranges,
         sizes=annotations.sizes[numbers],
         offsets=offsets,
         boxes=annotations.boxes[rows] if annotations.has_boxes else annotations.boxes,
@@ -169,7 +171,7 @@ def together(splits: Sequence[Annotations]) -> Annotations:
         first,
         path_bytes=path_bytes,
         path_ends=path_ends,
-        spans=np.concatenate([each.spans for each in splits]),
+        byte_ranges=np.concatenate([each.byte_ranges for each in splits]),
         sizes=np.concatenate([each.sizes for each in splits]),
         offsets=np.concatenate([*offsets, counts[-1:]]).astype(np.int64),
         boxes=np.concatenate([each.boxes for each in splits]),
@@ -186,7 +188,9 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 def places(annotations: Annotations) -> list[tuple[str, int]]:
     """What tells each image from every other: its file, and where it begins in it."""
-    starts = annotations.spans[:, 0].tolist() if len(annotations.spans) else [0] * len(annotations)
+    starts = (
+        annotations.byte_ranges[:, 0].tolist() if len(annotations.byte_ranges) else [0] * len(annotations)
+    )
     return list(zip(annotations.paths(), starts, strict=True))
 
 

@@ -21,11 +21,12 @@ from pycocotools.cocoeval import COCOeval
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco
-from rankless.data.formats.coco_outline import outline_box
-from rankless.data.formats.rows import Rows
+from rankless.data.formats.coco_json import outline_box
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.index.raw import settle
+from rankless.data.index.raw import RawBuilder
+from rankless.data.index.scan import with_headers
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.structures import Detections
@@ -222,7 +223,7 @@ def test_dirty_annotations(tmp_path, entry, counts):
     dropped = {"over the edge", "crowd"}.isdisjoint(counts) and bool(counts)
     assert len(found.boxes) == (1 if dropped else 2)
     for _, _, first in found.findings:
-        assert first[0].place.startswith(str(tmp_path / "annotations" / "instances_train.json"))
+        assert first[0].where.startswith(str(tmp_path / "annotations" / "instances_train.json"))
 
 
 def test_numbers_beyond_all_range_cost_their_box_alone(tmp_path):
@@ -234,8 +235,8 @@ def test_numbers_beyond_all_range_cost_their_box_alone(tmp_path):
 def test_a_place_names_the_annotation(tmp_path):
     put(tmp_path, box(123456, category=4), box(77, bbox=(1, 1, 0, 0)))
     first = opened(tmp_path).findings.first
-    assert first["unnamed class"][0].place.endswith("instances_train.json: annotation 123456")
-    assert first["no size"][0].place.endswith("instances_train.json: annotation 77")
+    assert first["unnamed class"][0].where.endswith("instances_train.json: annotation 123456")
+    assert first["no size"][0].where.endswith("instances_train.json: annotation 77")
 
 
 def test_the_same_thing_twice(tmp_path):
@@ -567,16 +568,16 @@ def test_real_ground_truth_equals_pycocotools(tmp_path):
 
 def blood_cells(split: str) -> Annotations:
     """The boxes of Pascal VOC's files by the standard library alone."""
-    root, names, rows, paths = Path(REAL or "") / "det_bccd", ("Platelets", "RBC", "WBC"), Rows(), []
+    root, names, rows, paths = Path(REAL or "") / "det_bccd", ("Platelets", "RBC", "WBC"), RawBuilder(), []
     for name in (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split():
         for found in ElementTree.parse(root / "Annotations" / f"{name}.xml").iter("object"):
             corners = [
                 float(found.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
             ]
             shifted = (corners[0] - 1, corners[1] - 1, *corners[2:])
-            rows.add(len(paths), shifted, names.index(found.findtext("name", "")), 0)
-        paths.append(str(root / "JPEGImages" / f"{name}.jpg"))
-    return settle(rows.raw(paths, paths, names), "voc")
+            rows.add_box(len(paths), shifted, names.index(found.findtext("name", "")), 0)
+        paths.append(rows.add_image(str(root / "JPEGImages" / f"{name}.jpg")))
+    return validate(with_headers(rows.raw(names=names)), "voc")
 
 
 @pytest.mark.skipif(not REAL, reason="RANKLESS_REAL_DATA names no folder")

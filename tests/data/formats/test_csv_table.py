@@ -182,12 +182,12 @@ def test_dirty_rows(tmp_path, row, counts):
     assert found.findings.counts == counts
     assert len(found.boxes) == 1 + ("over the edge" in counts)
     if counts:
-        assert found.findings.first[next(iter(counts))][0].place == f"{tmp_path / 'train.csv'}:3"
+        assert found.findings.first[next(iter(counts))][0].where == f"{tmp_path / 'train.csv'}:3"
 
 
 def test_pixels_where_shares_are_said(tmp_path):
     put(tmp_path, "ImageID,LabelName,XMin,XMax,YMin,YMax", "a,cat,1,30,2,12", "b,cat,0,0.5,0,0.5")
-    assert opened(tmp_path).findings.counts == {"not shares": 1}
+    assert opened(tmp_path).findings.counts == {"not normalized": 1}
 
 
 def test_a_file_without_what_is_needed(tmp_path):
@@ -233,7 +233,7 @@ def test_dirty_classes_of_images(tmp_path):
     put(tmp_path, "filename,label", "a.jpg,dog", "b.jpg,cat", "a.jpg,cat", "gone.jpg,cat", "c d.jpg,")
     found = opened(tmp_path)
     assert found.findings.counts == {"not understood": 1, "no image": 1, "unnamed class": 1}
-    assert "a second class 'cat'" in found.findings.first["not understood"][0].found
+    assert "a second class 'cat'" in found.findings.first["not understood"][0].problem
 
 
 def test_a_table_beside_folders_of_classes_is_not_taken_for_the_data(tmp_path):

@@ -17,7 +17,7 @@ from PIL import Image
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.darknet import read, recognize, splits
-from rankless.data.formats.darknet_labels import label_folders
+from rankless.data.formats.darknet_layout import label_folders
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 
@@ -232,8 +232,8 @@ def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path)
         ("0 .5 .5 .1", "not understood", "4 columns, expected 5"),
         ("0 .5 .5 .1 .1 .9", "not understood", "6 columns, expected 5"),
         ("cat .5 .5 .1 .1", "not a number", "'cat .5 .5 .1 .1', expected numbers"),
-        ("0 20 10 8 8", "not shares", "not pixels"),
-        ("0 .5 .5 .1 -1e300", "not shares", ""),
+        ("0 20 10 8 8", "not normalized", "not pixels"),
+        ("0 .5 .5 .1 -1e300", "not normalized", ""),
     ],
 )
 def test_what_stops_is_told_with_its_place(tmp_path: Path, line: str, kind: str, found: str) -> None:
@@ -265,7 +265,7 @@ def test_a_damaged_box_costs_that_box(tmp_path: Path, line: str, kind: str) -> N
     data = open_annotations(described(tmp_path, "train: images/train\nnames: [x, y]\n"), "train")
     assert data.labels.tolist() == [0, 1]
     assert {name: count for name, count in counts(data).items() if name != "a pixel thin"} == {kind: 1}
-    assert data.findings.first[kind][0].place == f"{tmp_path / 'labels/train/a.txt'}:2"
+    assert data.findings.first[kind][0].where == f"{tmp_path / 'labels/train/a.txt'}:2"
 
 
 def test_faults_come_all_at_once(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_labels_without_images_are_counted(tmp_path: Path) -> None:
     root = described(tmp_path, "train: images/train\nval: list.txt\nnames: [x]\n")
     data = open_annotations(root, "train")
     assert counts(data) == {"label without image": 1}
-    assert data.findings.first["label without image"][0].place == str(tmp_path / "labels/train/b.txt")
+    assert data.findings.first["label without image"][0].where == str(tmp_path / "labels/train/b.txt")
     put(tmp_path, "train/b")
     (tmp_path / "list.txt").write_text("images/train/b.jpg")
     assert counts(open_annotations(root, "val")) == {}  # the other labels are of the other split's images

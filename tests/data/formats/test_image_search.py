@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.image_search import ImageSearch
+from rankless.data.formats.folders import ImageSearch
 
 
 @pytest.fixture

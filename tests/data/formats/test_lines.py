@@ -99,7 +99,7 @@ def test_dirty_boxes(tmp_path, boxes, counts):
     put(tmp_path, "b.jpg 1,2,9,9,0", f"a.jpg 7,7,9,9,1 {boxes}")
     found = opened(tmp_path)
     assert found.findings.counts == counts
-    assert found.findings.first[next(iter(counts))][0].place == f"{tmp_path / 'train.txt'}:2"
+    assert found.findings.first[next(iter(counts))][0].where == f"{tmp_path / 'train.txt'}:2"
     assert len(found.boxes) == 2 + ("over the edge" in counts)
 
 

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.index import raw as page
-from rankless.data.index.raw import Raw, settle
+from rankless.data.index import validation as page
+from rankless.data.index.raw import Raw
+from rankless.data.index.validation import validate
 
 VALUES = st.sampled_from([0.0, -0.0, 1.0, 2.5, 1e-300, 7.0])
 ROWS = st.tuples(st.integers(0, 2), st.integers(0, 1), VALUES, VALUES, VALUES, VALUES)
@@ -27,13 +28,13 @@ def test_first_of_equals(rows: list) -> None:
 def test_hashes_of_whole_pixels_differ() -> None:
     """Numbers with few digits have mostly zero bits, of which a poor hash makes few values."""
     grid = np.stack(np.meshgrid(*[np.arange(18.0)] * 4), -1).reshape(-1, 4)
-    assert not page._share_hash(grid).any()
-    assert page._share_hash(np.concatenate((grid, grid[:1]))).sum() == 2
+    assert not page._hash_repeats(grid).any()
+    assert page._hash_repeats(np.concatenate((grid, grid[:1]))).sum() == 2
 
 
 def test_repeated_boxes_are_dropped() -> None:
     boxes = np.array([[1.0, 1, 5, 5], [1, 1, 5, 5], [1, 1, 5, 6], [1, 1, 5, 5]])
-    made = settle(whole(boxes, [0, 0, 0, 1], [0, 0, 0, 0]), "voc")
+    made = validate(whole(boxes, [0, 0, 0, 1], [0, 0, 0, 0]), "voc")
     assert made.findings.counts["repeated"] == 1
     assert made.boxes.tolist() == [[1, 1, 5, 5], [1, 1, 5, 6], [1, 1, 5, 5]]
 
@@ -44,7 +45,7 @@ def whole(boxes: np.ndarray, image: list[int], labels: list[int]) -> Raw:
         paths=["a", "b", "c"],
         sizes=np.full((3, 2), 10, np.int32),
         stated=np.zeros((3, 2), np.int32),
-        places=["a.txt", "b.txt", "c.txt"],
+        annotated_in=["a.txt", "b.txt", "c.txt"],
         image=np.array(image, np.int64),
         boxes=boxes,
         labels=np.array(labels, np.int64),

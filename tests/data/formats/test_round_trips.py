@@ -48,7 +48,7 @@ def made(
         format="made",
         path_bytes=path_bytes,
         path_ends=path_ends,
-        spans=np.zeros((0, 2), np.int64),
+        byte_ranges=np.zeros((0, 2), np.int64),
         **(flat | more),
     )
 
@@ -73,7 +73,7 @@ PLACE = st.one_of(
 )
 
 
-def spans(draw: st.DrawFn, side: int) -> tuple[float, float]:
+def extents(draw: st.DrawFn, side: int) -> tuple[float, float]:
     low, high = sorted(float(np.float32(draw(PLACE) * side)) for _ in range(2))
     return (low, high) if low < high else (0.0, float(side))
 
@@ -86,7 +86,7 @@ def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list
     for height, width in SIDES.tolist():
         rows = {}
         for _ in range(draw(st.integers(0, 4))):
-            (x1, x2), (y1, y2) = spans(draw, width), spans(draw, height)
+            (x1, x2), (y1, y2) = extents(draw, width), extents(draw, height)
             rows[(draw(st.integers(0, 2)), x1, y1, x2, y2)] = None
         if height == 77:
             rows |= {(label, 0.0, 0.0, 31.0, 77.0): None for label in range(3)}
@@ -207,7 +207,7 @@ def test_class_names_that_voc_cannot_hold(tmp_path: Path, images: list[str], nam
 def test_splits_that_number_classes_differently(tmp_path: Path, images: list[str]) -> None:
     one, two = (made(images[:1], [[]], [[]], class_names=names) for names in (("a", "b"), ("b", "a")))
     for page in (darknet, voc):
-        with pytest.raises(UserError, match="'train' and 'val' have other class names"):
+        with pytest.raises(UserError, match="'train' and 'val' have different class names"):
             written(page, tmp_path / "out", {"train": one, "val": two})
 
 

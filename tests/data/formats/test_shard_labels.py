@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.formats.shard_labels import LabelError, boxes_of, class_of
+from rankless.data.formats.shard_labels import LabelError, class_of, rows_of
 
 
 @pytest.mark.parametrize(
@@ -34,28 +34,27 @@ def test_no_classes(content):
 
 
 def test_our_json():
-    found = boxes_of(
+    rows, stated = rows_of(
         b'{"width": 9, "height": 7, "boxes": [[1, 2, 3.5, 4], [0, 0, 1, 1]], "labels": [1, "owl"], '
         b'"flags": [3, 0], "areas": [2.5, null]}',
         "json",
     )
-    assert found.boxes == [[1, 2, 3.5, 4], [0, 0, 1, 1]] and found.labels == ["1", "owl"]
-    assert found.flags == [3, 0] and found.areas[0] == 2.5 and math.isnan(found.areas[1])
-    assert found.stated == (7, 9)
-    assert boxes_of(b'{"boxes": [], "labels": []}', "json").boxes == []
+    assert rows[0] == ([1, 2, 3.5, 4], "1", 3, 2.5)
+    assert rows[1][:3] == ([0, 0, 1, 1], "owl", 0) and math.isnan(rows[1].area)
+    assert stated == (7, 9)
+    assert rows_of(b'{"boxes": [], "labels": []}', "json") == ([], (0, 0))
 
 
 def test_json_like_cocos():
     one = {"bbox": [10, 20, 3, 4], "category_id": 2, "iscrowd": 1, "area": 5}
     for value in ([one], {"annotations": [one], "width": None}):
-        found = boxes_of(json.dumps(value).encode(), "json")
-        assert found.boxes == [[10, 20, 13, 24]] and found.labels == ["2"]
-        assert found.flags == [2] and found.areas == [5] and found.stated == (0, 0)
+        assert rows_of(json.dumps(value).encode(), "json") == ([([10, 20, 13, 24], "2", 2, 5)], (0, 0))
 
 
 def test_darknets_lines():
-    found = boxes_of(b"1 0.5 0.5 0.5 0.25\n\n0 0.25 0.25 0.5 0.5\r\n", "txt")
-    assert found.boxes == [[0.25, 0.375, 0.75, 0.625], [0, 0, 0.5, 0.5]] and found.labels == ["1", "0"]
+    rows, stated = rows_of(b"1 0.5 0.5 0.5 0.25\n\n0 0.25 0.25 0.5 0.5\r\n", "txt")
+    assert [row[:2] for row in rows] == [([0.25, 0.375, 0.75, 0.625], "1"), ([0, 0, 0.5, 0.5], "0")]
+    assert stated == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_darknets_lines():
 )
 def test_what_is_not_understood(kind, content, words):
     with pytest.raises(LabelError, match=words):
-        boxes_of(content, kind)
+        rows_of(content, kind)
 
 
 _VALUES = st.recursive(
@@ -102,11 +101,11 @@ _VALUES = st.recursive(
 @given(_VALUES)
 def test_any_json_is_understood_or_refused(value):
     with contextlib.suppress(LabelError):
-        found = boxes_of(json.dumps(value).encode(), "json")
-        assert len(found.boxes) == len(found.labels) == len(found.flags) == len(found.areas)
+        rows, _ = rows_of(json.dumps(value).encode(), "json")
+        assert all(len(row.box) == 4 and isinstance(row.label, str) for row in rows)
 
 
 @given(st.binary(max_size=40), st.sampled_from(["json", "txt"]))
 def test_any_bytes_are_understood_or_refused(content, kind):
     with contextlib.suppress(LabelError):
-        boxes_of(content, kind)
+        rows_of(content, kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.data.formats.shard_layout import class_names, known_as, looks_like_shards, shards_of
+from rankless.data.formats.shards import class_names, known_as, looks_like_shards, shards_of
 from rankless.data.formats.webdataset import recognize
 from rankless.errors import UserError
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rankless.cli import main
-from rankless.data.formats.shard_members import Sample, first_member, samples
+from rankless.data.formats.shards import Sample, first_member, samples
 from rankless.data.index.findings import Findings
 
 
@@ -118,7 +118,7 @@ def test_sparse_members_are_left_out(tmp_path):
     for name in ("gnu", "pax", "hand"):
         ours, findings = found(tmp_path / f"{name}.tar")
         assert [each.key for each in ours] == ["b"] and findings.counts == {"left out": 1}, name
-        assert "a sparse" in findings.first["left out"][0].found
+        assert "a sparse" in findings.first["left out"][0].problem
         assert first_member(str(tmp_path / f"{name}.tar")) == ("", b"")
 
 
@@ -179,13 +179,15 @@ def test_a_damaged_header_is_not_the_end(tmp_path):
     (tmp_path / "a.tar").write_bytes(content)
     _, findings = found(tmp_path / "a.tar")
     (told,) = findings.first["unreadable file"]
-    assert "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'" in told.found
+    assert (
+        "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'" in told.problem
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), [("w:gz", "gzip"), ("w:bz2", "bzip2"), ("w:xz", "xz")])
 def test_compressed_archives_are_refused(tmp_path, kind, name):
     ours, findings = found(tar(tmp_path / "a.tar", [("a.jpg", b"x")], kind))
-    assert not ours and f"compressed with {name}" in findings.first["unreadable file"][0].found
+    assert not ours and f"compressed with {name}" in findings.first["unreadable file"][0].problem
 
 
 def test_what_is_no_archive(tmp_path):
@@ -194,7 +196,7 @@ def test_what_is_no_archive(tmp_path):
     assert (
         found(tmp_path / "none.tar")[1]
         .first["unreadable file"][0]
-        .found.endswith("No such file or directory")
+        .problem.endswith("No such file or directory")
     )
     assert first_member(str(tmp_path / "none.tar")) == ("", b"")
 

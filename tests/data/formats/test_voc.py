@@ -19,8 +19,7 @@ from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import recognize as recognized
-from rankless.data.formats.voc import read, recognize, splits
-from rankless.data.formats.voc_annotation import parse
+from rankless.data.formats.voc import parse, read, recognize, splits
 from rankless.data.index.annotations import DIFFICULT, Annotations
 from rankless.errors import UserError
 
@@ -152,7 +151,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         "counted from 0": 1,
         "a pixel thin": 1,
     }
-    assert data.findings.first["outside"][0].place == f"{tmp_path / 'Annotations/b.xml'}: object 1"
+    assert data.findings.first["outside"][0].where == f"{tmp_path / 'Annotations/b.xml'}: object 1"
 
 
 def test_a_wrong_size_is_told_and_the_image_counts(tmp_path: Path) -> None:
@@ -309,7 +308,7 @@ def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -
     assert counts(data) == {"no image": 1, "unreadable image": 1}
     missing = str(data.findings.first["no image"][0])
     assert missing.startswith(f"{tmp_path / 'ImageSets/Main/train.txt'}:2: 'b' has no file in 'JPEGImages'")
-    assert data.findings.first["unreadable image"][0].place == str(tmp_path / "JPEGImages/c.jpg")
+    assert data.findings.first["unreadable image"][0].where == str(tmp_path / "JPEGImages/c.jpg")
     with pytest.raises(UserError, match=r"1 of the 2 images .* data.max_bad \(0.4\)"):
         open_annotations(str(tmp_path), "train", max_bad=0.4)
 
@@ -329,8 +328,8 @@ def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     data = open_annotations(str(tmp_path), "train")
     assert data.offsets.tolist() == [0, 1, 1]
     assert counts(data) == {"no label file": 1, "label without image": 1}
-    assert data.findings.first["no label file"][0].place == str(tmp_path / "JPEGImages/b.jpg")
-    assert data.findings.first["label without image"][0].place == str(tmp_path / "Annotations/stray.xml")
+    assert data.findings.first["no label file"][0].where == str(tmp_path / "JPEGImages/b.jpg")
+    assert data.findings.first["label without image"][0].where == str(tmp_path / "Annotations/stray.xml")
     assert "Not one of the 1 images of the split 'test'" in faults_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")

@@ -21,7 +21,7 @@ from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats import webdataset as page
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.raw import settle
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 
 
@@ -50,7 +50,7 @@ def pairs(labels: list[str], ending: str = "cls", first: int = 0) -> dict[str, b
 
 
 def read(root: Path, split: str = "train") -> Annotations:
-    return settle(page.read(root, split), "webdataset")
+    return validate(page.read(root, split), "webdataset")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the collector
@@ -132,7 +132,7 @@ def test_class_names_mean_numbers_and_names(tmp_path):
         ({**pairs(['{"boxes": [], "labels": []}'], "json"), "b.png": sample()}, "no label file", 2),
         (pairs(['{"boxes": [], "labels": []}', "{}"], "json"), "not understood", 1),
         (pairs(['{"boxes": [[0, 0, 1, 1]], "labels": [7]}'], "json"), "class out of range", 1),
-        (pairs(["0 100 100 20 20"], "txt"), "not shares", 1),
+        (pairs(["0 100 100 20 20"], "txt"), "not normalized", 1),
     ],
 )
 def test_findings(tmp_path, members, kind, left):
@@ -140,8 +140,8 @@ def test_findings(tmp_path, members, kind, left):
     (tmp_path / "classes.txt").write_text("a\nb\n")
     found = read(tmp_path)
     assert {name: count for name, count, _ in found.findings if name not in ("empty",)} == {kind: 1}
-    assert len(found) == left == len(found.spans) == len(found.sizes)
-    place = found.findings.first[kind][0].place
+    assert len(found) == left == len(found.byte_ranges) == len(found.sizes)
+    place = found.findings.first[kind][0].where
     assert place.startswith(f"{tmp_path}/train-0.tar//")
 
 
@@ -222,7 +222,7 @@ def test_any_damage_is_a_user_error_or_a_finding(tmp_path_factory, changes, cut)
     (root / "train-0.tar").write_bytes(content[: cut or None])
     with contextlib.suppress(UserError):
         found = examine(str(root), "train", "webdataset")
-        assert len(found.spans) == len(found)
+        assert len(found.byte_ranges) == len(found)
         source = BoxedImages(found) if found.has_boxes else ClassifiedImages(found, None, "data")
         for index in range(len(found)):
             with contextlib.suppress(UnreadableImage):

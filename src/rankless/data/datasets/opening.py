@@ -8,7 +8,7 @@ from pathlib import Path
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.index.annotation_cache import Key, cached
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.raw import settle
+from rankless.data.index.validation import validate
 from rankless.errors import UserError
 from rankless.files.cache_folder import hold
 
@@ -34,7 +34,7 @@ def open_annotations(
     if bad > max_bad * len(found):
         raise UserError(
             [
-                *(f"{one.place}: {one.found}" for one in found.findings.first["unreadable image"]),
+                *(f"{one.where}: {one.problem}" for one in found.findings.first["unreadable image"]),
                 f"{root}: {bad} of the {len(found)} images of the split '{split}' cannot be read, which is "
                 f"more than data.max_bad ({max_bad:g}) allows: replace them, or take them out.",
             ]
@@ -56,7 +56,7 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
         raw = page.read(place, split)
-        return settle(raw, name), raw.depends
+        return validate(raw, name), raw.depends
 
     kept = cached(Key(str(place), split, name), read, rescan=rescan)
     # Said anew: another opening may have named the format, or the data by another path.

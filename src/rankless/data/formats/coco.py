@@ -6,57 +6,78 @@ image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, 
 
 from __future__ import annotations
 
+import io
+import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
-from rankless.data.formats.coco_classes import Classes, identity, read_classes
-from rankless.data.formats.coco_file import Annotation, Image, Parts, decoded, entries, load
-from rankless.data.formats.coco_layout import annotation_files, image_folders, looked_into, stem
-from rankless.data.formats.coco_outline import outline_box
-from rankless.data.formats.coco_writing import write
-from rankless.data.formats.image_search import ImageSearch
-from rankless.data.formats.rows import NO_AREA, Rows
-from rankless.data.formats.splits import chosen, usual_order
-from rankless.data.index.annotations import CROWD, DIFFICULT
-from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
+from rankless.data.formats.coco_json import (
+    Annotation,
+    Classes,
+    Image,
+    Parts,
+    decoded,
+    entries,
+    identity,
+    load,
+    outline_box,
+    read_classes,
+)
+from rankless.data.formats.folders import ImageSearch, subfolders
+from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
+from rankless.data.formats.writing import ImageFiles, file_names
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.raw import NO_AREA, Raw
 from rankless.errors import UserError, printable
-
-__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
+from rankless.files import reading
 
 TITLE = "COCO JSON"
 LAYOUT = (
     "'annotations/instances_train.json' with the images in 'train' or 'images/train', "
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
+_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
+"""Files that lie in a split's own folder, beside its images or above them."""
+_LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
+_ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
+_SNIFFED = 65536
+_MOST = 200
+"""In a folder of more JSON files than these each is of a single image, and none is COCO's."""
+_AFFIXES = re.compile(
+    r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
+)
+_OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
-"""An area that differs from the box's by a smaller share says no more than the box."""
-_GONE = -1  # instead of an image's number: it is not there
+"""An area that differs from the box's by a smaller fraction says no more than the box."""
+_MISSING = -1  # instead of an image's number
+_encode = msgspec.json.encode
 
 
 def recognize(root: Path) -> str:
     """Why ``root`` is COCO's: it is a ``.json`` file, or a folder that has one with COCO's lists."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
-    files = annotation_files(root)
+    files = _annotation_files(root)
     first = next((files[name] for name in usual_order(files)), None)
     return f"it has '{first.relative_to(root)}'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
     """The splits that have an annotation file."""
-    return usual_order(annotation_files(root))
+    return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """One split; see :class:`rankless.data.formats.registry.Format`."""
-    files = annotation_files(root)
-    full = (name for name, file in files.items() if stem(file) == split)  # train2017, which is called train
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    files = _annotation_files(root)
+    full = (name for name, file in files.items() if _stem(file) == split)  # train2017, which is called train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
@@ -66,133 +87,99 @@ def read(root: Path, split: str) -> Raw:
             f"{file} has no {' and no '.join(repr(key) for key in missing)}, expected a list; a file for "
             "training has 'images', 'annotations' and 'categories'."
         )
-    search = ImageSearch(image_folders(root, name, file))
-    reading = _Reading(str(file), classes, search)
-    reading.samples(parts)
-    reading.boxes(parts)
-    raw = reading.rows.raw(
-        reading.paths,
-        [str(file)] * len(reading.paths),
+    reader = _Reader(file, ImageSearch(_image_folders(root, name, file)), classes=classes)
+    reader.read_images(parts)
+    if reader.made.paths:
+        reader.read_boxes(parts)
+    odd = reader.made.findings.first.get("not understood", [])
+    return reader.raw(
         classes.names,
-        reading.stated,
-        depends=[*looked_into(root, files.values()), *map(str, files.values()), *search.listed],
-        findings=reading.findings,
-        about=[*classes.notes, *search.notes()],
+        [*_looked_into(root, files.values()), *map(str, files.values())],
+        classes.notes,
+        f"no entry of 'images' can be used; the first: {odd[0].problem}" if odd else "it lists no image",
+        counted="annotation",
     )
-    raw.counted = "annotation"
-    return raw
 
 
 @dataclass
-class _Reading:
+class _Reader(ListedImages):
     """One file on its way to the flat form."""
 
-    file: str
-    classes: Classes
-    search: ImageSearch
-    paths: list[str] = field(default_factory=list)
-    stated: list[tuple[int, int]] = field(default_factory=list)
-    numbers: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
-    rows: Rows = field(default_factory=Rows)
-    findings: Findings = field(default_factory=Findings)
+    classes: Classes = field(kw_only=True)
+    ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
 
-    def tell(self, kind: str, place: str, found: str) -> None:
-        self.findings.add(kind, f"{self.file}: {place}", found)
-
-    def samples(self, parts: Parts) -> None:
-        """The images in the file's order, each once.
-
-        Raises:
-            UserError: not one of them is there.
-        """
-        seen: dict[str, int] = {}
-        missing = ""
+    def read_images(self, parts: Parts) -> None:
+        """Add the images in the file's order, each once."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
+                given = "it is no object"
+                if entry is not None:
+                    given = f"id {_short(entry.id)}, file_name {_short(entry.file_name)}"
                 expected = "expected an object with an 'id' and a 'file_name'"
-                self.tell("not understood", f"image {number}", f"{_shown(entry)}, {expected}")
+                self.report("not understood", f": image {number}", f"{given}, {expected}")
                 continue
-            key, name = identity(entry.id), entry.file_name
-            path = self.search.find(name)
-            if not path:
-                missing = missing or name
-                self.tell("no image", f"image {_short(key)}", f"no file '{printable(name)}'")
-            same = seen.get(path, len(self.paths)) if path else _GONE
-            if self.numbers.setdefault(key, same) != same:
-                self.tell(
-                    "not understood", f"image {_short(key)}", f"'{printable(name)}' has the id of another"
-                )
-            elif path in seen:
-                self.tell("listed twice", f"image {_short(key)}", f"'{printable(name)}'")
+            key, name = identity(entry.id), f"'{printable(entry.file_name)}'"
+            where = f": image {_short(key)}"
+            path = self.locate(entry.file_name, where)
+            same = self.numbers.get(path, len(self.made.paths)) if path else _MISSING
+            if self.ids.setdefault(key, same) != same:
+                self.report("not understood", where, f"{name} has the id of another")
+            elif path in self.numbers:
+                self.report("listed twice", where, name)
             elif path:
-                seen[path] = same
-                self.paths.append(path)
-                self.stated.append(_stated(entry))
-        if not self.paths:
-            looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
-            odd = self.findings.first.get("not understood", [])
-            nothing = (
-                f"no entry of 'images' can be used; the first: {odd[0].found}" if odd else "it lists no image"
-            )
-            raise UserError(f"{self.file}: {found if missing else nothing}.")
+                self.image(path, _stated(entry))
 
-    def boxes(self, parts: Parts) -> None:
-        """The boxes in the file's order."""
+    def read_boxes(self, parts: Parts) -> None:
+        """Add the boxes in the file's order."""
         ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             if entry is None:
-                self.tell("not understood", f"annotation {number} of the list", "it is no object in UTF-8")
+                self.report("not understood", _where(Annotation(), number), "it is no object in UTF-8")
                 continue
-            image = _known(self.numbers, entry.image_id)
+            image = _known(self.ids, entry.image_id)
             if image is None:
-                self.tell("unknown image", _place(entry, number), f"image_id {_short(entry.image_id)}")
-            elif image != _GONE:
+                self.report("unknown image", _where(entry, number), f"image_id {_short(entry.image_id)}")
+            elif image != _MISSING:
                 line = entry.id if isinstance(entry.id, int) and abs(entry.id) < 2**62 else number
                 ids.append(line)
-                self._box(entry, image, line, number)
+                self._add(entry, image, line, _where(entry, number))
         known, counts = np.unique(np.array(ids, np.int64), return_counts=True)
         for each in known[counts > 1].tolist():
-            self.tell("repeated id", f"annotation {each}", "")
+            self.report("repeated id", f": annotation {each}")
 
-    def _box(self, entry: Annotation, image: int, line: int, number: int) -> None:
+    def _add(self, entry: Annotation, image: int, line: int, where: str) -> None:
         label = _known(self.classes.labels, entry.category_id)
         if label is None:
             first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
-            found = f"category_id {_short(entry.category_id)}, expected one of {first}"
-            self.tell("unnamed class", _place(entry, number), found)
+            problem = f"category_id {_short(entry.category_id)}, expected one of {first}"
+            self.report("unnamed class", where, problem)
             return
-        flags = self._flags(entry, number) if entry.iscrowd or entry.ignore else 0
+        flags = self._flags(entry, where) if entry.iscrowd or entry.ignore else 0
         box = entry.bbox
         try:
             if not box:
                 outline = outline_box(decoded(entry.segmentation))
                 if outline is None:
-                    found = "it has neither 'bbox' nor an outline"
-                    self.tell("not understood", _place(entry, number), found)
+                    self.report("not understood", where, "it has neither 'bbox' nor an outline")
                     return
-                self.tell("outline", _place(entry, number), "")
+                self.report("outline", where)
                 x1, y1, x2, y2 = outline
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
-            self.rows.add(image, (x1, y1, x2, y2), label, line, flags, _area(entry, x2 - x1, y2 - y1))
+            area = _area(entry, x2 - x1, y2 - y1)
+            self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)
         except (TypeError, OverflowError):
-            found = f"bbox {_short(box)}, expected four numbers"
-            self.tell("not a number", _place(entry, number), found)
+            self.report("not a number", where, f"bbox {_short(box)}, expected four numbers")
         except ValueError:
-            found = f"bbox {_short(box)}, expected x, y, width, height"
-            self.tell("not understood", _place(entry, number), found)
+            self.report("not understood", where, f"bbox {_short(box)}, expected x, y, width, height")
 
-    def _flags(self, entry: Annotation, number: int) -> int:
+    def _flags(self, entry: Annotation, where: str) -> int:
         flags = 0
         for key, value, flag in (("iscrowd", entry.iscrowd, CROWD), ("ignore", entry.ignore, DIFFICULT)):
-            if not value:
-                continue
-            if value != 1:
-                found = f"{key} {_short(value)}, expected 0 or 1"
-                self.tell("not understood", _place(entry, number), found)
-            flags |= flag
+            if value and value != 1:
+                self.report("not understood", where, f"{key} {_short(value)}, expected 0 or 1")
+            flags |= flag if value else 0
         return flags
 
 
@@ -202,8 +189,8 @@ def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
     return numbers.get(identity(key)) if number is None else number
 
 
-def _place(entry: Annotation, number: int) -> str:
-    return f"annotation {number} of the list" if entry.id is None else f"annotation {_short(entry.id)}"
+def _where(entry: Annotation, number: int) -> str:
+    return f": annotation {number} of the list" if entry.id is None else f": annotation {_short(entry.id)}"
 
 
 def _area(entry: Annotation, width: float, height: float) -> float:
@@ -224,7 +211,136 @@ def _short(value: Any) -> str:
     return printable(str(value))
 
 
-def _shown(entry: Image | None) -> str:
-    return (
-        "it is no object" if entry is None else f"id {_short(entry.id)}, file_name {_short(entry.file_name)}"
-    )
+def _annotation_files(root: Path) -> dict[str, Path]:
+    """Split to annotation file; ``root`` is a folder or such a file itself."""
+    if root.is_file():
+        return {_stem(root): root}
+    files: dict[str, Path] = {}
+    for file in _candidates(root):
+        name = file.parent.name if file.name in _BESIDE and file.parent != root else _stem(file)
+        files.setdefault(name, file)
+    if len(files) == 1 and next(iter(files.values())).name in _BESIDE:
+        return files if next(iter(files.values())).parent != root else {"train": next(iter(files.values()))}
+    return {short: files[name] for short, name in without_year(files).items()}
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    for folder in (root / "annotations", root):
+        files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        if len(files) <= _MOST:
+            yield from (file for file in files if not _OTHERS.match(file.name) and _is_coco(file))
+    for folder in subfolders(root):
+        beside = [folder / file for file in _BESIDE if folder.name != "annotations"]
+        yield from [file for file in beside if _is_coco(file)][:1]
+
+
+def _is_coco(file: Path) -> bool:
+    """Whether a file looks like COCO's by its name, or by its beginning and end."""
+    if not file.is_file():
+        return False
+    if re.match(r"instances_|_annotations\.coco\.json$", file.name):
+        return True
+    try:
+        with io.BufferedReader(reading.opened(file)) as opened:
+            shown = opened.read(_SNIFFED)
+            opened.seek(max(_SNIFFED, file.stat().st_size - _SNIFFED))
+            shown += b"\n" + opened.read(_SNIFFED)
+    except OSError:
+        return False
+    lists = {match.group(1) for match in _LISTS.finditer(shown)}
+    return len(lists) > 1 or (bool(lists) and _ENTRIES.search(shown) is not None)
+
+
+def _stem(file: Path) -> str:
+    """A file's name without what every such name has: ``instances_train2017.json`` is ``train2017``."""
+    if file.name == _BESIDE[0]:
+        return file.parent.name
+    return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
+
+
+def _looked_into(root: Path, files: Iterable[Path]) -> list[str]:
+    """The folders where another annotation file would change what :func:`_annotation_files` returns."""
+    return [] if root.is_file() else list(map(str, (root, root / "annotations", *(f.parent for f in files))))
+
+
+def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
+    """Folders that the names in an annotation file may be relative to, the likeliest first."""
+    names = list(dict.fromkeys((_stem(file), split, file.stem)))
+    if file.name in _BESIDE:
+        names = [split]
+    top = root if root.is_dir() else file.parent
+    if file.parent == top and top.name in {"annotations", "labels", "json"}:
+        top = file.parent.parent  # its folder alone was given
+    folders = [file.parent, file.parent / "images", file.parent / "data"] if file.name in _BESIDE else []
+    for name in names:
+        folders += [top / name, top / "images" / name, top / name / "images"]
+    return [*folders, top / "images", top / "data", top / "JPEGImages", top, file.parent]
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write COCO's JSON files; ids count from 1 and over all splits.
+
+    A box's number is written with all its digits, and ``ignore`` marks what is difficult. Where no area is
+    known, it is the box's.
+
+    Raises:
+        UserError: images with one class each, without boxes.
+    """
+    (out / "annotations").mkdir(parents=True)
+    image = box = 1
+    for split, data in splits.items():
+        if not data.has_boxes:
+            raise UserError("COCO JSON holds boxes, and these images have one class each and no boxes.")
+        split = as_file_name(split)
+        # JSON has no bytes that are no text, which a file's name can have.
+        names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]
+        for index, name in enumerate(names):
+            files.put(data, index, out / "images" / split / name)
+        categories = [
+            {"id": number, "name": name, "supercategory": ""}
+            for number, name in enumerate(data.class_names, 1)
+        ]
+        with (out / "annotations" / f"instances_{split}.json").open("wb") as file:
+            file.write(b'{"categories": ' + _encode(categories) + b',\n"images": [')
+            _write_list(file, _images(data, names, image))
+            file.write(b'],\n"annotations": [')
+            _write_list(file, _boxes(data, image, box))
+            file.write(b"]}\n")
+        image += len(data)
+        box += len(data.labels)
+    return []
+
+
+def _write_list(file: BinaryIO, entries: Iterator[dict[str, Any]]) -> None:
+    for number, entry in enumerate(entries):
+        file.write((b",\n" if number else b"\n") + _encode(entry))
+
+
+def _images(annotations: Annotations, names: list[str], first: int) -> Iterator[dict[str, Any]]:
+    for number, (name, (height, width)) in enumerate(
+        zip(names, annotations.sizes.tolist(), strict=True), first
+    ):
+        yield {"id": number, "file_name": name, "width": width, "height": height}
+
+
+def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
+    for index in range(len(annotations)):
+        rows = annotations.rows(index)
+        for row in range(rows.start, rows.stop):
+            # In float64 the sum of x and width rounds back to the same float32.
+            x1, y1, x2, y2 = annotations.boxes[row].tolist()
+            width, height, area = x2 - x1, y2 - y1, float(annotations.areas[row])
+            flags = int(annotations.flags[row])
+            entry = {
+                "id": first + row,
+                "image_id": image + index,
+                "category_id": int(annotations.labels[row]) + 1,
+                "bbox": [_plain(x1), _plain(y1), _plain(width), _plain(height)],
+                "area": _plain(width * height if area != area else area),
+                "iscrowd": int(flags & CROWD > 0),
+            }
+            yield entry | {"ignore": 1} if flags & DIFFICULT else entry
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if value.is_integer() else value

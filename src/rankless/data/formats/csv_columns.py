@@ -23,29 +23,10 @@ EXPECTED = (
 )
 Corners = tuple[int, int, int, int]
 
-_PATH = (
-    "filename",
-    "filepath",
-    "imagepath",
-    "imagename",
-    "imagefile",
-    "path",
-    "file",
-    "image",
-    "img",
-    "imageid",
-)
-_LABEL = (
-    "class",
-    "classname",
-    "label",
-    "labelname",
-    "category",
-    "categoryname",
-    "name",
-    "classid",
-    "labelid",
-)
+_FILE = ("filename", "filepath", "imagepath", "imagename", "imagefile")
+_PATH = (*_FILE, "path", "file", "image", "img", "imageid")
+_CLASS = ("class", "classname", "label", "labelname")
+_LABEL = (*_CLASS, "category", "categoryname", "name", "classid", "labelid")
 _LEFT, _TOP = ("xmin", "x1", "left", "bboxxmin", "bboxx1"), ("ymin", "y1", "top", "bboxymin", "bboxy1")
 _RIGHT, _BOTTOM = (
     ("xmax", "x2", "right", "bboxxmax", "bboxx2"),
@@ -57,15 +38,15 @@ _W, _H = ("w", "bw", "boxwidth", "bboxwidth", "bboxw"), ("h", "bh", "boxheight",
 _UNITS = (
     ("px", "pixels"),
     ("pixels", "pixels"),
-    ("norm", "shares"),
-    ("normalized", "shares"),
-    ("rel", "shares"),
+    ("norm", "normalized"),
+    ("normalized", "normalized"),
+    ("rel", "normalized"),
 )
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The places of the columns in a row; None where there is no such column.
+    """The positions of the columns in a row; None where there is no such column.
 
     Attributes:
         delimiter: between two cells.
@@ -73,7 +54,7 @@ class Columns:
         path, label: the image and the class.
         box: the four numbers of a box; None where an image has one class and no boxes.
         kind: what these are: two corners, a corner and a size, or the center and a size.
-        unit: whether they are pixels or shares of the image; empty where only the values can tell.
+        unit: ``pixels``, or ``normalized`` by the image's sides; empty where only the values can tell.
         stated: height and width of the image.
         difficult, crowd, area: of the object.
     """
@@ -109,7 +90,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{file} cannot be read as CSV: {why}; expected {EXPECTED}.") from None
 
 
-def understood(file: Path) -> Columns | None:
+def columns_of(file: Path) -> Columns | None:
     """The columns of a file; None if it is none of images and classes, or cannot be read."""
     best: Columns | None = None
     widest = 1
@@ -119,11 +100,11 @@ def understood(file: Path) -> Columns | None:
         except UserError:
             return None
         if len(first) > widest:
-            widest, best = len(first), _by_place(first, delimiter) or _by_name(first, delimiter)
+            widest, best = len(first), _by_position(first, delimiter) or _by_name(first, delimiter)
     return best
 
 
-def _by_place(first: Sequence[str], delimiter: str) -> Columns | None:
+def _by_position(first: Sequence[str], delimiter: str) -> Columns | None:
     if not is_image(first[0]):
         return None
     if len(first) == 6 and all(_is_number(cell) or not cell for cell in first[1:5]):
@@ -132,27 +113,29 @@ def _by_place(first: Sequence[str], delimiter: str) -> Columns | None:
 
 
 def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     units: dict[int, str] = {}
-    for place, cell in enumerate(first):
+    for position, cell in enumerate(first):
         name = re.sub(r"[\W_]", "", cell.casefold())
         for ending, unit in _UNITS:
             if name.endswith(ending) and name != ending:
                 name = name.removesuffix(ending)
-                units[place] = unit
-        places.setdefault(name, place)
-    path, label = _place(places, _PATH), _place(places, _LABEL)
+                units[position] = unit
+        positions.setdefault(name, position)
+    path, label = _position(positions, _PATH), _position(positions, _LABEL)
     if path is None or label is None:
         return None
-    corners = _four(places, _LEFT, _TOP, _RIGHT, _BOTTOM)
+    corners = _four(positions, _LEFT, _TOP, _RIGHT, _BOTTOM)
     # A width beside a corner, without the other corner, can only be the box's.
     beside = (*_W, "width"), (*_H, "height")
-    size = _four(places, _X, _Y, *beside)
-    center = _four(places, _CX, _CY, *beside)
+    size = _four(positions, _X, _Y, *beside)
+    center = _four(positions, _CX, _CY, *beside)
     box = corners or center or size
-    said = {units[place] for place in box or () if place in units}
-    open_images = "imageid" in places and "labelname" in places
-    width, height = (_place(places, (f"image{side}", f"img{side}", side)) for side in ("width", "height"))
+    stated_units = {units[each] for each in box or () if each in units}
+    open_images = "imageid" in positions and "labelname" in positions
+    width, height = (
+        _position(positions, (f"image{side}", f"img{side}", side)) for side in ("width", "height")
+    )
     stated = (
         None if width is None or height is None or (box and {width, height} & {*box}) else (height, width)
     )
@@ -163,20 +146,20 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
         label,
         box,
         "corners" if corners else "center and size" if center else "corner and size",
-        unit=said.pop() if len(said) == 1 else "shares" if open_images else "",
+        unit=stated_units.pop() if len(stated_units) == 1 else "normalized" if open_images else "",
         stated=stated,
-        difficult=_place(places, ("difficult", "ignore")),
-        crowd=_place(places, ("crowd", "iscrowd", "isgroupof")),
-        area=_place(places, ("area",)),
+        difficult=_position(positions, ("difficult", "ignore")),
+        crowd=_position(positions, ("crowd", "iscrowd", "isgroupof")),
+        area=_position(positions, ("area",)),
     )
 
 
-def _place(places: Mapping[str, int], names: Sequence[str]) -> int | None:
-    return next((places[name] for name in names if name in places), None)
+def _position(positions: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((positions[name] for name in names if name in positions), None)
 
 
-def _four(places: Mapping[str, int], *names: Sequence[str]) -> Corners | None:
-    a, b, c, d = (_place(places, each) for each in names)
+def _four(positions: Mapping[str, int], *names: Sequence[str]) -> Corners | None:
+    a, b, c, d = (_position(positions, each) for each in names)
     return None if a is None or b is None or c is None or d is None else (a, b, c, d)
 
 
@@ -186,3 +169,8 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_text(name: str) -> bool:
+    """Whether a cell was written in UTF-8; bytes that were not are surrogates in it."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

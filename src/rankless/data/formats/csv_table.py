@@ -6,76 +6,171 @@ Corners are taken as they are, on the continuous plane where the first pixel rea
 
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from rankless.data.formats.csv_columns import EXPECTED, Columns, rows
-from rankless.data.formats.csv_layout import csv_files, image_folders, is_plain, is_text, stated_classes
-from rankless.data.formats.csv_writing import write
-from rankless.data.formats.image_search import ImageSearch
-from rankless.data.formats.rows import NO_AREA, Rows
-from rankless.data.formats.splits import chosen, usual_order
-from rankless.data.index.annotations import CROWD, DIFFICULT
-from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
+from rankless.data.formats.csv_columns import EXPECTED, Columns, columns_of, is_text, rows
+from rankless.data.formats.folders import ImageSearch, names_file, read_names, subfolders
+from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.splits import as_file_name, chosen, usual_order
+from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_one_line, shortest
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.raw import NO_AREA, Raw
 from rankless.errors import UserError, printable
-
-__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or one such .csv file"
 _WHOLE = 1.001
-"""If no box of a split reaches farther than this, its numbers are shares of the image."""
+"""If no box of a split reaches farther than this, its numbers are fractions of the image's sides."""
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # Open Images has -1 for "not known"
+_BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
+_CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
+_AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
+_MOST = 200
+"""In a folder of more files than these each is of a single image."""
+_USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` holds CSV: a file has columns for images, classes and boxes."""
-    files = csv_files(root)
-    sure = [name for name in usual_order(files) if is_plain(*files[name], root)]
-    return f"'{files[sure[0]][0].name}' has columns for images and classes" if sure else ""
+    """Why ``root`` holds CSV: a file has columns for images and boxes, or is called as a split is."""
+    files = _files(root)
+    for file, columns in (files[name] for name in usual_order(files)):
+        if columns.box is not None or file == root or _USUAL.match(_name(file)):
+            return f"'{file.name}' has columns for images and classes"
+    return ""
 
 
 def splits(root: Path) -> list[str]:
     """The splits that have a file."""
-    return usual_order(csv_files(root))
+    return usual_order(_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """One split; see :class:`rankless.data.formats.registry.Format`."""
-    files = csv_files(root)
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    files = _files(root)
     if not files:
         raise UserError(f"{root}: found no CSV file of images and classes, expected {EXPECTED}.")
     name = chosen(root, split, files, LAYOUT)
     file, columns = files[name]
-    known = stated_classes(root)
-    names = known[1] if known else _names_in(files)
-    search = ImageSearch(image_folders(root, name, file))
-    reading = _Reading(file, columns, search, {each: label for label, each in enumerate(names)})
-    reading.all()
     top = root if root.is_dir() else root.parent
-    depends = [str(top), *(str(each) for each, _ in files.values()), *search.listed]
-    about = [f"class names from {known[0]}"] if known else []
-    raw = reading.rows.raw(
-        reading.paths,
-        [str(file)] * len(reading.paths),
+    known = _stated_classes(top)
+    names = known[1] if known else _names_in(files)
+    labels = {each: label for label, each in enumerate(names)}
+    reader = _Reader(file, ImageSearch(_image_folders(top, name, file)), columns=columns, labels=labels)
+    reader.read()
+    raw = reader.raw(
         names,
-        reading.stated,
-        depends=depends + ([str(known[0])] if known else []),
-        findings=reading.findings,
-        about=[*about, *search.notes()],
+        [str(top), *(str(each) for each, _ in files.values()), *([str(known[0])] if known else [])],
+        [f"class names from {known[0]}"] if known else [],
+        "it has no row of an image",
+        boxed=columns.box is not None,
     )
-    if columns.box is None:
-        raw.boxes = None
-    else:
-        raw.shares = _are_shares(columns, raw)
-        raw.about.append(f"boxes are {columns.kind}, in {'shares of the image' if raw.shares else 'pixels'}")
+    if columns.box is not None:
+        raw.normalized = _is_normalized(columns, raw)
+        unit = "normalized to 0–1" if raw.normalized else "in pixels"
+        raw.about.append(f"boxes are {columns.kind}, {unit}")
     return raw
 
 
-def _names_in(files: dict[str, tuple[Path, Columns]]) -> tuple[str, ...]:
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
+
+    A row for each box, and one with an empty box for an image without; of classification a row is
+    ``filename,class``. ``classes.csv`` has the classes in their order, because some may have no box. Where no
+    box of a split reaches beyond the second pixel, the columns say that it is pixels: ``xmin_px``.
+    """
+    known = next((annotations.class_names for annotations in splits.values()), ())
+    names, changed = fit_names(known, distinct=True)
+    for split, data in splits.items():
+        name = as_file_name(split)
+        made = _box_rows(data, names) if data.has_boxes else _class_rows(data, names)
+        with (out / f"{name}.csv").open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("filename", *next(made)))
+            for index, given in enumerate(on_one_line(file_names(data))):
+                files.put(data, index, out / "images" / name / given)
+                writer.writerows((f"images/{name}/{given}", *row) for row in next(made))
+    with (out / "classes.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows((name, label) for label, name in enumerate(names))
+    return changed
+
+
+def _files(root: Path) -> Tables:
+    """Split to its file and what its columns mean; files of another kind are none."""
+    if root.is_file():
+        columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
+        return {_name(root): (root, columns)} if columns else {}
+    tables: Tables = {}
+    files = sorted((*root.glob("*.csv"), *root.glob("*.tsv")))
+    for file in files if len(files) <= _MOST else ():
+        if file.is_file() and not _CLASSES.fullmatch(file.stem) and (columns := columns_of(file)):
+            tables.setdefault("train" if file.name == _BESIDE[0] else _name(file), (file, columns))
+    for folder in subfolders(root):
+        for file in (folder / name for name in _BESIDE):
+            if folder.name not in tables and file.is_file() and (columns := columns_of(file)):
+                tables[folder.name] = (file, columns)
+    return tables
+
+
+def _name(file: Path) -> str:
+    if file.name == _BESIDE[0]:
+        return file.parent.name
+    return _AFFIXES.sub("", _AFFIXES.sub("", file.stem)) or file.stem
+
+
+def _image_folders(top: Path, split: str, file: Path) -> list[Path]:
+    """Folders that the names in a file may be relative to, the likeliest first."""
+    inside = [top / split, top / "images" / split, top / split / "images", top / "images"]
+    return [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
+
+
+def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
+    """The file with class names beside the data, and the names in the order of their numbers.
+
+    It is ``classes.csv`` with rows ``name,number`` as RetinaNet has it, or a ``classes.txt``.
+
+    Raises:
+        UserError: it cannot be read, is empty, or names a class twice.
+    """
+    file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
+    if file is None:
+        listed = names_file([top])
+        return (listed, read_names(listed)) if listed else None
+    numbered: list[tuple[int, str]] = []
+    for line, cells in rows(file, ","):
+        if len(cells) > 1 and _is_whole(cells[1]):
+            numbered.append((int(cells[1]), cells[0]))
+        elif len(cells) > 1 and _is_whole(cells[0]):
+            numbered.append((int(cells[0]), cells[1]))
+        elif len(cells) == 1:
+            numbered.append((len(numbered), cells[0]))
+        elif numbered:  # else it is the columns' names
+            shown = printable(",".join(cells))
+            raise UserError(f"{file}:{line}: '{shown}', expected a class name and its number.")
+    names = tuple(name for _, name in sorted(numbered, key=lambda pair: pair[0]))
+    if not all(map(is_text, names)):
+        raise UserError(f"{file} is not in UTF-8, expected rows such as 'cat,0' in UTF-8.")
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if not names or twice:
+        problem = f"'{printable(twice[0])}' is there more than once" if twice else "it names no class"
+        raise UserError(f"{file}: {problem}, expected rows such as 'cat,0', each class once.")
+    return file, names
+
+
+def _is_whole(cell: str) -> bool:
+    return cell.isascii() and cell.isdigit() and len(cell) < 10
+
+
+def _names_in(files: Tables) -> tuple[str, ...]:
     """The class names in all splits together, sorted; numbers by their value.
 
     Raises:
@@ -85,9 +180,7 @@ def _names_in(files: dict[str, tuple[Path, Columns]]) -> tuple[str, ...]:
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
             if (number or not columns.has_header) and columns.label < len(cells):
-                has_box = columns.box is None or any(
-                    cells[place] for place in columns.box if place < len(cells)
-                )
+                has_box = columns.box is None or any(cells[at] for at in columns.box if at < len(cells))
                 if has_box and cells[columns.label] and is_text(cells[columns.label]):
                     names.add(cells[columns.label])
     if not names:
@@ -98,115 +191,92 @@ def _names_in(files: dict[str, tuple[Path, Columns]]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _are_shares(columns: Columns, raw: Raw) -> bool:
+def _is_normalized(columns: Columns, raw: Raw) -> bool:
     if columns.unit or raw.boxes is None:
-        return columns.unit == "shares"
+        return columns.unit == "normalized"
     finite = raw.boxes[np.isfinite(raw.boxes).all(1)]
     return len(finite) > 0 and bool((np.abs(finite) <= _WHOLE).all())
 
 
 @dataclass
-class _Reading:
+class _Reader(ListedImages):
     """One file on its way to the flat form."""
 
-    file: Path
-    columns: Columns
-    search: ImageSearch
-    labels: dict[str, int]
-    paths: list[str] = field(default_factory=list)
-    stated: list[tuple[int, int]] = field(default_factory=list)
-    rows: Rows = field(default_factory=Rows)
-    findings: Findings = field(default_factory=Findings)
-    seen: dict[str, int] = field(default_factory=dict)
-    names: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
+    columns: Columns = field(kw_only=True)
+    labels: dict[str, int] = field(kw_only=True)
+    by_name: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
 
-    def all(self) -> None:
-        """Every row; the images in the order of their first rows.
+    def read(self) -> None:
+        """Add every row; the images in the order of their first rows.
 
         Raises:
-            UserError: the file cannot be read, or not one image is there.
+            UserError: the file cannot be read.
         """
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
             if number == 0 and columns.has_header:
                 continue
-            place = f"{self.file}:{line}"
             if len(cells) < width or not cells[columns.path]:
-                found = (
-                    f"'{printable(columns.delimiter.join(cells))}', expected {width} columns with an image"
+                shown = printable(columns.delimiter.join(cells))
+                self.report(
+                    "not understood", f":{line}", f"'{shown}', expected {width} columns with an image"
                 )
-                self.findings.add("not understood", place, found)
                 continue
-            before = len(self.paths)
-            image = self._image(cells, place)
-            if image is not None:
-                self._row(cells, image, line, place, image < before)
-        if not self.paths:
-            missing = next(iter(self.names), "")
-            looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
-            raise UserError(f"{self.file}: {found if missing else 'it has no row of an image'}.")
+            before, name = len(self.made.paths), cells[columns.path]
+            if name not in self.by_name:
+                path = self.locate(name, f":{line}")
+                self.by_name[name] = self.image(path, self._stated(cells)) if path else None
+            image = self.by_name[name]
+            if image is None:
+                continue
+            if columns.box is None:
+                self._add_class(cells, image, line, image < before)
+            else:
+                self._add_box(cells, image, line, columns.box)
 
-    def _image(self, cells: list[str], place: str) -> int | None:
-        name = cells[self.columns.path]
-        if name not in self.names:
-            path = self.search.find(name)
-            if path and path not in self.seen:
-                self.seen[path] = len(self.paths)
-                self.paths.append(path)
-                self.stated.append(self._stated(cells))
-            elif not path:
-                self.findings.add("no image", place, f"no file '{printable(name)}'")
-            self.names[name] = self.seen.get(path)
-        return self.names[name]
+    def _add_class(self, cells: list[str], image: int, line: int, repeated: bool) -> None:
+        label, columns = self._label(cells, line), self.columns
+        if not repeated:  # an image of an unknown class, too: that stops a training anyway
+            self.made.add_label(image, label or 0, line)
+        elif label is not None and label == self.made.labels[image]:
+            self.report("listed twice", f":{line}", printable(cells[columns.path]))
+        else:
+            second = printable(cells[columns.label])
+            self.report("not understood", f":{line}", f"a second class '{second}', expected one")
 
-    def _row(self, cells: list[str], image: int, line: int, place: str, again: bool) -> None:
-        columns, label = self.columns, self._label(cells, place)
-        if columns.box is None:
-            if again:
-                same = label is not None and label == self.rows.labels[image]
-                found = printable(cells[columns.label])
-                if same:
-                    self.findings.add("listed twice", place, printable(cells[columns.path]))
-                else:
-                    self.findings.add("not understood", place, f"a second class '{found}', expected one")
-            else:  # a row for each image, even of a faulty class, which ends everything
-                self.rows.add(image, (0.0, 0.0, 0.0, 0.0), label or 0, line)
-            return
-        values = [cells[each] for each in columns.box]
+    def _add_box(self, cells: list[str], image: int, line: int, columns: Sequence[int]) -> None:
+        values = [cells[each] for each in columns]
         if not any(values):
             return  # an image without boxes
+        label = self._label(cells, line)
         if label is None:
             return
         try:
             a, b, c, d = map(float, values)
         except ValueError:
-            found = f"'{printable(' '.join(values))}', expected four numbers"
-            self.findings.add("not a number", place, found)
+            self.report("not a number", f":{line}", f"'{printable(' '.join(values))}', expected four numbers")
             return
-        if columns.kind == "center and size":
+        if self.columns.kind == "center and size":
             a, b = a - c / 2, b - d / 2
-        box = (a, b, c, d) if columns.kind == "corners" else (a, b, a + c, b + d)
-        flags = self._flag(cells, columns.difficult, DIFFICULT, place)
-        flags |= self._flag(cells, columns.crowd, CROWD, place)
-        self.rows.add(image, box, label, line, flags, self._area(cells))
+        box = (a, b, c, d) if self.columns.kind == "corners" else (a, b, a + c, b + d)
+        flags = self._flag(cells, self.columns.difficult, DIFFICULT, line)
+        flags |= self._flag(cells, self.columns.crowd, CROWD, line)
+        self.made.add_box(image, box, label, line, flags, self._area(cells))
 
-    def _label(self, cells: list[str], place: str) -> int | None:
-        """The label, None if there is none; told unless it is an image without boxes."""
+    def _label(self, cells: list[str], line: int) -> int | None:
         name = cells[self.columns.label]
-        label = self.labels.get(name)
-        if label is None and (self.columns.box is None or any(cells[each] for each in self.columns.box)):
+        if name not in self.labels:
             first = ", ".join(printable(each) for each in list(self.labels)[:10])
-            self.findings.add("unnamed class", place, f"'{printable(name)}', expected one of {first}")
-        return label
+            self.report("unnamed class", f":{line}", f"'{printable(name)}', expected one of {first}")
+        return self.labels.get(name)
 
-    def _flag(self, cells: list[str], column: int | None, flag: int, place: str) -> int:
+    def _flag(self, cells: list[str], column: int | None, flag: int, line: int) -> int:
         if column is None or column >= len(cells):
             return 0
         value = cells[column].casefold().removesuffix(".0")
         if value not in _YES | _NO:
-            self.findings.add("not understood", place, f"'{printable(value)}', expected 0 or 1")
+            self.report("not understood", f":{line}", f"'{printable(value)}', expected 0 or 1")
         return flag if value in _YES else 0
 
     def _area(self, cells: list[str]) -> float:
@@ -218,7 +288,35 @@ class _Reading:
 
     def _stated(self, cells: list[str]) -> tuple[int, int]:
         try:
-            height, width = (int(float(cells[place])) for place in self.columns.stated or ())
+            height, width = (int(float(cells[at])) for at in self.columns.stated or ())
         except (ValueError, IndexError, OverflowError):
             return 0, 0
         return (height, width) if 0 < height < 2**31 and 0 < width < 2**31 else (0, 0)
+
+
+def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
+    """The columns' names, then the rows of one image after another."""
+    boxes: Any = annotations.boxes
+    flags: Any = annotations.flags
+    tiny = len(boxes) > 0 and bool((boxes <= 2).all())
+    crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())
+    more = (*(["crowd"] if crowds else []), *(["area"] if areas else []))
+    yield "width", "height", "class", *(f"{c}_px" if tiny else c for c in _CORNERS), "difficult", *more
+    for index in range(len(annotations)):
+        height, width = annotations.sizes[index].tolist()
+        made = []
+        rows = annotations.rows(index)
+        for row in range(rows.start, rows.stop):
+            corners = (shortest(value) for value in boxes[row].tolist())
+            flag, area = int(flags[row]), float(annotations.areas[row])
+            cells = [width, height, names[annotations.labels[row]], *corners, int(flag & DIFFICULT > 0)]
+            cells += [int(flag & CROWD > 0)] if crowds else []
+            cells += ["" if area != area else shortest(area)] if areas else []
+            made.append(cells)
+        yield made or [[width, height, "", "", "", "", "", "", *("" for _ in more)]]
+
+
+def _class_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
+    yield ("class",)
+    for label in annotations.labels.tolist():
+        yield [[names[label]]]

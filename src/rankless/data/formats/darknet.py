@@ -1,35 +1,39 @@
 """Darknet's text labels (YOLO data): one ``.txt`` of ``class x y w h`` lines per image.
 
-The class is counted from 0, the box is its center and size in shares of the upright image. A line of more
-numbers is a polygon, as trainers of segmentation write it; its bounds are the box.
+The class is counted from 0, the box is its center and size, normalized by the upright image's sides. A line
+of more numbers is a polygon, as trainers of segmentation write it; its bounds are the box.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import yaml
+from numpy.typing import NDArray
 
-from rankless.data.formats.darknet_labels import paired
-from rankless.data.formats.darknet_layout import LAYOUT, find_split, split_names, why_darknet
-from rankless.data.formats.darknet_writing import write
-from rankless.data.formats.splits import usual_order
+from rankless.data.formats.darknet_layout import LAYOUT, find_split, label_folders, split_names, why_darknet
+from rankless.data.formats.folders import FolderNames, composed
+from rankless.data.formats.splits import as_file_name, usual_order
+from rankless.data.formats.writing import ImageFiles, file_names, names_of, plain_boxes, shortest
+from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
-from rankless.data.index.scan import headers, scan
+from rankless.data.index.raw import Raw, RawBuilder
+from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Darknet (YOLO)"
-
-
-def recognize(root: Path) -> str:
-    """Why ``root`` is Darknet's; empty if it is not."""
-    return why_darknet(root)
+# What lies beside labels and is none: class names, lists of images, notes.
+_OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
+recognize = why_darknet
 
 
 def splits(root: Path) -> list[str]:
@@ -38,13 +42,14 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """One split.
+    """Read one split.
 
     Raises:
         UserError: no such split, no image in it, or not one label file.
     """
-    found = find_split(root, split)
-    pairs = paired(found.paths)
+    files = find_split(root, split)
+    pairs = _Pairs(findings=files.findings)
+    pairs.add(files.paths)
     missing = sum(not label for _, label in pairs.items)
     if missing == len(pairs.items):
         raise UserError(
@@ -53,105 +58,180 @@ def read(root: Path, split: str) -> Raw:
             "the images where no folder is called 'images'."
         )
     raw = scan(read_labels, pairs.items, "images")
-    raw.names, raw.shares = found.class_names, True
-    raw.depends = [*dict.fromkeys([*found.depends, *pairs.folders]), *raw.depends]
-    raw.about = [*found.notes, *raw.about]
-    findings = found.findings
-    findings.update(pairs.findings)
-    findings.update(raw.findings)
-    raw.findings = findings
+    raw.names, raw.normalized = files.class_names, True
+    raw.depends = [*dict.fromkeys([*files.depends, *pairs.folders]), *raw.depends]
+    raw.about = [*files.notes, *raw.about]
+    pairs.findings.update(raw.findings)
+    raw.findings = pairs.findings
     return raw
 
 
 @dataclass
-class _Lines:
-    """Label lines while they are read."""
+class _Pairs:
+    """Images and their label files. Every folder is listed once, whatever the number of its files.
 
-    image: list[int] = field(default_factory=list)
-    line: list[int] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
-    box: list[tuple[float, ...]] = field(default_factory=list)  # center and size
-    outline: list[tuple[float, ...] | None] = field(default_factory=list)  # or corners, of a polygon
-    findings: Findings = field(default_factory=Findings)
+    Attributes:
+        items: image and label file, the latter empty where there is none; (N,).
+        expected: where the first missing label file was looked for.
+        folders: every folder that was listed, there or not.
+        findings: label files without an image are added.
+    """
+
+    findings: Findings
+    items: list[tuple[str, str]] = field(default_factory=list)
+    expected: str = ""
+    folders: list[str] = field(default_factory=list)
+
+    def add(self, images: Sequence[str]) -> None:
+        """Add the label file of every image, whichever of :func:`label_folders` has it."""
+        listings: dict[str, list[FolderNames]] = {}
+        for image in images:
+            folder, name = image.rsplit("/", 1)
+            if folder not in listings:
+                listings[folder] = self._listings(folder)
+            stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long, a million times
+            label = next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
+            if not label and not self.expected:
+                self.expected = f"{listings[folder][0].folder}/{stem}.txt"
+            self.items.append((image, label))
+
+    def _listings(self, folder: str) -> list[FolderNames]:
+        """The listings of one folder's labels; reports those whose image is missing."""
+        listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
+        self.folders += [folder, *(each.folder for each in listings)]
+        known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
+        for each in listings if len(listings) == 1 else [one for one in listings if one.folder != folder]:
+            for stem, file in each.files.items():
+                if composed(stem) not in known and stem.lower() not in _OTHERS:
+                    self.findings.add("label without image", f"{each.folder}/{file}")
+        return listings
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
     """Parse the label files of some (image, label file or nothing) and read the images' headers."""
-    lines = _Lines()
-    for number, (image, label) in enumerate(items):
+    made = RawBuilder()
+    for image, label in items:
+        number = made.add_image(image, label)
         if not label:
-            lines.findings.add("no label file", image)
+            made.findings.add("no label file", image)
             continue
         try:
             content = reading.read_bytes(label, reading.LABELS)
         except OSError as error:
-            lines.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
+            made.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
             continue
         if content.isspace() or not content:
-            lines.findings.add("empty", image)
-        _parse(content, number, label, lines)
-    sizes, unreadable = headers([image for image, _ in items])
-    lines.findings.update(unreadable)
-    box = np.array(lines.box, np.float64).reshape(-1, 4)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is judged later
-        corners = np.concatenate((box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2), 1)
-    for row, outline in enumerate(lines.outline):
-        if outline is not None:
-            corners[row] = outline
-    return Raw(
-        paths=[image for image, _ in items],
-        sizes=sizes,
-        stated=np.zeros_like(sizes),
-        places=[label for _, label in items],
-        image=np.array(lines.image, np.int64),
-        boxes=corners,
-        labels=np.array(lines.label, np.int64),
-        flags=np.zeros(len(box), np.uint8),
-        areas=np.full(len(box), np.nan, np.float32),
-        lines=np.array(lines.line, np.int64),
-        shares=True,
-        depends=[label for _, label in items if label],
-        findings=lines.findings,
-    )
+            made.findings.add("empty", image)
+        _parse(content, number, label, made)
+    depends = [label for _, label in items if label]
+    return with_headers(made.raw(normalized=True, depends=depends))
 
 
-def _parse(content: bytes, image: int, file: str, lines: _Lines) -> None:
+def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
     """Add one label file's lines."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:100]:
-        lines.findings.add("unreadable file", file, "UTF-16 text or no text, expected UTF-8")
+        made.findings.add("unreadable file", file, "UTF-16 text or no text, expected UTF-8")
         return
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words:
+        columns = line.split()
+        if not columns:
             continue
-        polygon = len(words) > 6 and len(words) % 2 == 1
-        if len(words) != 5 and not polygon:
-            found = f"{len(words)} columns, expected 5: class x y width height"
-            lines.findings.add("not understood", f"{file}:{number}", found)
+        polygon = len(columns) > 6 and len(columns) % 2 == 1
+        if len(columns) != 5 and not polygon:
+            problem = f"{len(columns)} columns, expected 5: class x y width height"
+            made.findings.add("not understood", f"{file}:{number}", problem)
             continue
         try:
             if b"_" in line:  # Python would read 1_0 as 10
                 raise ValueError
-            label, *row = map(float, words)
+            label, *row = map(float, columns)
             if not label.is_integer():
                 raise ValueError
         except ValueError:
             shown = printable(line.decode("utf-8", "replace").strip())
             expected = "numbers: class x y width height, the class a whole one"
-            lines.findings.add("not a number", f"{file}:{number}", f"'{shown}', expected {expected}")
+            made.findings.add("not a number", f"{file}:{number}", f"'{shown}', expected {expected}")
             continue
-        lines.image.append(image)
-        lines.line.append(number)
-        lines.label.append(int(max(-(2.0**31), min(2.0**31, label))))
-        lines.box.append((0.0, 0.0, 0.0, 0.0) if polygon else tuple(row))
-        lines.outline.append(_bounds(row) if polygon else None)
         if polygon:
-            lines.findings.add("outline", f"{file}:{number}")
+            made.findings.add("outline", f"{file}:{number}")
+        made.add_box(
+            image,
+            _bounds(row) if polygon else _corners(*row),
+            int(max(-(2.0**31), min(2.0**31, label))),
+            number,
+        )
 
 
-def _bounds(points: list[float]) -> tuple[float, ...]:
+def _corners(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _bounds(points: list[float]) -> tuple[float, float, float, float]:
     """The box around x y x y …; not finite where a point is not."""
     if not all(map(math.isfinite, points)):
         return (math.nan,) * 4
     return min(points[::2]), min(points[1::2]), max(points[::2]), max(points[1::2])
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write a ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return what is lost.
+
+    What is marked difficult or a crowd is left out: as a plain label it would be trained on.
+    """
+    lost: list[str] = []
+    content: dict[str, str | list[str]] = {}
+    for split, data in splits.items():
+        folder = as_file_name(split)
+        plain, left_out = plain_boxes(data, split)
+        lost += left_out
+        names = list(file_names(data))
+        if rounded := _write_split(out, folder, data, plain, names):
+            lost.append(f"{split}: {rounded} boxes begin within a millionth of a pixel of the edge: rounded")
+        for index, name in enumerate(names):
+            files.put(data, index, out / "images" / folder / name)
+        content[folder] = f"images/{folder}"
+        if names != sorted(names):  # a folder is read by name, and the order decides what forms a batch
+            content[folder] = f"{folder}.txt"
+            listed = "".join(f"./images/{folder}/{name}\n" for name in names)
+            (out / f"{folder}.txt").write_text(listed, encoding="utf-8")
+    content["names"] = list(names_of(splits))
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    (out / "data.yaml").write_text(text, encoding="utf-8")
+    return lost
+
+
+def _write_split(
+    out: Path, folder: str, data: Annotations, plain: NDArray[np.bool_], names: Sequence[str]
+) -> int:
+    """Write a label file for every image; returns how many boxes will not read back bit for bit."""
+    labels_folder, rounded = out / "labels" / folder, 0
+    labels_folder.mkdir(parents=True)
+    for index, name in enumerate(names):
+        rows = data.rows(index)
+        boxes, labels = data.boxes[rows][plain[rows]], data.labels[rows][plain[rows]]
+        height, width = data.sizes[index].tolist()
+        normalized, exact = _normalized(boxes.astype(np.float64), width, height)
+        rounded += int((~exact).sum())
+        lines = (
+            " ".join([str(label), *map(shortest, row)]) + "\n"
+            for label, row in zip(labels.tolist(), normalized.tolist(), strict=True)
+        )
+        (labels_folder / Path(name).with_suffix(".txt")).write_text("".join(lines), encoding="utf-8")
+    return rounded
+
+
+def _normalized(
+    boxes: NDArray[np.float64], width: int, height: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Normalized centers and sizes, (N, 4), and which of them give back the same float32, (N,).
+
+    At the left and the upper edge the center is exactly half the size, which gives back 0.
+    """
+    sides = np.array([width, height], np.float64)
+    low, high = boxes[:, :2], boxes[:, 2:]
+    size = (high - low) / sides
+    center = (low + high) / 2 / sides
+    back = np.concatenate((center - size / 2, center + size / 2), 1) * np.tile(sides, 2)
+    exact = (back.clip(0, np.tile(sides, 2)).astype(np.float32) == boxes).all(1)
+    return np.concatenate((center, size), 1), exact

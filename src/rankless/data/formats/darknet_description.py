@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rankless.data.formats.class_names import names_file, read_names
+from rankless.data.formats.folders import names_file, read_names
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
@@ -27,7 +27,7 @@ class Description:
     """What such a file says.
 
     Attributes:
-        file: its place.
+        file: its path.
         class_names: a label is a position in this list.
         splits: name to the folders and lists of its images, as written.
         bases: folders that these may be relative to, the likeliest first.
@@ -40,7 +40,7 @@ class Description:
     bases: tuple[Path, ...]
     depends: tuple[str, ...] = ()
 
-    def place(self, name: str) -> str:
+    def resolve(self, name: str) -> str:
         """The file or folder that an entry means, or nothing.
 
         Files written on another machine or for another trainer name folders that are not here; what the end
@@ -51,9 +51,9 @@ class Description:
         cuts = [name, name.replace("\\", "/"), *("/".join(parts[cut:]) for cut in range(last, len(parts)))]
         for cut in cuts:
             for base in self.bases:
-                place = os.path.join(base, os.path.expanduser(cut))  # noqa: PTH111, PTH118 - never raises
-                if cut and os.path.exists(place):  # noqa: PTH110 - as above
-                    return os.fspath(Path(place))
+                path = os.path.join(base, os.path.expanduser(cut))  # noqa: PTH111, PTH118 - never raises
+                if cut and os.path.exists(path):  # noqa: PTH110 - as above
+                    return os.fspath(Path(path))
         return ""
 
 
@@ -108,19 +108,19 @@ def _from_yaml(file: Path) -> Description:
             "boxes take the key out of the yaml, and the columns behind the fifth out of the label files."
         )
     splits: dict[str, list[str]] = {}
-    faults = []
+    problems = []
     for name, entry in content.items():
         if not isinstance(name, str) or name in _FACTS | _REMARKS or not entry or isinstance(entry, dict):
             continue
         entries = entry if isinstance(entry, list) else [entry]
         if not all(isinstance(each, str) for each in entries):
-            faults.append(
+            problems.append(
                 f"{file}: '{printable(name)}' holds lists or keys, expected a folder, or a list of folders."
             )
             continue
         splits[name] = [each.strip() for each in entries if each.strip()]
-    if faults:
-        raise UserError(faults)
+    if problems:
+        raise UserError(problems)
     return Description(file, _yaml_names(file, content), splits, tuple(_yaml_bases(file, content)))
 
 
@@ -129,7 +129,7 @@ def _yaml_bases(file: Path, content: dict[Any, Any]) -> Iterable[Path]:
     path = content.get("path")
     if isinstance(path, str) and path.strip():
         # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
-        place = Description(file, (), {}, (beside,)).place(path.strip())
+        place = Description(file, (), {}, (beside,)).resolve(path.strip())
         if place:
             yield Path(place)
     yield file.parent
@@ -171,26 +171,26 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
 def _from_data(file: Path) -> Description:
     """Darknet's options: ``key = value`` lines; its lists are relative to where Darknet was started."""
     options: dict[str, str] = {}
-    faults = []
+    problems = []
     for number, line in enumerate(_text(file).splitlines(), 1):
         written = line.strip()
         if not written or written[0] in "#;":
             continue
         key, equals, value = (part.strip() for part in written.partition("="))
         if not equals:
-            faults.append(
+            problems.append(
                 f"{file}:{number}: '{printable(written)}' is no 'key = value', such as 'classes = 2'."
             )
         options[key] = value
-    if faults:
-        raise UserError(faults[:20])
+    if problems:
+        raise UserError(problems[:20])
     beside = file.absolute().parent
     # Darknet's are relative to the folder it was started in, which is this one or above.
     above = [beside, *list(beside.parents)[:3]]
     bases = (file.parent, *above, *(base / "data" for base in above))
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
     described = Description(file, (), splits, bases)
-    names = described.place(options["names"]) if options.get("names") else ""
+    names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:
         raise UserError(
             f"{file}: 'names = {printable(options['names'])}' is not there; looked in "

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.data.formats.class_names import names_file, read_names
 from rankless.data.formats.darknet_description import Description, description_in, read_description
-from rankless.data.formats.darknet_labels import label_folders
-from rankless.data.formats.folders import Gathered, Names
-from rankless.data.formats.image_search import ImageSearch
+from rankless.data.formats.folders import (
+    FolderNames,
+    ImageSearch,
+    names_file,
+    read_names,
+    subfolders,
+    walk,
+)
 from rankless.data.formats.splits import chosen
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.findings import Findings
@@ -43,12 +47,33 @@ class Split:
     notes: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
-        """Add all images under ``folder``."""
-        found = Gathered()
-        found.add(folder)
-        self.paths += found.paths
-        self.depends += found.folders
-        self.findings.update(found.findings)
+        """Add all images under ``folder``, sorted by path."""
+        images = []
+        for entry in walk(folder, self.depends, self._unreadable):
+            image = is_image(entry.name)
+            if entry.name.startswith(".") and (image or reading.is_folder(entry)):
+                self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
+            elif image:
+                images.append(entry.path)
+        self.paths += sorted(images)
+
+    def _unreadable(self, folder: str, error: OSError) -> None:
+        self.findings.add("unreadable file", folder, f"{error.strerror}, expected a folder")
+
+
+def label_folders(folder: str) -> list[str]:
+    """Where labels of the images in ``folder`` may lie, the likeliest first.
+
+    The last folder ``images`` becomes ``labels``, or else the last ``JPEGImages``, as Darknet itself does;
+    without either they lie beside the images.
+    """
+    parts = folder.split("/")
+    found = []
+    for name in ("images", "JPEGImages"):
+        if name in parts:
+            last = len(parts) - 1 - parts[::-1].index(name)
+            found.append("/".join([*parts[:last], "labels", *parts[last + 1 :]]))
+    return [*found, folder]
 
 
 def why_darknet(root: Path) -> str:
@@ -110,22 +135,24 @@ def find_split(root: Path, split: str) -> Split:
 
 def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
-    result, faults = Split(described.class_names), []
+    result, problems = Split(described.class_names), []
     for entry in described.splits[name]:
-        place = described.place(entry)
+        place = described.resolve(entry)
         if not place:
             looked = " and ".join(str(base) for base in described.bases[:2])
-            faults.append(f"{described.file}: '{name}: {printable(entry)}' is not there; looked in {looked}.")
+            problems.append(
+                f"{described.file}: '{name}: {printable(entry)}' is not there; looked in {looked}."
+            )
         elif Path(place).is_dir():
             result.add_folder(place)
         elif place.lower().endswith(".txt"):
             _add_list(Path(place), described, result)
         else:
-            faults.append(
+            problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' is a file, expected a folder or a .txt list."
             )
-    if faults:
-        raise UserError(faults[:20])
+    if problems:
+        raise UserError(problems[:20])
     return result
 
 
@@ -172,7 +199,7 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
         result = Split(read_names(file), depends=[os.fspath(file)])
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
-    elif loose := len(Names(os.fspath(root / "images"), EXTENSIONS).files):
+    elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):
         result.findings.add("left out", os.fspath(root / "images"), f"{loose} images outside its folders")
     # A folder that is added becomes a split, or divides what was one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
@@ -187,24 +214,16 @@ def _folders(root: Path) -> Mapping[str, Path]:
 
 def folder_splits(root: Path) -> dict[str, Path]:
     """``images/NAME`` and ``NAME/images``; else ``images`` itself, which is ``train``."""
-    inside = root / "images"
-    if not root.is_dir():
-        return {}
-    found = {p.name: p for p in sorted(inside.iterdir()) if _is_split(p)} if inside.is_dir() else {}
-    beside = {
-        p.name: p / "images" for p in sorted(root.iterdir()) if _is_split(p) and (p / "images").is_dir()
-    }
-    return {**beside, **found} or ({"train": inside} if inside.is_dir() else {})
-
-
-def _is_split(folder: Path) -> bool:
-    return reading.is_folder(folder) and not folder.name.startswith(".")
+    images = root / "images"
+    beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
+    inside = {each.name: each for each in subfolders(images)}
+    return {**beside, **inside} or ({"train": images} if images.is_dir() else {})
 
 
 def _beside(folder: Path) -> bool:
     """Whether an image in ``folder`` has its label file beside it."""
     place = os.fspath(folder)
-    return not Names(place, EXTENSIONS).files.keys().isdisjoint(Names(place, {".txt"}).files)
+    return not FolderNames(place, EXTENSIONS).files.keys().isdisjoint(FolderNames(place, {".txt"}).files)
 
 
 def _shown(places: list[str]) -> str:

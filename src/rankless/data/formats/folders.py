@@ -1,89 +1,97 @@
-"""Listing folders of images: each real folder once, in an order that does not depend on the file system."""
+"""Files in folders: walking them, and finding files by name. Each folder is listed once.
+
+Nothing depends on the order in which a file system lists, or on the Unicode form (NFC, NFD) of its names.
+"""
 
 from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 
 from rankless.data.images.image_file import is_image
-from rankless.data.index.findings import Findings
+from rankless.errors import UserError
 from rankless.files import reading
 
+NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
-@dataclass
-class Gathered:
-    """The images under some folders.
 
-    Attributes:
-        paths: image files; those of one folder sorted by name.
-        folders: every folder that was listed.
-        findings: hidden files and folders, and folders that cannot be listed.
+def composed(name: str) -> str:
+    """Return a name in the Unicode form in which letters and their accents are one character (NFC)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def subfolders(root: Path) -> list[Path]:
+    """The folders in ``root`` that are not hidden, by name; none where it cannot be listed."""
+    try:
+        with os.scandir(root) as listed:
+            return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
+    except OSError:
+        return []
+
+
+def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
+    """Every entry below ``top`` but the folders that are entered; hidden folders are not.
+
+    Links to folders are followed. A folder that several names lead to is entered once, by its real name if
+    that lies under ``top``, so a loop of links ends.
+
+    Args:
+        top: a folder.
+        listed: every folder entered is added.
+        fail: called with a folder that cannot be listed.
     """
-
-    paths: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-
-    def add(self, top: str) -> None:
-        """Add all images under ``top``, sorted by path.
-
-        Links to folders are followed. A folder that several names lead to counts once, by its real name if
-        that lies under ``top``, so that no loop of links goes on for ever.
-        """
-        found: list[str] = []
-        real: list[str] = [top]
-        links: list[str] = []
-        entered: set[tuple[int, int]] = set()
-        while real or links:
-            folder = real.pop() if real else links.pop(0)
-            try:
-                status = os.stat(folder)  # noqa: PTH116 - strings are much faster than Path over a million
-                if (status.st_dev, status.st_ino) in entered:
-                    continue
-                entered.add((status.st_dev, status.st_ino))
-                with os.scandir(folder) as listed:
-                    entries = sorted(listed, key=lambda entry: entry.name)
-            except OSError as error:
-                self.findings.add("unreadable file", folder, f"{error.strerror}, expected a folder")
+    real, links = [top], list[str]()
+    entered: set[tuple[int, int]] = set()
+    while real or links:
+        folder = real.pop() if real else links.pop(0)
+        try:
+            status = os.stat(folder)  # noqa: PTH116 - strings are much faster than Path over a million
+            if (status.st_dev, status.st_ino) in entered:
                 continue
-            self.folders.append(folder)
-            for entry in entries:
-                is_folder = reading.is_folder(entry)
-                if entry.name.startswith(".") and (is_folder or is_image(entry.name)):
-                    self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
-                elif is_folder:
-                    (links if entry.is_symlink() else real).append(entry.path)
-                elif is_image(entry.name):
-                    found.append(entry.path)
-        self.paths += sorted(found)
+            entered.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            fail(folder, error)
+            continue
+        listed.append(folder)
+        for entry in entries:
+            if reading.is_folder(entry) and not entry.name.startswith("."):
+                (links if entry.is_symlink() else real).append(entry.path)
+            else:
+                yield entry
 
 
-class Names:
-    """The files in one folder by their name without its ending, found in any Unicode form (NFC, NFD).
+class FolderNames:
+    """The names in one folder; empty where it cannot be listed.
 
     Args:
         folder: need not exist.
-        endings: in lower case; other files are passed over.
+        endings: in lower case; other files are passed over. None takes every name, and those of folders.
     """
 
-    def __init__(self, folder: str, endings: Iterable[str]) -> None:
-        self.folder, wanted = folder, frozenset(endings)
+    def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
+        self.folder = folder
         try:
-            with os.scandir(folder) as listed:
-                split = [os.path.splitext(entry.name) for entry in listed]  # noqa: PTH122 - as above
+            names: list[str] = os.listdir(folder)  # noqa: PTH208 - a million names
+            self.exists = True
         except (OSError, ValueError):  # not there, no folder, or no name that a file can have
-            split = []
-        files = sorted((stem, ending) for stem, ending in split if ending.lower() in wanted)
+            names, self.exists = [], False
+        self.exactly = frozenset(names if endings is None else ())
         self.files: dict[str, str] = {}
-        for stem, ending in files:
-            if not stem.startswith("."):
-                self.files.setdefault(stem, f"{stem}{ending}")
+        """Name without its ending to name, of files that are not hidden."""
         self._composed: dict[str, str] | None = None
+        self._loosely: dict[str, str] | None = None
+        if endings is not None:
+            split = (os.path.splitext(name) for name in names)  # noqa: PTH122
+            for stem, ending in sorted(pair for pair in split if pair[1].lower() in endings):
+                if not stem.startswith("."):
+                    self.files.setdefault(stem, f"{stem}{ending}")
 
-    def find(self, stem: str) -> str:
-        """The path of the file called ``stem``, or nothing."""
+    def with_stem(self, stem: str) -> str:
+        """The path of the file whose name without its ending is ``stem``, in any Unicode form, or nothing."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -91,7 +99,100 @@ class Names:
             name = self._composed.get(composed(stem))
         return f"{self.folder}/{name}" if name else ""
 
+    def like(self, name: str) -> str:
+        """The first name that differs at most in case, Unicode form or by a missing ending, or nothing."""
+        if name in self.exactly:
+            return name
+        if self._loosely is None:
+            self._loosely = {}
+            shown = sorted(self.exactly)
+            for each in shown:
+                self._loosely.setdefault(composed(each).casefold(), each)
+            for each in filter(is_image, shown):
+                stem = os.path.splitext(each)[0]  # noqa: PTH122
+                self._loosely.setdefault(composed(stem).casefold(), each)
+        return self._loosely.get(composed(name).casefold(), "")
 
-def composed(name: str) -> str:
-    """A name in the Unicode form in which letters and their accents are one character."""
-    return unicodedata.normalize("NFC", name)
+
+class ImageSearch:
+    """Finds the files of images that an annotation names, in a few folders.
+
+    Args:
+        bases: the folders that a name may be relative to, the likeliest first.
+
+    Attributes:
+        listed: every folder that was looked into, there or not.
+        shortened: how many names were found only without their first folders.
+    """
+
+    def __init__(self, bases: Iterable[Path]) -> None:
+        self.bases = list(dict.fromkeys(os.fspath(base) for base in bases))
+        self.listed: dict[str, FolderNames] = {}
+        self.shortened = 0
+        self._resolved: dict[str, list[FolderNames]] = {}
+
+    def find(self, name: str) -> str:
+        r"""Return the file that ``name`` means, or nothing.
+
+        The first of: the name as it is; with ``\`` as ``/``; in another case or Unicode form, or without its
+        ending; and all of this without its first folder, its first two …, because lists name folders of the
+        machine they were written on.
+        """
+        if not name.strip():
+            return ""
+        for spelled in dict.fromkeys((name, name.replace("\\", "/"))):
+            folder, last = os.path.split(os.path.normpath(spelled))
+            for names in self._folders(folder):
+                if last in names.exactly:
+                    return f"{names.folder}/{last}"
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        for cut in range(len(parts)):
+            folder, last = "/".join(parts[cut:-1]), parts[-1]
+            if not cut and name.startswith("/"):
+                folder = f"/{folder}"
+            for names in self._folders(folder):
+                if match := names.like(last):
+                    self.shortened += cut > 0
+                    return f"{names.folder}/{match}"
+        return ""
+
+    def notes(self) -> list[str]:
+        """How names were found, as sentences."""
+        if not self.shortened:
+            return []
+        return [f"{self.shortened} images are not where their path says and were found by its end"]
+
+    def _folders(self, folder: str) -> list[FolderNames]:
+        """The folders that ``folder`` is, seen from every base."""
+        if folder not in self._resolved:
+            paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
+            for path in paths:
+                if path not in self.listed:
+                    self.listed[path] = FolderNames(path)
+            self._resolved[folder] = [self.listed[path] for path in paths if self.listed[path].exists]
+        return self._resolved[folder]
+
+
+def names_file(folders: Iterable[Path]) -> Path | None:
+    """The first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order."""
+    folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    files = (file for name in NAMES_PATTERNS for folder in folders for file in sorted(folder.glob(name)))
+    return next((file for file in files if file.is_file()), None)
+
+
+def read_names(file: Path) -> tuple[str, ...]:
+    """Read the class names in a file, one a line; empty lines are skipped.
+
+    Raises:
+        UserError: it cannot be read, or has none.
+    """
+    try:
+        lines = reading.read_text(file, reading.NAMES).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file} cannot be read: {reading.reason(error)}; expected one class name a line in UTF-8."
+        ) from None
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise UserError(f"{file} is empty, expected one class name a line.")
+    return names

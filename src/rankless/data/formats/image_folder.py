@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from rankless.data.formats.class_folders import Found, class_folders
-from rankless.data.formats.splits import known_as
+from rankless.data.formats.folders import composed, subfolders, walk
+from rankless.data.formats.splits import known_as, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.raw import Raw
-from rankless.data.index.scan import file_sizes
+from rankless.data.index.raw import Raw, RawBuilder
+from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, listed
+from rankless.files import reading
 from rankless.randomness import key
 
 TITLE = "class folders"
 LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
 
-VAL_SHARE = 0.2
-"""Share of each class that is for validation where the folders make no splits."""
+VAL_FRACTION = 0.2
+"""Of each class, for validation where the folders make no splits."""
 _USUAL = ("train", "val")
 _SPLITS = (*_USUAL, "valid", "validation", "test")
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
@@ -46,26 +47,24 @@ def recognize(root: Path) -> str:
     if not root.is_dir():
         return ""
     splits = [name for name in _SPLITS if _holds_folders(root / name)]
-    for place in (root, *(root / name for name in splits)):
-        if any(name.casefold() in _OF_DETECTION for name in _folders(place)):
+    for folder in (root, *(root / name for name in splits)):
+        if any(each.name.casefold() in _OF_DETECTION for each in subfolders(folder)):
             return ""
-    below = itertools.chain.from_iterable(os.walk(root / name) for name in _folders(root))
+    below = itertools.chain.from_iterable(map(os.walk, subfolders(root)))
     if not any(
         image_file.is_image(file) for _, _, files in itertools.islice(below, _ENOUGH) for file in files
     ):
         return ""
     if splits:
         return f"its folders {listed(splits)} hold folders with images"
-    return f"its folders hold images: {listed(_folders(root))}"
+    return f"its folders hold images: {listed([each.name for each in subfolders(root)])}"
 
 
 def splits(root: Path) -> list[str]:
     """The folders of class folders; ``train`` and ``val`` where the root holds the class folders."""
     if not any(_holds_folders(root / name) for name in _SPLITS):
         return list(_USUAL)
-    known = {name: place for place, name in enumerate(_SPLITS)}
-    found = [name for name in _folders(root) if _holds_folders(root / name)]
-    return sorted(found, key=lambda name: (known.get(name, len(known)), name))
+    return usual_order(_split_folders(root))
 
 
 def read(root: Path, split: str) -> Raw:
@@ -90,28 +89,33 @@ def read(root: Path, split: str) -> Raw:
             "and 'val'; name one of these (data.train, data.val), or make a folder "
             f"'{split}' that holds a folder per class."
         )
-    found_splits = [] if divided else [name for name in _folders(root) if _holds_folders(root / name)]
-    split = known_as(split, found_splits)
-    if not divided and split not in found_splits:
-        there = ", ".join(f"'{name}'" for name in found_splits)
+    existing = [] if divided else _split_folders(root)
+    split = known_as(split, existing)
+    if not divided and split not in existing:
+        there = ", ".join(f"'{name}'" for name in existing)
         raise UserError(
             f"{root} has no split '{split}'; it has {there}. Name one of these in the recipe (data.train, "
             f"data.val), or make a folder '{split}' that holds a folder per class."
         )
-    place = root if divided else root / split
-    found = class_folders(place)
-    names = _classes(found, place)
-    about = _told(found)
+    top = root if divided else root / split
+    found = _class_folders(top)
+    names = _class_names(found, top)
+    about = _left_out(found)
     if divided:
-        share = {name: _share_of(files, split) for name, files in found.classes.items()}
-        count, total = (sum(map(len, each.values())) for each in (share, found.classes))
+        part = {name: _part_of(files, split) for name, files in found.classes.items()}
+        count, total = (sum(map(len, each.values())) for each in (part, found.classes))
         about.append(
             f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
             "divided class by class by a hash of the file's name"
         )
-        found.classes = share
+        found.classes = part
+    made = RawBuilder()
+    for label, name in enumerate(names):
+        for path in found.classes[name].values():
+            made.add_label(made.add_image(path, path), label)
     depends = [os.fspath(root), *(os.fspath(root / name) for name in _USUAL if (root / name).exists())]
-    return _raw(found, names, list(dict.fromkeys([*depends, *found.entered])), about)
+    depends = list(dict.fromkeys([*depends, *found.listed]))
+    return with_sizes(made.raw(boxed=False, names=names, depends=depends, about=about))
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
@@ -121,15 +125,15 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         UserError: the images have boxes, or a class name can be no folder's.
     """
     odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
-    faults = [f"The class name '{name}' cannot be the name of a folder: rename it." for name in sorted(odd)]
+    problems = [f"The class name '{name}' cannot be the name of a folder: rename it." for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):
-        faults.append("Images with boxes cannot be written as class folders: choose a detection format.")
-    if faults:
-        raise UserError(faults)
-    for split, found in splits.items():
-        for index, name in enumerate(file_names(found)):
-            label = found.class_names[int(found.labels[index])]
-            files.put(found, index, out / split / label / name)
+        problems.append("Images with boxes cannot be written as class folders: choose a detection format.")
+    if problems:
+        raise UserError(problems)
+    for split, data in splits.items():
+        for index, name in enumerate(file_names(data)):
+            label = data.class_names[int(data.labels[index])]
+            files.put(data, index, out / split / label / name)
     return []
 
 
@@ -137,70 +141,107 @@ def _can_be_a_folder(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\0"}
 
 
-def _folders(place: Path) -> list[str]:
-    """Names of the folders in ``place`` that are not hidden, sorted."""
-    return sorted(name.name for name in place.iterdir() if name.is_dir() and not name.name.startswith("."))
+def _holds_folders(folder: Path) -> bool:
+    return bool(subfolders(folder))
 
 
-def _holds_folders(place: Path) -> bool:
-    return place.is_dir() and bool(_folders(place))
+def _split_folders(root: Path) -> list[str]:
+    return [each.name for each in subfolders(root) if _holds_folders(each)]
 
 
-def _classes(found: Found, place: Path) -> list[str]:
+@dataclass
+class _Contents:
+    """What lies in one folder of class folders.
+
+    Attributes:
+        classes: class to (name inside the class folder to path), both sorted.
+        odd: why something was left out, as in "empty files", to paths.
+        listed: the folders and files whose change would change all this.
+    """
+
+    classes: dict[str, dict[str, str]] = field(default_factory=dict)
+    odd: dict[str, list[str]] = field(default_factory=dict)
+    listed: list[str] = field(default_factory=list)
+
+    def leave_out(self, reason: str, path: str) -> None:
+        self.odd.setdefault(reason, []).append(path)
+
+    def add(self, folder: str, files: dict[str, str]) -> None:
+        """Add the images below a class folder, each real folder once."""
+
+        def fail(path: str, _: OSError) -> None:
+            self.listed.append(path)
+            self.leave_out("folders that cannot be opened", path)
+
+        for entry in walk(folder, self.listed, fail):
+            if entry.name.startswith("."):
+                self.leave_out("hidden files and folders", entry.path)
+            elif not image_file.is_image(entry.name):
+                self.leave_out("files that are no images by their endings", entry.path)
+            elif reason := _unusable(entry):
+                self.leave_out(reason, entry.path)
+                self.listed.append(entry.path)
+            else:
+                files[composed(entry.path[len(folder) + 1 :])] = entry.path
+
+
+def _class_folders(top: Path) -> _Contents:
+    """Every class folder in ``top`` with its images."""
+    found = _Contents(listed=[os.fspath(top)])
+    for entry in sorted(top.iterdir()):
+        if reading.is_folder(entry) and not entry.name.startswith("."):
+            found.add(str(entry), found.classes.setdefault(composed(entry.name), {}))
+        elif reading.is_folder(entry):
+            found.leave_out("hidden folders", str(entry))
+        elif image_file.is_image(entry):
+            found.leave_out("images outside the class folders", str(entry))
+    found.classes = {name: dict(sorted(found.classes[name].items())) for name in sorted(found.classes)}
+    return found
+
+
+def _unusable(entry: os.DirEntry[str]) -> str:
+    """Why a file with an image's ending can be none; its content is not looked at."""
+    try:
+        status = entry.stat()
+    except OSError:
+        return "links that lead nowhere"
+    if not stat.S_ISREG(status.st_mode):
+        return "images that are no files"
+    return "" if status.st_size else "empty files"
+
+
+def _class_names(found: _Contents, top: Path) -> list[str]:
     """The class names; those without an image are none."""
     names = [name for name, files in found.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{place}: no images; looked in {len(found.classes)} class folders for files that end in "
-            f"{endings}."
+            f"{top}: no images; looked in {len(found.classes)} class folders for files that end in {endings}."
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(
-            f"{place}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it."
+            f"{top}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it."
             for name in odd
         )
     return names
 
 
-def _share_of(files: dict[str, str], split: str) -> dict[str, str]:
+def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
     """The images of one class that are ``split``: its first fifth by a hash of their names, or the rest.
 
     At least one is for validation, unless there is only one.
     """
     by_hash = sorted(files, key=lambda name: (key(0, "image folder", os.fsencode(name).hex()), name))
-    cut = max(round(VAL_SHARE * len(files)), 1) if len(files) > 1 else 0
+    cut = max(round(VAL_FRACTION * len(files)), 1) if len(files) > 1 else 0
     chosen = set(by_hash[:cut] if split == "val" else by_hash[cut:])
     return {name: path for name, path in files.items() if name in chosen}
 
 
-def _told(found: Found) -> list[str]:
+def _left_out(found: _Contents) -> list[str]:
     """What was left out, as sentences with counts."""
-    told = []
+    sentences = []
     if empty := [name for name, files in found.classes.items() if not files]:
-        told.append(f"{len(empty)} folders hold no images and are no classes: {listed(empty)}")
+        sentences.append(f"{len(empty)} folders hold no images and are no classes: {listed(empty)}")
     for reason, paths in sorted(found.odd.items()):
-        told.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
-    return told
-
-
-def _raw(found: Found, names: Sequence[str], depends: list[str], about: list[str]) -> Raw:
-    labels = np.repeat(np.arange(len(names)), [len(found.classes[name]) for name in names])
-    paths = [path for name in names for path in found.classes[name].values()]
-    sizes, findings = file_sizes(paths)
-    return Raw(
-        paths=paths,
-        sizes=sizes,
-        stated=np.zeros_like(sizes),
-        places=paths,
-        image=np.arange(len(paths)),
-        boxes=None,
-        labels=labels,
-        flags=np.zeros(len(paths), np.uint8),
-        areas=np.full(len(paths), np.nan, np.float32),
-        lines=np.zeros(len(paths), np.int64),
-        names=names,
-        depends=depends,
-        findings=findings,
-        about=about,
-    )
+        sentences.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
+    return sentences

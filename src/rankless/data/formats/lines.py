@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.class_names import PATTERNS, names_file, read_names
-from rankless.data.formats.image_search import ImageSearch
-from rankless.data.formats.rows import Rows
+from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, names_file, read_names
+from rankless.data.formats.listed_images import ListedImages
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
-from rankless.data.formats.writing import ImageFiles, file_names
-from rankless.data.formats.written import fit_names, number, on_one_line, plain_boxes
+from rankless.data.formats.writing import (
+    ImageFiles,
+    file_names,
+    fit_names,
+    on_one_line,
+    plain_boxes,
+    shortest,
+)
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 from rankless.files import reading
@@ -41,19 +45,19 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
 
 def recognize(root: Path) -> str:
     """Why ``root`` holds annotation lines: a ``.txt`` file in which a box follows a path."""
-    found = [(root, _kind(root))] if root.is_file() else list(_files(root).values())
-    first = next((file for file, kind in found if kind == "boxes"), None)
+    files = [(root, _kind(root))] if root.is_file() else list(_files(root).values())
+    first = next((file for file, kind in files if kind == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
     """The ``.txt`` files that list images."""
-    return usual_order(_found(root))
+    return usual_order(_splits(root))
 
 
 def read(root: Path, split: str) -> Raw:
     """One split; see :class:`rankless.data.formats.registry.Format`."""
-    files = _found(root)
+    files = _splits(root)
     name = chosen(root, split, files, LAYOUT)
     file, top = files[name], root if root.is_dir() else root.parent
     folders = [top, top / "model_data", top.parent / "model_data"]
@@ -61,20 +65,17 @@ def read(root: Path, split: str) -> Raw:
     if classes is None:
         raise UserError(
             f"{root}: found no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
-            f"the first is class 0) or one of {', '.join(PATTERNS[1:])}, here or in 'model_data'."
+            f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'."
         )
     names = read_names(classes)
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
-    reading = _Reading(file, search, len(names))
-    reading.all()
-    depends = [str(file), str(classes), *map(str, folders), *search.listed]
-    return reading.rows.raw(
-        reading.paths,
-        [str(file)] * len(reading.paths),
+    reader = _Reader(file, search, classes=len(names))
+    reader.read()
+    return reader.raw(
         names,
-        depends=depends,
-        findings=reading.findings,
-        about=[f"class names from {classes}", *search.notes()],
+        [str(file), str(classes), *map(str, folders)],
+        [f"class names from {classes}"],
+        f"it has no line, expected {LAYOUT}",
     )
 
 
@@ -86,87 +87,69 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     Raises:
         UserError: images with one class each, without boxes.
     """
-    left_out: list[str] = []
-    for split, held in splits.items():
-        if not held.has_boxes:
+    lost: list[str] = []
+    for split, data in splits.items():
+        if not data.has_boxes:
             raise UserError("Lines hold boxes, and these images have one class each and no boxes.")
         name = as_file_name(split)
-        plain, lost = plain_boxes(held, split)
-        left_out += lost
+        plain, lost = plain_boxes(data, split)
+        lost += lost
         with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:
-            for index, given in enumerate(on_one_line(file_names(held))):
-                files.put(held, index, out / "images" / name / given)
-                rows = range(*held.rows(index).indices(len(held.labels)))
-                corners = (",".join(map(number, held.boxes[row].tolist())) for row in rows if plain[row])
-                labels = (int(held.labels[row]) for row in rows if plain[row])
+            for index, given in enumerate(on_one_line(file_names(data))):
+                files.put(data, index, out / "images" / name / given)
+                rows = range(*data.rows(index).indices(len(data.labels)))
+                corners = (",".join(map(shortest, data.boxes[row].tolist())) for row in rows if plain[row])
+                labels = (int(data.labels[row]) for row in rows if plain[row])
                 boxes = (f"{box},{label}" for box, label in zip(corners, labels, strict=True))
                 file.write(" ".join((f"images/{name}/{given}", *boxes)) + "\n")
     known = next((annotations.class_names for annotations in splits.values()), ())
     names, changed = fit_names(known, distinct=False)
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    return left_out + changed
+    return lost + changed
 
 
 @dataclass
-class _Reading:
+class _Reader(ListedImages):
     """One file on its way to the flat form."""
 
-    file: Path
-    search: ImageSearch
-    classes: int
-    paths: list[str] = field(default_factory=list)
-    rows: Rows = field(default_factory=Rows)
-    findings: Findings = field(default_factory=Findings)
-    seen: dict[str, int] = field(default_factory=dict)
+    classes: int = field(kw_only=True)
 
-    def all(self) -> None:
-        """Every line; an image that several lines name has the boxes of all of them.
+    def read(self) -> None:
+        """Add every line; an image that several lines name has the boxes of all of them.
 
         Raises:
-            UserError: the file cannot be read, or not one image is there.
+            UserError: the file cannot be read.
         """
-        missing = ""
-        for count, line in _lines(self.file):
-            name, boxes = _parsed(line)
-            path = self.search.find(name)
-            if not path:
-                missing = missing or name
-                self.findings.add("no image", f"{self.file}:{count}", f"no file '{printable(name)}'")
-                continue
-            image = self.seen.setdefault(path, len(self.paths))
-            if image == len(self.paths):
-                self.paths.append(path)
-            for box in boxes:
-                self._box(box, image, count)
-        if not self.paths:
-            looked = ", ".join(self.search.bases[:4])
-            found = f"not one of its images is there; the first: '{printable(missing)}'; looked in {looked}"
-            raise UserError(f"{self.file}: {found if missing else 'it has no line, expected ' + LAYOUT}.")
+        for line, text in _lines(self.file):
+            name, boxes = _parsed(text)
+            if path := self.locate(name, f":{line}"):
+                image = self.image(path)
+                for box in boxes:
+                    self._add(box, image, line)
 
-    def _box(self, text: str, image: int, line: int) -> None:
-        place, words = f"{self.file}:{line}", text.split(",")
-        if len(words) != 5:
-            found = f"'{printable(text)}', expected x1,y1,x2,y2,class"
-            self.findings.add("not understood", place, found)
+    def _add(self, text: str, image: int, line: int) -> None:
+        numbers = text.split(",")
+        if len(numbers) != 5:
+            self.report("not understood", f":{line}", f"'{printable(text)}', expected x1,y1,x2,y2,class")
             return
         try:
-            x1, y1, x2, y2, label = map(float, words)
+            x1, y1, x2, y2, label = map(float, numbers)
             if not label.is_integer() or abs(label) > 2**31:
                 raise ValueError(label)
         except ValueError:
-            found = f"'{printable(text)}', expected four numbers and a class from 0 to {self.classes - 1}"
-            self.findings.add("not a number", place, found)
+            expected = f"four numbers and a class from 0 to {self.classes - 1}"
+            self.report("not a number", f":{line}", f"'{printable(text)}', expected {expected}")
             return
-        self.rows.add(image, (x1, y1, x2, y2), int(label), line)
+        self.made.add_box(image, (x1, y1, x2, y2), int(label), line)
 
 
 def _parsed(line: str) -> tuple[str, list[str]]:
     """A line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
-    words = line.split()  # without an ending the path reaches to the last word without a comma
-    boxes = len(list(takewhile(lambda word: "," in word, words[:0:-1])))
-    return line.rsplit(None, boxes)[0], words[len(words) - boxes :]
+    parts = line.split()  # without an ending the path reaches to the last part without a comma
+    boxes = len(list(takewhile(lambda part: "," in part, parts[:0:-1])))
+    return line.rsplit(None, boxes)[0], parts[len(parts) - boxes :]
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -206,7 +189,7 @@ def _files(folder: Path) -> dict[str, tuple[Path, str]]:
     return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
 
 
-def _found(root: Path) -> dict[str, Path]:
+def _splits(root: Path) -> dict[str, Path]:
     if root.is_file():
         return {_SUFFIX.sub("", root.stem): root}
     return {name: file for name, (file, _) in _files(root).items()}

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankless.data.index.annotations import CROWD
 from rankless.errors import printable
-
-KINDS = ("cls", "json", "txt")
-"""Endings of labels. Where a sample has several, the first counts."""
 
 
 class LabelError(ValueError):
     """A label that is not of the format; its text says what was found and what was expected."""
 
 
-@dataclass
-class Boxes:
-    """The boxes of one image.
+class Row(NamedTuple):
+    """One box of an image.
 
     Attributes:
-        boxes: xyxy; in pixels, of Darknet's lines in shares of the image.
-        labels: class numbers or names, as text.
-        flags, areas: as in :class:`rankless.data.index.annotations.Annotations`.
-        stated: height and width; 0, 0 if they are not stated.
+        box: xyxy; in pixels, of Darknet's lines normalized by the image's sides.
+        label: a class number or name, as text.
+        flags, area: as in :class:`rankless.data.index.annotations.Annotations`.
     """
 
-    boxes: list[list[float]] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    flags: list[int] = field(default_factory=list)
-    areas: list[float] = field(default_factory=list)
-    stated: tuple[int, int] = (0, 0)
+    box: list[float]
+    label: str
+    flags: int = 0
+    area: float = float("nan")
 
-    def add(self, box: list[float], label: str, flag: int = 0, area: float = float("nan")) -> None:
-        """One more box."""
-        self.boxes.append(box)
-        self.labels.append(label)
-        self.flags.append(flag)
-        self.areas.append(area)
+
+Rows = tuple[list[Row], tuple[int, int]]
+"""Boxes, and the image's height and width; 0, 0 if they are not stated."""
 
 
 def class_of(content: bytes) -> str:
@@ -54,7 +44,7 @@ def class_of(content: bytes) -> str:
     return _number_or_name(text)
 
 
-def boxes_of(content: bytes, kind: str) -> Boxes:
+def rows_of(content: bytes, kind: str) -> Rows:
     """The boxes in a member ``.json`` or ``.txt``.
 
     Raises:
@@ -75,8 +65,8 @@ def _text(content: bytes) -> str:
         raise LabelError(f"{content[:20]!r}, expected UTF-8") from error
 
 
-def _of_lines(text: str) -> Boxes:
-    found = Boxes()
+def _of_lines(text: str) -> Rows:
+    rows = []
     for number, line in enumerate(text.splitlines(), 1):
         columns = line.split()
         if not columns:
@@ -88,25 +78,27 @@ def _of_lines(text: str) -> Boxes:
             x, y, w, h = map(float, columns[1:])
         except ValueError as error:
             raise LabelError(f"line {number}: '{printable(line)}', {expected}") from error
-        found.add([x - w / 2, y - h / 2, x + w / 2, y + h / 2], _number_or_name(columns[0]))
-    return found
+        rows.append(Row([x - w / 2, y - h / 2, x + w / 2, y + h / 2], _number_or_name(columns[0])))
+    return rows, (0, 0)
 
 
-def _of_json(value: Any) -> Boxes:
+def _of_json(value: Any) -> Rows:
     if isinstance(value, list):
         value = {"annotations": value}
     if not isinstance(value, dict) or not ({"boxes", "annotations"} & set(value)):
         raise LabelError("no 'boxes' with 'labels', and no 'annotations' in it")
-    found = Boxes(stated=(_side(value.get("height") or 0), _side(value.get("width") or 0)))
+    stated = _side(value.get("height") or 0), _side(value.get("width") or 0)
+    made: list[Row] = []
     if "boxes" in value:
         columns = [value["boxes"], value.get("labels")]
         if isinstance(columns[0], list):
             columns += [value.get(name) or [None] * len(columns[0]) for name in ("flags", "areas")]
         if not all(isinstance(each, list) for each in columns) or len(set(map(len, columns))) > 1:
             raise LabelError("expected lists 'boxes' and 'labels' (and 'flags', 'areas') of one length")
-        for box, label, flag, area in zip(*columns, strict=True):
-            found.add(_four(box), _label(label), _flag(flag), _area(area))
-        return found
+        rows = zip(*columns, strict=True)
+        return [
+            Row(_four(box), _label(label), _flag(flag), _area(area)) for box, label, flag, area in rows
+        ], stated
     if not isinstance(value["annotations"], list):
         raise LabelError("expected 'annotations' to be a list")
     for each in value["annotations"]:
@@ -114,8 +106,9 @@ def _of_json(value: Any) -> Boxes:
             raise LabelError("expected 'annotations' with 'bbox' and 'category_id'")
         x, y, w, h = _four(each.get("bbox"))
         crowd = CROWD if each.get("iscrowd") else 0
-        found.add([x, y, x + w, y + h], _label(each.get("category_id")), crowd, _area(each.get("area")))
-    return found
+        label, area = _label(each.get("category_id")), _area(each.get("area"))
+        made.append(Row([x, y, x + w, y + h], label, crowd, area))
+    return made, stated
 
 
 def _is_number(value: Any) -> bool:

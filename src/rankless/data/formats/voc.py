@@ -7,41 +7,41 @@ plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 
-from rankless.data.formats.voc_annotation import Annotation, VocObject, parse
+from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.voc_layout import LAYOUT, find_split, split_names, why_voc
-from rankless.data.formats.voc_writing import write
-from rankless.data.index.annotations import DIFFICULT
+from rankless.data.formats.writing import ImageFiles, file_names, names_of, shortest
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.findings import KINDS, Findings
-from rankless.data.index.raw import Raw, joined
-from rankless.data.index.scan import headers, scan
-from rankless.errors import UserError
+from rankless.data.index.raw import Raw, RawBuilder, joined
+from rankless.data.index.scan import scan, with_headers
+from rankless.errors import UserError, printable
 from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Pascal VOC"
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
-
-def recognize(root: Path) -> str:
-    """Why ``root`` is Pascal VOC's; empty if it is not."""
-    return why_voc(root)
-
-
-def splits(root: Path) -> list[str]:
-    """The splits of all years together."""
-    return split_names(root)
+recognize = why_voc
+splits = split_names
 
 
 def read(root: Path, split: str) -> Raw:
-    """One split.
+    """Read one split.
 
     The class names are those of all splits together, sorted: every split numbers them alike. So a file of
-    another split that cannot be read at all is told, too; its boxes are judged when it is used.
+    another split that cannot be read at all is reported, too; its boxes are judged when it is used.
 
     Raises:
         UserError: no such split, no image in it, or not one annotation.
@@ -58,9 +58,8 @@ def read(root: Path, split: str) -> Raw:
         raw = joined([raw, scan(read_class_names, files.others, "annotations of other splits")])
     if not raw.names and not any(KINDS[kind].outcome == "stops" for kind in raw.findings.counts):
         raise UserError(f"{root}: no annotation of any split has an object, expected boxes with class names.")
-    findings = files.findings
-    findings.update(raw.findings)
-    raw.findings, raw.from_one = findings, True
+    files.findings.update(raw.findings)
+    raw.findings = files.findings
     raw.depends = [*files.depends, *raw.depends]
     raw.about = [*files.notes, *raw.about]
     return raw
@@ -68,74 +67,44 @@ def read(root: Path, split: str) -> Raw:
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
     """Parse some (image, XML file or nothing) and read the images' headers."""
-    findings = Findings()
-    image: list[int] = []
-    objects: list[VocObject] = []
-    stated = []
-    for number, (file, annotation) in enumerate(items):
+    made, labels = RawBuilder(), dict[str, int]()
+    for file, annotation in items:
         found = Annotation([], (0, 0), [])
         if annotation:
-            found = _read(annotation, findings)
-            if found.readable and not found.objects and not found.faults:
-                findings.add("empty", file)
+            found = _read(annotation, made.findings)
+            if found.readable and not found.objects and not found.problems:
+                made.findings.add("empty", file)
         else:
-            findings.add("no label file", file)
-        for kind, sentence in found.faults:
-            findings.add(kind, annotation, sentence)
+            made.findings.add("no label file", file)
+        for kind, sentence in found.problems:
+            made.findings.add(kind, annotation, sentence)
+        image = made.add_image(file, annotation, found.size)
         for each in found.objects:
             if each.outlined:
-                findings.add("outline", f"{annotation}:{each.number}", f"'{each.name}'")
-        objects += found.objects
-        image += [number] * len(found.objects)
-        stated.append(found.size)
-    sizes, unreadable = headers([file for file, _ in items])
-    findings.update(unreadable)
-    raw = _raw(items, objects, findings)
-    raw.sizes, raw.stated = sizes, np.array(stated, np.int32).reshape(-1, 2)
-    raw.paths, raw.places = [file for file, _ in items], [annotation for _, annotation in items]
-    raw.image = np.array(image, np.int64)
-    return raw
+                made.findings.add("outline", f"{annotation}:{each.number}", f"'{each.name}'")
+            x1, y1, x2, y2 = each.box
+            label = labels.setdefault(each.name, len(labels))
+            made.add_box(image, (x1 - 1, y1 - 1, x2, y2), label, each.number, DIFFICULT * each.difficult)
+    return with_headers(_raw(made, labels, items))
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
     """Parse some (XML file,) for their class names alone; no images and no boxes."""
-    findings = Findings()
-    names: set[str] = set()
+    made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
-        found = _read(annotation, findings)
-        names.update(each.name for each in found.objects)
+        found = _read(annotation, made.findings)
+        labels.update((each.name, 0) for each in found.objects)
         if not found.readable:
-            for kind, sentence in found.faults:
-                findings.add(kind, annotation, sentence)
-    raw = _raw(items, [], findings)
-    raw.names = sorted(names)
+            for kind, sentence in found.problems:
+                made.findings.add(kind, annotation, sentence)
+    return _raw(made, labels, items)
+
+
+def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str, ...]]) -> Raw:
+    depends = [item[-1] for item in items if item[-1]]
+    raw = made.raw(names=list(labels), counted="object", one_based=True, depends=depends)
+    raw.rename(sorted(labels))
     return raw
-
-
-def _raw(items: Sequence[tuple[str, ...]], objects: Sequence[VocObject], findings: Findings) -> Raw:
-    """A part without images, with the boxes on the continuous plane."""
-    names = sorted({found.name for found in objects})
-    labels = {name: label for label, name in enumerate(names)}
-    none = np.zeros((0, 2), np.int32)
-    with np.errstate(invalid="ignore"):
-        boxes = np.array([found.box for found in objects], np.float64).reshape(-1, 4) - [1, 1, 0, 0]
-    return Raw(
-        paths=[],
-        sizes=none,
-        stated=none,
-        places=[],
-        image=np.zeros(0, np.int64),
-        boxes=boxes,
-        labels=np.array([labels[found.name] for found in objects], np.int64),
-        flags=np.array([DIFFICULT * found.difficult for found in objects], np.uint8),
-        areas=np.full(len(objects), np.nan, np.float32),
-        lines=np.array([found.number for found in objects], np.int64),
-        names=names,
-        counted="object",
-        from_one=True,
-        depends=[item[-1] for item in items if item[-1]],
-        findings=findings,
-    )
 
 
 def _read(file: str, findings: Findings) -> Annotation:
@@ -144,3 +113,237 @@ def _read(file: str, findings: Findings) -> Annotation:
     except OSError as error:
         findings.add("unreadable file", file, f"{error.strerror or error}, expected an XML file")
         return Annotation([], (0, 0), [], readable=False)
+
+
+class VocObject(NamedTuple):
+    """One object as the file has it.
+
+    Attributes:
+        name: of its class.
+        box: xmin, ymin, xmax, ymax, as written; they may be NaN or infinite.
+        difficult: whether it is too hard to count in a score.
+        number: which of the file's objects it is, from 1.
+        outlined: whether the box is the bounds of a polygon, because no box is given.
+    """
+
+    name: str
+    box: tuple[float, float, float, float]
+    difficult: bool
+    number: int = 1
+    outlined: bool = False
+
+
+class Annotation(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        objects: those that can be understood, in the order of the file.
+        size: (height, width) in pixels as written, (0, 0) if it is missing or no numbers.
+        problems: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of everything else.
+        readable: False where the file is no annotation at all, so that nobody knows its objects.
+    """
+
+    objects: list[VocObject]
+    size: tuple[int, int]
+    problems: list[tuple[str, str]]
+    readable: bool = True
+
+
+def parse(content: bytes) -> Annotation:
+    """Read one annotation.
+
+    A document type is refused before anything is parsed: no annotation needs one, and it is where XML can
+    define entities that fill the memory or name other files.
+    """
+    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
+        problem = "a document type (<!DOCTYPE) or UTF-16 text, expected plain XML in UTF-8 without one"
+        return _unreadable("unreadable file", problem)
+    try:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
+        return _unreadable("unreadable file", f"not XML: {error}, expected a Pascal VOC annotation")
+    if root.tag != "annotation":
+        problem = f"the outermost element is <{printable(str(root.tag))}>, expected <annotation>"
+        return _unreadable("not understood", problem)
+    objects: list[VocObject] = []
+    problems: list[tuple[str, str]] = []
+    for number, element in enumerate(root.findall("object"), 1):
+        known, wrong = _object(element, number)
+        problems += wrong
+        if known is not None:
+            objects.append(known)
+    return Annotation(objects, _size(root), problems)
+
+
+def _unreadable(kind: str, problem: str) -> Annotation:
+    return Annotation([], (0, 0), [(kind, problem)], readable=False)
+
+
+def _object(element: ElementTree.Element, number: int) -> tuple[VocObject | None, list[tuple[str, str]]]:
+    problems = []
+    name = _text(element, "name")
+    which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
+    if not name:
+        problems.append(("not understood", f"{which} has no <name>"))
+    difficult = _text(element, "difficult").lower()
+    if difficult not in _TRUE | _FALSE:
+        problem = f"{which}: <difficult> is '{printable(difficult)}', expected 0 or 1"
+        problems.append(("not understood", problem))
+    box, polygon = element.find("bndbox"), element.find("polygon")
+    if element.find("robndbox") is not None and box is None:
+        problems.append(("not understood", f"{which} has a turned box (<robndbox>), expected <bndbox>"))
+    elif box is None and polygon is None:
+        problems.append(("not understood", f"{which} has no <bndbox>"))
+    sides, wrong = _sides(box) if box is not None or polygon is None else _bounds(polygon)
+    problems += [(kind, f"{which}{problem}") for kind, problem in wrong]
+    if problems or len(sides) < 4:
+        return None, problems
+    x1, y1, x2, y2 = sides
+    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number, box is None), []
+
+
+def _sides(box: ElementTree.Element | None) -> tuple[list[float], list[tuple[str, str]]]:
+    """The four numbers, in any order in the file, and what is wrong with them."""
+    sides, wrong = [], []
+    for side in _SIDES if box is not None else ():
+        text = _text(box, side)
+        value = _float(text)
+        if not text:
+            wrong.append(("not understood", f" has no <{side}>, expected a number of pixels"))
+        elif value is None:
+            wrong.append(
+                ("not a number", f": <{side}> is '{printable(text, 40)}', expected a number of pixels")
+            )
+        else:
+            sides.append(value)
+    return sides, wrong
+
+
+def _bounds(polygon: ElementTree.Element) -> tuple[list[float], list[tuple[str, str]]]:
+    """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    numbers: dict[str, list[float | None]] = {"x": [], "y": []}
+    for point in polygon.iter():
+        if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
+            numbers[point.tag[0]].append(_float((point.text or "").strip()))
+    x, y = ([value for value in values if value is not None] for values in numbers.values())
+    if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
+        return [], [("not understood", " has a <polygon> that is not three or more points of x and y")]
+    if not all(map(math.isfinite, x + y)):
+        return [math.nan] * 4, []
+    return [min(x), min(y), max(x), max(y)], []
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int]:
+    size = root.find("size")
+    sides = [_float(_text(size, name)) for name in ("height", "width")] if size is not None else []
+    whole = [int(side) for side in sides if side is not None and 0 < side < 2**31]
+    return (whole[0], whole[1]) if len(whole) == 2 else (0, 0)
+
+
+def _text(element: ElementTree.Element | None, name: str) -> str:
+    return (element.findtext(name) or "").strip() if element is not None else ""
+
+
+def _float(text: str) -> float | None:
+    """A number, or None; Python itself would read ``1_0`` as 10."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return what is lost.
+
+    An image that several splits have with the same boxes is written once.
+
+    Raises:
+        UserError: class names that XML cannot hold, or that come to the same without spaces around them.
+    """
+    names = [name.strip() for name in names_of(splits)]
+    _check(names)
+    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (out / folder).mkdir(parents=True)
+    taken: set[str] = set()
+    written: dict[tuple[object, ...], str] = {}
+    for split, data in splits.items():
+        keys = _keys(data)
+        fresh = [index for index, key in enumerate(keys) if key not in written]
+        for index, name in zip(fresh, file_names(data, taken, fresh), strict=True):
+            file = out / "JPEGImages" / name
+            files.put(data, index, file)
+            tree = _tree(data, index, name, names)
+            (out / "Annotations" / f"{file.stem}.xml").write_bytes(ElementTree.tostring(tree, "utf-8"))
+            written[keys[index]] = file.stem
+        listed = "".join(f"{written[key]}\n" for key in keys)
+        (out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt").write_text(listed, encoding="utf-8")
+    return _lost(splits, names)
+
+
+def _check(names: Sequence[str]) -> None:
+    problems = [
+        f"The class '{printable(name)}' cannot be written as Pascal VOC, expected a name that XML can hold "
+        "and that differs from all others: rename it."
+        for label, name in enumerate(names)
+        if not name or _FORBIDDEN.search(name) or name in names[:label]
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _keys(annotations: Annotations) -> list[tuple[object, ...]]:
+    """What makes images the same: file, bytes in it, boxes, classes and flags."""
+    keys: list[tuple[object, ...]] = []
+    for index, path in enumerate(annotations.paths()):
+        rows = annotations.rows(index)
+        boxes, labels, flags = annotations.boxes[rows], annotations.labels[rows], annotations.flags[rows]
+        byte_range = annotations.byte_ranges[index : index + 1]
+        keys.append((path, boxes.tobytes(), labels.tobytes(), flags.tobytes(), byte_range.tobytes()))
+    return keys
+
+
+def _tree(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> ElementTree.Element:
+    """One annotation; the first pixel is 1."""
+    root = ElementTree.Element("annotation")
+    _add(root, "filename", name)
+    height, width = annotations.sizes[index].tolist()
+    if height and width:
+        size = ElementTree.SubElement(root, "size")
+        for side, value in (("width", width), ("height", height), ("depth", 3)):
+            _add(size, side, str(value))
+    rows = annotations.rows(index)
+    boxes = annotations.boxes[rows].astype(np.float64) + np.array([1, 1, 0, 0])
+    labels, flags = annotations.labels[rows].tolist(), annotations.flags[rows].tolist()
+    for box, label, flag in zip(boxes.tolist(), labels, flags, strict=True):
+        thing = ElementTree.SubElement(root, "object")
+        _add(thing, "name", names[label])
+        _add(thing, "difficult", str(int(bool(flag & (DIFFICULT | CROWD)))))
+        sides = ElementTree.SubElement(thing, "bndbox")
+        for side, value in zip(_SIDES, box, strict=True):
+            _add(sides, side, shortest(value))
+    ElementTree.indent(root, "\t")
+    return root
+
+
+def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
+    ElementTree.SubElement(parent, tag).text = text
+
+
+def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
+    lost = []
+    for split, data in splits.items():
+        crowds = int(((data.flags & CROWD) > 0).sum())
+        if crowds:
+            lost.append(f"{split}: {crowds} boxes mark a crowd, which the format lacks: written as difficult")
+        if areas := int((~np.isnan(data.areas)).sum()):
+            lost.append(f"{split}: the areas of {areas} objects are lost: a box's area counts instead")
+        begins = data.boxes[:, :2].astype(np.float64)
+        if rounded := int(((begins + 1 - 1).astype(np.float32) != begins).any(1).sum()):
+            lost.append(f"{split}: {rounded} boxes begin within a millionth of a pixel of the edge: rounded")
+    used = {label for data in splits.values() for label in np.unique(data.labels).tolist()}
+    if unused := [name for label, name in enumerate(names) if label not in used]:
+        shown = ", ".join(f"'{name}'" for name in unused[:8])
+        lost.append(f"{len(unused)} classes have no box, and are lost without one: {shown}")
+    if list(names) != sorted(names):
+        lost.append("the order of the classes is lost: they are numbered by their sorted names")
+    return lost

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.data.formats.folders import Names, composed
+from rankless.data.formats.folders import FolderNames, composed, subfolders
 from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.findings import Findings
@@ -121,7 +121,7 @@ def _parts(root: Path) -> list[Part]:
 
 def _years(root: Path) -> list[Part]:
     """``root`` itself if it is laid out as VOC, or those in it or in its ``VOCdevkit``, by name."""
-    for places in ([root], _folders(root / "VOCdevkit"), _folders(root)):
+    for places in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if found := [year for place in places if (year := _year(place)) is not None]:
             return found
     return []
@@ -146,17 +146,10 @@ def _beside(root: Path) -> list[Part]:
     """Folders in which annotations lie beside images: those in ``root``, each a split, or else itself."""
     found = [
         Part(folder.name, folder, folder, {folder.name: None})
-        for folder in _folders(root)
+        for folder in subfolders(root)
         if _has_both(folder)
     ]
     return found or ([Part(root.name, root, root, {"train": None})] if _has_both(root) else [])
-
-
-def _folders(root: Path) -> list[Path]:
-    try:
-        return sorted(place for place in root.iterdir() if place.is_dir() and place.name[0] != ".")
-    except OSError:  # not there, no folder, or not ours to list
-        return []
 
 
 def _has_xml(folder: Path) -> bool:
@@ -185,8 +178,8 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
     """Add one part's images of the split ``wanted``, and what its other lists name."""
-    annotated = Names(os.fspath(part.annotations), {".xml"})
-    samples = Names(os.fspath(part.images), EXTENSIONS)
+    annotated = FolderNames(os.fspath(part.annotations), {".xml"})
+    samples = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
         os.fspath(place) for place in (part.annotations, part.images, *filter(None, part.lists.values()))
     )
@@ -203,28 +196,32 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
         for file in part.lists.values()
         for _, name in (_names(file, known) if file else enumerate(annotated.files))
     }
-    result.others += [(found,) for name in sorted(others - used.keys()) if (found := annotated.find(name))]
+    result.others += [
+        (found,) for name in sorted(others - used.keys()) if (found := annotated.with_stem(name))
+    ]
     if wanted is not None:
         have = others | {composed(name) for name in samples.files}
         for name in sorted(annotated.files):
-            if composed(name) not in have or (part.lists[wanted] is None and not samples.find(name)):
+            if composed(name) not in have or (part.lists[wanted] is None and not samples.with_stem(name)):
                 result.findings.add("label without image", f"{annotated.folder}/{annotated.files[name]}")
 
 
-def _add(name: str, place: str, used: dict[str, None], files: tuple[Names, Names], result: VocSplit) -> None:
+def _add(
+    name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
+) -> None:
     """Add one image of a list, once."""
     samples, annotated = files
     if composed(name) in used:
-        result.findings.add("listed twice", place, f"'{printable(name)}'")
+        result.findings.add("listed twice", where, f"'{printable(name)}'")
         return
     used[composed(name)] = None
-    if image := samples.find(name):
-        result.items.append((image, annotated.find(name)))
+    if image := samples.with_stem(name):
+        result.items.append((image, annotated.with_stem(name)))
         return
     folder = Path(samples.folder).name
     endings = ", ".join(sorted(EXTENSIONS))
-    found = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
-    result.findings.add("no image", place, found)
+    problem = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
+    result.findings.add("no image", where, problem)
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:

@@ -1,19 +1,26 @@
-"""How a converted data set comes by its images."""
+"""What the writers of all formats share: images, names, numbers, and what a format cannot hold."""
 
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankless.data.images.image_file import MOST_BYTES
-from rankless.data.index.annotations import Annotations
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.errors import UserError
 from rankless.files.writing import copy
+
+_BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+"""All that some reader takes for a line's end, and the character that no file's name can have."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class ImageFiles:
         """Bring image ``index`` to ``target``; its bytes stay as they are."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
-        if len(annotations.spans):
+        if len(annotations.byte_ranges):
             target.write_bytes(content(annotations, index))
         elif self.how == "copy":
             copy(source, target, MOST_BYTES)
@@ -53,7 +60,7 @@ def file_names(
 
     Args:
         annotations: of one split.
-        taken: names that are given already, without endings; those given now are added. None: none yet.
+        taken: names that are in use, without endings; those given now are added.
         only: the images to name; None names all.
     """
     taken = set() if taken is None else taken
@@ -89,7 +96,50 @@ def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
     if len(names) > 1:
         first, second = list(names.values())[:2]
         raise UserError(
-            f"The splits '{first}' and '{second}' have other class names, expected the same in the same "
-            "order. Write each into a data set of its own."
+            f"The splits '{first}' and '{second}' have different class names, expected the same in the same "
+            "order. Write each into its own data set."
         )
     return next(iter(names), ())
+
+
+def shortest(value: float) -> str:
+    """A number in the fewest digits that read back as the same float64."""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def plain_boxes(annotations: Annotations, split: str) -> tuple[NDArray[np.bool_], list[str]]:
+    """Which boxes a format without flags and areas can hold, (T,), and sentences on what it cannot."""
+    flags: Any = annotations.flags
+    lost = []
+    for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
+        if count := int(((flags & flag) > 0).sum()):
+            lost.append(f"{split}: {count} boxes are marked {what}, which the format lacks: left out")
+    if count := int((~np.isnan(annotations.areas) & (flags == 0)).sum()):
+        lost.append(f"{split}: the areas of {count} objects are lost: a box's area counts instead")
+    return np.asarray(flags == 0), lost
+
+
+def on_one_line(names: Iterable[str]) -> Iterator[str]:
+    """The names, without line breaks."""
+    return (_BREAKS.sub("_", name) for name in names)
+
+
+def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[str]]:
+    """Class names that can stand on a line each, and a sentence if one had to be changed.
+
+    Args:
+        names: class names.
+        distinct: whether no two may be the same; the second then gets its number.
+    """
+    names, made, seen = list(names), [], set[str]()
+    for label, name in enumerate(names):
+        fit = _BREAKS.sub("_", name).strip() or "_"
+        while distinct and fit in seen:
+            fit = f"{fit} ({label})"
+        seen.add(fit)
+        made.append(fit)
+    changed = [(old, new) for old, new in zip(names, made, strict=True) if old != new]
+    if not changed:
+        return made, []
+    old, new = changed[0]
+    return made, [f"{len(changed)} class names do not fit and were changed; the first: {old!r} to {new!r}"]

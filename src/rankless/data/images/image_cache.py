@@ -189,11 +189,11 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
 
 
 def _digest(annotations: Annotations) -> str:
-    """Return a hash of a split's paths and spans, in order: what an image's index stands for."""
+    """Return a hash of a split's paths and byte ranges, in order: what an image's index stands for."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     digest.update(os.path.abspath(annotations.path(0)).encode(errors="surrogateescape"))  # noqa: PTH100 - names links
     digest.update(annotations.path_ends.tobytes())
-    digest.update(annotations.spans.tobytes())
+    digest.update(annotations.byte_ranges.tobytes())
     return digest.hexdigest()
 
 

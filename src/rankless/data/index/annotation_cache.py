@@ -121,7 +121,7 @@ def _is_whole(found: Annotations) -> bool:
     count, boxes = len(found), len(found.labels)
     return (
         len(found.sizes) == count
-        and len(found.spans) in (0, count)
+        and len(found.byte_ranges) in (0, count)
         and len(found.offsets) == count + 1
         and int(found.offsets[-1]) == boxes
         and (int(found.path_ends[-1]) if count else 0) == len(found.path_bytes)

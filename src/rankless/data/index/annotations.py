@@ -28,7 +28,7 @@ _FILE = "annotations"
 _ARRAYS = {
     "path_bytes": np.uint8,
     "path_ends": np.int64,
-    "spans": np.int64,
+    "byte_ranges": np.int64,
     "sizes": np.int32,
     "offsets": np.int64,
     "boxes": np.float32,
@@ -47,8 +47,8 @@ class Annotations:
         format: the name of the format it was read from.
         path_bytes, path_ends: the image files' names, one after another as the file system has them, and
             where each ends; (bytes,), (N,). See :meth:`path`.
-        spans: offset and length in bytes of each image in its file, where that is a tar shard; (N, 2), or
-            (0, 2) where every image is a file. See :mod:`rankless.data.index.byte_ranges`.
+        byte_ranges: offset and length of each image in its file, where that is a tar shard; (N, 2), or (0, 2)
+            where every image is a file. See :mod:`rankless.data.index.byte_ranges`.
         sizes: height and width of each upright image in pixels; 0, 0 where it cannot be read; (N, 2).
         offsets: the boxes of image i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
         boxes: xyxy in pixels of the upright image and inside it, (T, 4). Of classification (0, 4).
@@ -64,7 +64,7 @@ class Annotations:
     format: str
     path_bytes: NDArray[np.uint8]
     path_ends: NDArray[np.int64]
-    spans: NDArray[np.int64]
+    byte_ranges: NDArray[np.int64]
     sizes: NDArray[np.int32]
     offsets: NDArray[np.int64]
     boxes: NDArray[np.float32]

@@ -35,7 +35,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
         UnreadableImage: the shard is missing, or shorter than it was.
     """
     path = annotations.path(index)
-    if not len(annotations.spans):
+    if not len(annotations.byte_ranges):
         return path
     return io.BytesIO(content(annotations, index))
 
@@ -48,9 +48,9 @@ def content(annotations: Annotations, index: int) -> bytes:
     """
     path = annotations.path(index)
     try:
-        if not len(annotations.spans):
+        if not len(annotations.byte_ranges):
             return reading.read_bytes(path, MOST_BYTES)
-        offset, length = annotations.spans[index].tolist()
+        offset, length = annotations.byte_ranges[index].tolist()
         if length > MOST_BYTES:
             raise UnreadableImage(path, too_large(length))
         with reading.opened(file_of(path)) as shard:

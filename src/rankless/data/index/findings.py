@@ -1,4 +1,4 @@
-"""What is wrong with a data set: counted by kind, the first few of each kind told with their place.
+"""What is wrong with a data set: counted by kind, with the place of the first few of each.
 
 Every kind has one outcome, stated here and in docs/data.md. What damages a single box costs that box; what
 says that a file is misunderstood (its classes, its columns, its units) stops a training, because going on
@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 from rankless.errors import UserError
 
 FIRST = 20
-"""So many findings of a kind keep their place."""
+"""So many findings of a kind are listed; the others are counted."""
 
-Outcome = Literal["stops", "dropped", "clipped", "replaced", "told"]
+Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
 
 class Kind(NamedTuple):
@@ -24,7 +24,7 @@ class Kind(NamedTuple):
 
     Attributes:
         outcome: of training: it ``stops`` before it begins; the box or image is ``dropped``; the box is
-            ``clipped``; the image is ``replaced`` by another while training; it is merely ``told``.
+            ``clipped``; the image is ``replaced`` by another while training; it is merely ``reported``.
         what: several of them, as the end of "3 …".
     """
 
@@ -41,33 +41,33 @@ KINDS: dict[str, Kind] = {
     "class out of range": Kind("stops", "boxes have a class number without a name"),
     "unnamed class": Kind("stops", "boxes have a class that the class names do not have"),
     # The box.
-    "not shares": Kind("stops", "boxes are not shares of the image (pixels?)"),
+    "not normalized": Kind("stops", "boxes are not normalized to 0–1 (are they pixels?)"),
     "not finite": Kind("dropped", "boxes are NaN or infinite"),
     "no size": Kind("dropped", "boxes have no width or no height"),
     "ends before it begins": Kind("dropped", "boxes end before they begin"),
     "outside": Kind("dropped", "boxes lie outside their image"),
     "repeated": Kind("dropped", "boxes repeat another of the same image, class and place"),
     "over the edge": Kind("clipped", "boxes reach over the edge of their image"),
-    "counted from 0": Kind("told", "boxes begin at pixel 0 in a format that counts from 1"),
-    "a pixel thin": Kind("told", "boxes are at most one pixel wide or high"),
-    "outline": Kind("told", "boxes are the bounds of an outline, because no box is given"),
-    "difficult": Kind("told", "boxes are marked difficult: neither trained on nor scored"),
-    "crowd": Kind("told", "boxes mark a crowd: neither trained on nor scored"),
+    "counted from 0": Kind("reported", "boxes begin at pixel 0 in a format that counts from 1"),
+    "a pixel thin": Kind("reported", "boxes are at most one pixel wide or high"),
+    "outline": Kind("reported", "boxes are the bounds of an outline, because no box is given"),
+    "difficult": Kind("reported", "boxes are marked difficult: neither trained on nor scored"),
+    "crowd": Kind("reported", "boxes mark a crowd: neither trained on nor scored"),
     # The image.
     "no image": Kind("dropped", "annotated images do not exist"),
     "unreadable image": Kind("replaced", "images cannot be read"),
     "listed twice": Kind("dropped", "images are listed more than once"),
     "no class": Kind("dropped", "images have no class"),
-    "no label file": Kind("told", "images have no label file and count as empty"),
-    "label without image": Kind("told", "label files have no image"),
-    "empty": Kind("told", "images have no boxes"),
-    "other size": Kind("told", "images are of another size than their annotation says"),
-    "sideways": Kind("told", "images are turned by EXIF and annotated as if they were not"),
+    "no label file": Kind("reported", "images have no label file and count as empty"),
+    "label without image": Kind("reported", "label files have no image"),
+    "empty": Kind("reported", "images have no boxes"),
+    "other size": Kind("reported", "images are of another size than their annotation says"),
+    "sideways": Kind("reported", "images are turned by EXIF and annotated as if they were not"),
     "unknown image": Kind("dropped", "annotations are of an image that is not listed"),
-    "repeated id": Kind("told", "annotation ids are given more than once"),
-    "left out": Kind("told", "files were left out"),
-    "same image twice": Kind("told", "images have the bytes of another of the split"),
-    "same in two splits": Kind("told", "images are in two splits, byte for byte: scores are too good"),
+    "repeated id": Kind("reported", "annotation ids are given more than once"),
+    "left out": Kind("reported", "files were left out"),
+    "same image twice": Kind("reported", "images have the bytes of another of the split"),
+    "same in two splits": Kind("reported", "images are in two splits, byte for byte: scores are too good"),
 }
 
 
@@ -75,15 +75,15 @@ class Finding(NamedTuple):
     """One thing that is wrong.
 
     Attributes:
-        place: file, or file and line.
-        found: what was found and what was expected.
+        where: file, or file and line.
+        problem: what was found and what was expected.
     """
 
-    place: str
-    found: str
+    where: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.found}" if self.found else self.place
+        return f"{self.where}: {self.problem}" if self.problem else self.where
 
 
 @dataclass
@@ -98,22 +98,22 @@ class Findings:
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[Finding]] = field(default_factory=dict)
 
-    def add(self, kind: str, place: str, found: str = "") -> None:
+    def add(self, kind: str, where: str, problem: str = "") -> None:
         """Count one finding; ``kind`` is of :data:`KINDS`."""
-        self.add_many(kind, 1, [Finding(place, found)])
+        self.add_many(kind, 1, [Finding(where, problem)])
 
     def add_many(self, kind: str, count: int, first: Iterable[Finding]) -> None:
-        """Count several of a kind; of ``first`` no more is drawn than is kept."""
+        """Count several of a kind; of ``first`` at most :data:`FIRST` are drawn and listed."""
         if kind not in KINDS:
             raise KeyError(kind)
         if not count:
             return
         self.counts[kind] = self.counts.get(kind, 0) + count
-        kept = self.first.setdefault(kind, [])
+        listed = self.first.setdefault(kind, [])
         for finding in first:
-            if len(kept) >= FIRST:
+            if len(listed) >= FIRST:
                 break
-            kept.append(finding)
+            listed.append(finding)
 
     def update(self, other: Findings) -> None:
         """Add another part's findings behind these."""
@@ -136,7 +136,7 @@ class Findings:
         sentences: list[str] = []
         for kind, count, first in stopping:
             shown = first[: max(3, FIRST // len(stopping))]
-            sentences += [f"{place}: {kind}: {found}" for place, found in shown]
+            sentences += [f"{where}: {kind}: {problem}" for where, problem in shown]
             if count > len(shown):
                 sentences.append(f"… and {count - len(shown)} more: {kind}.")
         raise UserError([*sentences, last])

@@ -14,12 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rankless.data.images import image_file
-from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw, joined
+from rankless.data.index.raw import Raw, RawBuilder, joined
 from rankless.data.index.scan_chunks import Item, NotStored, Work, chunks, load, read_chunk
 from rankless.errors import UserError
 from rankless.hardware.cores import usable_cores
@@ -162,36 +158,26 @@ def _fault(told: dict[str, Any]) -> Exception:
     )
 
 
-def headers(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
-    """Height and width of upright images from their headers, (N, 2); unreadable ones are 0, 0 and found."""
-    sizes, findings = np.zeros((len(files), 2), np.int32), Findings()
-    for number, file in enumerate(files):
+def with_headers(raw: Raw) -> Raw:
+    """Read the images' sizes from their headers; unreadable ones stay 0, 0 and are added to the findings."""
+    for number, file in enumerate(raw.paths):
         try:
-            sizes[number] = image_file.size(file)
+            raw.sizes[number] = image_file.size(file)
         except image_file.UnreadableImage as error:
-            findings.add("unreadable image", file, error.reason)
-    return sizes, findings
+            raw.findings.add("unreadable image", file, error.reason)
+    return raw
 
 
-def file_sizes(files: Sequence[str]) -> tuple[NDArray[np.int32], Findings]:
-    """:func:`headers` of any number of files, for formats that keep everything in one file."""
-    raw = scan(_headers_only, [(file,) for file in files], "images")
-    return raw.sizes, raw.findings
+def with_sizes(raw: Raw) -> Raw:
+    """:func:`with_headers` of any number of images, for formats that keep all annotations in one file."""
+    scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
+    raw.sizes = scanned.sizes
+    raw.findings.update(scanned.findings)
+    return raw
 
 
-def _headers_only(items: list[tuple[str, ...]]) -> Raw:
-    sizes, findings = headers([file for (file,) in items])
-    none: Any = np.zeros(0, np.int64)
-    return Raw(
-        paths=[file for (file,) in items],
-        sizes=sizes,
-        stated=np.zeros_like(sizes),
-        places=[""] * len(items),
-        image=none,
-        boxes=np.zeros((0, 4)),
-        labels=none,
-        flags=none.astype(np.uint8),
-        areas=none.astype(np.float32),
-        lines=none,
-        findings=findings,
-    )
+def _images_alone(items: list[tuple[str, ...]]) -> Raw:
+    made = RawBuilder()
+    for (file,) in items:
+        made.add_image(file)
+    return with_headers(made.raw())

@@ -1,0 +1,75 @@
+"""The base of readers whose annotation file lists images by name: COCO, CSV, annotation lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankless.data.formats.folders import ImageSearch
+from rankless.data.index.raw import Raw, RawBuilder
+from rankless.data.index.scan import with_sizes
+from rankless.errors import UserError, printable
+
+
+@dataclass
+class ListedImages:
+    """One annotation file while it is read.
+
+    Attributes:
+        file: the annotation file.
+        search: finds the images.
+        made: images and boxes so far.
+        numbers: an image's path to its number.
+        missing: the first image that is not there.
+    """
+
+    file: Path
+    search: ImageSearch
+    made: RawBuilder = field(default_factory=RawBuilder)
+    numbers: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
+
+    def report(self, kind: str, where: str, problem: str = "") -> None:
+        """Add a finding; ``where`` is behind the file's name, as in ``:3`` or ``: annotation 7``."""
+        self.made.findings.add(kind, f"{self.file}{where}", problem)
+
+    def locate(self, name: str, where: str) -> str:
+        """Return the path of the image listed as ``name``; nothing, and a finding, if it is missing."""
+        path = self.search.find(name)
+        if not path:
+            self.missing = self.missing or name
+            self.report("no image", where, f"no file '{printable(name)}'")
+        return path
+
+    def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
+        """Return the number of the image at ``path``, which is added if it is new."""
+        if path not in self.numbers:
+            self.numbers[path] = self.made.add_image(path, str(self.file), stated)
+        return self.numbers[path]
+
+    def raw(
+        self, names: Sequence[str], depends: Iterable[str], about: Iterable[str], nothing: str, **rest: Any
+    ) -> Raw:
+        """Return the split, with the images' sizes from their headers.
+
+        Args:
+            names: class names.
+            depends: files and folders that were read, but for those of the search.
+            about: how they were read, as sentences.
+            nothing: what to say where the file lists no image at all.
+            rest: see :meth:`RawBuilder.raw`.
+
+        Raises:
+            UserError: not one image is there.
+        """
+        if not self.made.paths:
+            looked = ", ".join(self.search.bases[:4])
+            what = (
+                f"not one of its images is there; the first: '{printable(self.missing)}'; looked in {looked}"
+            )
+            raise UserError(f"{self.file}: {what if self.missing else nothing}.")
+        raw = self.made.raw(names=names, depends=list(dict.fromkeys([*depends, *self.search.listed])), **rest)
+        raw.about = [*about, *self.search.notes()]
+        return with_sizes(raw)

@@ -1,0 +1,296 @@
+"""Tar shards: which a folder has, and the samples in each with the bytes of their members.
+
+A sample is a run of members of one base name, which goes up to the first dot of the name's last part:
+``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the endings ``jpg`` and ``json``, as in the
+package webdataset.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from rankless.data.formats import splits
+from rankless.data.images import image_file
+from rankless.data.index.byte_ranges import path_in
+from rankless.data.index.findings import Findings
+from rankless.errors import UserError, printable
+from rankless.files import reading
+
+NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
+"""Files of class names, beside the shards or at the head of the first; no samples."""
+KINDS = ("cls", "json", "txt")
+"""Endings of labels. Where a sample has several, the first counts."""
+_BLOCK = 512
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
+
+
+_ONE = "train"
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_LOOK = 20  # samples at the head of an archive, that tell it from any other archive
+_NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
+
+
+class Member(NamedTuple):
+    """A file in a shard: its name, and its bytes."""
+
+    name: str
+    offset: int
+    length: int
+
+
+@dataclass
+class Sample:
+    """Members of one base name.
+
+    Attributes:
+        key: the base name.
+        members: by ending, in lower case, in their order.
+    """
+
+    key: str
+    members: dict[str, Member] = field(default_factory=dict)
+
+    @property
+    def image(self) -> Member | None:
+        """The first that is one by its ending; ``jpg`` goes before ``mask.png``."""
+        images = [each for each in self.members if image_file.is_image(f"x.{each}")]
+        plain = [each for each in images if "." not in each]
+        return self.members[(plain or images)[0]] if images else None
+
+
+def samples(shard: str, findings: Findings) -> Iterator[Sample]:
+    """The samples of a shard in their order, as far as it can be read; what is wrong is added to findings."""
+    try:
+        with io.BufferedReader(reading.opened(shard)) as file:
+            head = file.read(6)
+            for magic, name in _PACKED.items():
+                if head.startswith(magic):
+                    problem = f"it is compressed with {name}, so no image can be read alone: decompress it"
+                    findings.add("unreadable file", shard, problem)
+                    return
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                yield from _grouped(_members(archive, file, shard, findings), shard, findings)
+    except Exception as error:  # of damaged headers tarfile raises anything, from ValueError to MemoryError
+        findings.add("unreadable file", shard, f"no tar archive: {printable(_reason(error))}")
+
+
+def first_member(shard: str) -> tuple[str, bytes]:
+    """Name and content of a shard's first member, if it is a file of class names; else nothing."""
+    try:
+        with (
+            io.BufferedReader(reading.opened(shard)) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
+            info = archive.next()
+            if info is None or not info.isreg() or _plain(info.name) not in NAMES_FILES:
+                return "", b""
+            if info.issparse() or info.size > reading.NAMES:  # a few bytes may stand for terabytes of zeros
+                return "", b""
+            content = archive.extractfile(info)
+            return _plain(info.name), content.read() if content else b""
+    except Exception:  # see above; whoever reads the samples reports it
+        return "", b""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("./")
+
+
+def _members(
+    archive: tarfile.TarFile, file: BinaryIO, shard: str, findings: Findings
+) -> Iterator[tuple[str, str, Member]]:
+    """(key, ending, member) of every file that is part of a sample."""
+    size, last = os.fstat(file.fileno()).st_size, ""
+    while (info := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte for each
+        name, last = _plain(info.name), info.name
+        here = info.isreg() and not info.issparse()  # the size of a sparse one is that of what it stands for
+        if info.offset_data + (info.size if here else 0) > size:
+            problem = f"cut short: its {size} bytes end inside the member '{printable(name)}': copy it again"
+            findings.add("unreadable file", shard, problem)
+            return
+        folder, slash, base = name.rpartition("/")
+        key, _, ending = base.partition(".")
+        if info.isdir() or name in NAMES_FILES:
+            continue
+        if not here:
+            findings.add("left out", path_in(shard, name), "it is a link, a sparse or a special file")
+        elif not key or not ending:
+            findings.add("left out", path_in(shard, name), "its name has no base or no ending")
+        else:
+            yield f"{folder}{slash}{key}", ending.lower(), Member(name, info.offset_data, info.size)
+    # tarfile takes a damaged header for the end.
+    file.seek(archive.offset)
+    block = file.read(_BLOCK)
+    if block != bytes(_BLOCK):
+        what = "damaged" if len(block) == _BLOCK else "cut short"
+        after = f" after the member '{printable(last)}'" if last else ""
+        problem = (
+            f"{what}: no member and no end of the archive at byte {archive.offset}{after}: copy it again"
+        )
+        findings.add("unreadable file", shard, problem)
+
+
+def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: Findings) -> Iterator[Sample]:
+    sample, seen = Sample(""), dict[str, bool]()
+    for key, ending, member in members:
+        if key != sample.key:
+            if _is_new(sample, seen, shard, findings):
+                yield sample
+            sample = Sample(key)
+        if ending in sample.members:
+            findings.add("listed twice", path_in(shard, member.name), "the same member once more")
+        else:
+            sample.members[ending] = member
+    if _is_new(sample, seen, shard, findings):
+        yield sample
+
+
+def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Findings) -> bool:
+    """Whether a finished sample is a new one, and not a part of, or the same as, one before."""
+    if not sample.members:
+        return False
+    has = sample.image is not None
+    if sample.key not in seen:
+        seen[sample.key] = has
+        return True
+    path = path_in(shard, sample.key)
+    if has and seen[sample.key]:
+        findings.add("listed twice", path, "another sample of this name comes before it")
+    else:
+        problem = "its members do not follow one another; make the archive with `tar --sort=name`"
+        findings.add("not understood", path, problem)
+    return False
+
+
+def shards_of(root: Path) -> dict[str, list[Path]]:
+    """Split to shards, sorted by name; compressed ones are among them.
+
+    A folder of shards is a split. Of shards in ``root`` itself the split is the name before the number.
+    """
+    shards: dict[str, list[Path]] = {}
+    if not root.is_dir():
+        return shards
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if reading.is_folder(entry):
+            inside = [each for each in sorted(entry.iterdir()) if _is_shard(each)]
+            if inside:
+                shards.setdefault(entry.name, []).extend(inside)
+        elif _is_shard(entry):
+            shards.setdefault(_split_of(_stem(entry.name)), []).append(entry)
+    order = splits.usual_order({_last(name) for name in shards})
+    return dict(sorted(shards.items(), key=lambda item: (order.index(_last(item[0])), item[0])))
+
+
+def known_as(split: str, names: list[str]) -> str:
+    """The split that is meant: ``val`` may be ``valid`` or ``imagenet-val``, if there is but one such."""
+    word = splits.known_as(split, [_last(name) for name in names])
+    meant = [name for name in names if _last(name) == word]
+    return meant[0] if split not in names and len(meant) == 1 else split
+
+
+def is_compressed(shard: Path) -> bool:
+    """Whether it is a compressed archive, by its name."""
+    return shard.name.lower().endswith(_COMPRESSED)
+
+
+def looks_like_shards(root: Path) -> Path | None:
+    """The first archive that is a shard, by its number or by the samples at its head.
+
+    Data sets lie beside the archives they were unpacked from: an archive alone says nothing.
+    """
+    for shards in shards_of(root).values():
+        first = shards[0]
+        if _NUMBERED.match(_stem(first.name)):
+            return first
+        head = [] if is_compressed(first) else islice(samples(str(first), Findings()), _LOOK)
+        if any(each.image and set(KINDS) & set(each.members) for each in head):
+            return first
+    return None
+
+
+def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
+    """The class names beside the shards or at the head of the first, and the file they come from.
+
+    Raises:
+        UserError: they are not understood, or two are the same.
+    """
+    for folder in dict.fromkeys((shards[0].parent, root)):
+        for name in NAMES_FILES:
+            if (folder / name).is_file():
+                try:
+                    names = _parsed(reading.read_bytes(folder / name, reading.NAMES), name)
+                except (OSError, ValueError) as error:
+                    why = reading.reason(error) if isinstance(error, OSError) else error
+                    raise UserError(f"{folder / name}: {why}, expected a class name per line.") from error
+                if names is not None:
+                    return _checked(names, str(folder / name)), str(folder / name)
+    name, content = first_member(str(shards[0]))
+    if not name:
+        return None, ""
+    try:
+        names = _parsed(content, name)
+    except ValueError as error:
+        raise UserError(f"{shards[0]}, member {name}: {error}, expected a class name per line.") from error
+    return (None, "") if names is None else (_checked(names, f"{shards[0]}, {name}"), "")
+
+
+def _is_shard(path: Path) -> bool:
+    return path.name.lower().endswith((".tar", *_COMPRESSED)) and path.is_file()
+
+
+def _stem(name: str) -> str:
+    ending = next(each for each in (*_COMPRESSED, ".tar") if name.lower().endswith(each))
+    return name[: -len(ending)]
+
+
+def _split_of(stem: str) -> str:
+    """``train`` of ``train-000012``; numbers alone are of one split."""
+    return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
+
+
+def _last(split: str) -> str:
+    return re.split(r"[-_.]", split)[-1]
+
+
+def _parsed(content: bytes, name: str) -> list[str] | None:
+    text = content.decode("utf-8-sig")
+    if name.endswith(".txt"):
+        return [line.strip() for line in text.strip().splitlines()]
+    value = json.loads(text)
+    names = value if isinstance(value, list) else None
+    if isinstance(value, dict):
+        names = next((value[key] for key in ("classes", "class_names", "names") if key in value), None)
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise ValueError(f"its classes are {printable(repr(names))}")
+    return names
+
+
+def _checked(names: list[str], where: str) -> list[str]:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    problems = [f"{where}: the class name '{name}' is there twice: give each its name." for name in twice]
+    if "" in names and "" not in twice:
+        problems.append(f"{where}: line {names.index('') + 1} is empty, expected a class name.")
+    if problems or not names:
+        raise UserError(problems or f"{where}: no class names, expected one per line.")
+    return names

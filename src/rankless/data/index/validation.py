@@ -1,0 +1,187 @@
+"""The one place where boxes are validated, for every format, and become :class:`Annotations`.
+
+A reader only finds images and parses; whether a box lies in its image, has a size or repeats another is
+the same question for every format and is answered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.data.images import image_file
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
+from rankless.data.index.findings import FIRST, Finding, Findings
+from rankless.data.index.raw import Raw
+
+PIXELS = 2.0
+"""A corner beyond so many sides of its image is not normalized, but a number of pixels."""
+HAIR = 1e-5
+"""A box that reaches over the edge by a smaller fraction of the side was only rounded."""
+Mask = Any  # NumPy's types of comparisons are too many to name: bool, (T,)
+
+
+def validate(raw: Raw, format: str) -> Annotations:
+    """Validate every box; those that can be trained on make the :class:`Annotations`.
+
+    What stops a training is among the findings, too; the boxes it concerns are left out.
+
+    Args:
+        raw: the whole split.
+        format: the format's name.
+    """
+    findings = Findings()
+    findings.update(raw.findings)
+    _compare_sizes(raw, findings)
+    if raw.boxes is None:
+        offsets, none = np.arange(len(raw.paths) + 1), np.zeros((0, 4), np.float32)
+        return _annotations(raw, format, findings, offsets, none, slice(None))
+    boxes = raw.boxes
+    height, width = raw.sizes.astype(np.float64)[raw.image].T if len(boxes) else np.zeros((2, 0))
+    sides = np.stack((width, height, width, height), 1)  # (T, 4)
+    checked = _Checked(raw, findings)
+    with np.errstate(invalid="ignore", over="ignore"):
+        checked.drop("not finite", ~np.isfinite(boxes).all(1), "four finite numbers")
+        last = len(raw.names) - 1
+        expected = f"a class from 0 to {last}"
+        checked.drop("class out of range", (raw.labels < 0) | (raw.labels > last), expected)
+        if raw.normalized:
+            checked.drop("not normalized", (np.abs(boxes) > PIXELS).any(1), "numbers from 0 to 1, not pixels")
+        checked.drop("ends before it begins", (boxes[:, 2:] < boxes[:, :2]).any(1))
+        checked.drop("no size", (boxes[:, 2:] <= boxes[:, :2]).any(1))
+        if raw.normalized:
+            boxes = boxes * sides
+        known = (sides > 0).all(1)  # of an unreadable image the size is not known, and it is not shown
+        inside = boxes.clip(0, sides)
+        # The result is float32, so it is that which must have a size and differ. + 0 turns -0 into 0.
+        clipped = (inside + 0).astype(np.float32)
+        checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
+        checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
+        checked.drop("repeated", ~_first_of_equals(raw, clipped, checked.good & known) & known)
+        beyond = (np.abs(boxes - inside) > HAIR * sides).any(1) & known
+        if raw.one_based:
+            from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
+            only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
+            checked.report("counted from 0", only)
+            beyond &= ~only
+        checked.report("over the edge", beyond)
+        checked.report("a pixel thin", known & ((clipped[:, 2:] - clipped[:, :2]) <= 1).any(1))
+    checked.report("difficult", (raw.flags & DIFFICULT) > 0)
+    checked.report("crowd", (raw.flags & CROWD) > 0)
+    checked.good &= known
+    counts = np.bincount(raw.image[checked.good], minlength=len(raw.paths))
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    order = np.flatnonzero(checked.good)
+    order = order[np.argsort(raw.image[order], kind="stable")]
+    return _annotations(raw, format, findings, offsets, clipped[order], order)
+
+
+def _compare_sizes(raw: Raw, findings: Findings) -> None:
+    """Report the images whose annotation states another size."""
+    compared = (raw.sizes > 0).all(1) & (raw.stated > 0).all(1)
+    other = compared & (raw.sizes != raw.stated).any(1)
+    swapped = other & (raw.sizes == raw.stated[:, ::-1]).all(1)
+    turned = np.array(
+        [row for row in np.flatnonzero(swapped) if image_file.sideways(raw.paths[row])], np.int64
+    )
+    other[turned] = False
+    for kind, rows in (("other size", np.flatnonzero(other)), ("sideways", turned)):
+        sizes = zip(raw.sizes[rows[:FIRST]].tolist(), raw.stated[rows[:FIRST]].tolist(), strict=True)
+        first = (
+            Finding(raw.paths[row], f"{real[1]} × {real[0]}, its annotation says {stated[1]} × {stated[0]}")
+            for row, (real, stated) in zip(rows.tolist(), sizes, strict=False)
+        )
+        findings.add_many(kind, len(rows), first)
+
+
+def _annotations(
+    raw: Raw,
+    format: str,
+    findings: Findings,
+    offsets: NDArray[np.int64],
+    boxes: NDArray[np.float32],
+    order: NDArray[np.int64] | slice,
+) -> Annotations:
+    path_bytes, path_ends = flat_paths(raw.paths)
+    return Annotations(
+        class_names=tuple(raw.names),
+        format=format,
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        byte_ranges=np.zeros((0, 2), np.int64)
+        if raw.byte_ranges is None
+        else raw.byte_ranges.astype(np.int64),
+        sizes=raw.sizes.astype(np.int32),
+        offsets=offsets.astype(np.int64),
+        boxes=boxes.reshape(-1, 4),
+        labels=raw.labels[order].astype(np.int32),
+        flags=raw.flags[order].astype(np.uint8),
+        areas=raw.areas[order].astype(np.float32),
+        findings=findings,
+        about=tuple(raw.about),
+    )
+
+
+class _Checked:
+    """Which boxes are still good. A box is reported once, for its first problem."""
+
+    def __init__(self, raw: Raw, findings: Findings) -> None:
+        self.raw, self.findings = raw, findings
+        self.good = np.ones(len(raw.labels), bool)
+
+    def drop(self, kind: str, broken: Mask, expected: str = "") -> None:
+        self.report(kind, broken, expected)
+        self.good &= ~broken
+
+    def report(self, kind: str, which: Mask, expected: str = "") -> None:
+        rows = np.flatnonzero(which & self.good)
+        self.findings.add_many(kind, len(rows), self._shown(rows[:FIRST], expected))
+
+    def _shown(self, rows: NDArray[np.int64], expected: str) -> Iterator[Finding]:
+        raw = self.raw
+        for row in rows.tolist():
+            number = int(raw.image[row])
+            file = raw.annotated_in[number] or raw.paths[number]
+            label = int(raw.labels[row])
+            name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
+            numbers = " ".join(f"{value:.6g}" for value in self._as_written(row))
+            problem = f"{name} at {numbers}" + (f", expected {expected}" if expected else "")
+            line = raw.lines[row]
+            yield Finding(
+                f"{file}:{line}" if raw.counted == "line" else f"{file}: {raw.counted} {line}", problem
+            )
+
+    def _as_written(self, row: int) -> Any:
+        """Return a box in the terms of its format, so that it can be searched for in the file."""
+        if self.raw.boxes is None:
+            return ()
+        box = self.raw.boxes[row]
+        if self.raw.normalized:
+            return (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2]))
+        return box + np.array([1, 1, 0, 0]) if self.raw.one_based else box
+
+
+def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
+    """Return whether each box is the first of its image, class and coordinates."""
+    rows = np.flatnonzero(among)
+    keys = np.column_stack((raw.image[rows], raw.labels[rows], boxes[rows]))
+    first = np.zeros(len(boxes), bool)
+    first[rows] = True
+    likely = np.flatnonzero(_hash_repeats(keys))  # sorting whole rows takes ten times as long
+    first[rows[likely]] = False
+    first[rows[likely[np.unique(keys[likely], axis=0, return_index=True)[1]]]] = True
+    return first
+
+
+def _hash_repeats(keys: NDArray[Any]) -> Mask:
+    """Whether each row's hash is another's, too; so it is of equal rows, and of hardly any others."""
+    hashes = np.zeros(len(keys), np.uint64)
+    for column in keys.T:
+        hashes ^= (column + 0.0).view(np.uint64)  # + 0 turns -0 into 0, which is equal
+        hashes *= np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads the bits
+        hashes ^= hashes >> np.uint64(32)
+    ordered = np.sort(hashes)
+    return np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])
