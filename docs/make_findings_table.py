@@ -28,7 +28,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its table made anew."""
+    """The page with its table written again."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return before + START + "\n" + table() + "\n" + END + after

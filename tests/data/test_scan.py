@@ -53,7 +53,7 @@ def check(raw: Raw, files: list[tuple[str, ...]]) -> None:
     assert raw.image.tolist() == np.repeat(np.arange(COUNT), counts).tolist()
     assert raw.boxes is not None and raw.boxes[:, 2].tolist() == [n + 0.1 for n in raw.image.tolist()]
     assert raw.findings.counts == {"empty": COUNT // 3}
-    assert [Path(one.place).name for one in raw.findings.first["empty"][:3]] == ["00", "03", "06"]
+    assert [Path(one.where).name for one in raw.findings.first["empty"][:3]] == ["00", "03", "06"]
     assert list(raw.names) == ["a class"]
 
 

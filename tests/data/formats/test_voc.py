@@ -289,8 +289,8 @@ def test_entities_are_neither_expanded_nor_fetched(tmp_path: Path, kind: str, en
                 most = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-            assert found.faults and not [one for one in found.objects if one.name not in ("", "cat")]
-            assert not any("themselves" in sentence for _, sentence in found.faults)
+            assert found.problems and not [one for one in found.objects if one.name not in ("", "cat")]
+            assert not any("themselves" in sentence for _, sentence in found.problems)
             assert most < 20_000_000
 
 
@@ -465,8 +465,8 @@ def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_no_bytes_give_a_traceback(content: bytes) -> None:
     found = parse(content)
-    assert found.faults or found.readable
-    assert {kind for kind, _ in found.faults} <= {"unreadable file", "not understood", "not a number"}
+    assert found.problems or found.readable
+    assert {kind for kind, _ in found.problems} <= {"unreadable file", "not understood", "not a number"}
 
 
 @settings(settings.get_profile("files"))
