@@ -16,6 +16,7 @@ NAMES = [
     "LossSum",
     "Recipe",
     "Scores",
+    "Sink",
     "Task",
     "UserError",
     "__version__",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rankless.engine.layer_errors import explained
 from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
-from rankless.engine.totals import Wishes
+from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
@@ -81,7 +81,7 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
         try:
             with explained(recipe):
                 batches = (torch.ones(1, 1, 4, 4) for _ in range(2))
-                state.passes.run(0, batches, state.scaler.scale, Wishes())
+                state.accumulator.run(0, batches, state.scaler.scale, Flags())
         except UserError as error:
             return list(error.faults)
     return []

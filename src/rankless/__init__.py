@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankless.engine.sinks.sink import Sink
     from rankless.errors import UserError
     from rankless.inference.predict import predict
     from rankless.launch.local import evaluate, train
@@ -27,6 +28,7 @@ _HOMES = {
     "LossSum": "rankless.structures:LossSum",
     "Recipe": "rankless.recipe.schema:Recipe",
     "Scores": "rankless.structures:Scores",
+    "Sink": "rankless.engine.sinks.sink:Sink",
     "Task": "rankless.tasks.protocol:Task",
     "UserError": "rankless.errors:UserError",
     "digest": "rankless.models.checkpoints.weights:digest",
@@ -43,6 +45,7 @@ __all__ = [
     "LossSum",
     "Recipe",
     "Scores",
+    "Sink",
     "Task",
     "UserError",
     "__version__",

@@ -51,10 +51,10 @@ def test_it_reads_back_as_it_was(run: RunDirectory) -> None:
     assert run.pointed("last") == 5
     kept, found = snapshot(5), checkpoint.load(run, 5)
     assert (found.step, found.state) == (5, kept.state)
-    assert kept.average is not None and found.average is not None
+    assert kept.ema is not None and found.ema is not None
     for ours, theirs in (
         (kept.model, found.model),
-        (kept.average, found.average),
+        (kept.ema, found.ema),
         (kept.training, found.training),
     ):
         assert ours.keys() == theirs.keys()
@@ -65,7 +65,7 @@ def test_it_reads_back_as_it_was(run: RunDirectory) -> None:
 
 def test_without_an_average(run: RunDirectory) -> None:
     checkpoint.save(run, snapshot(5, average=False), Recipe(), [])
-    assert checkpoint.load(run, 5).average is None
+    assert checkpoint.load(run, 5).ema is None
     assert checkpoint.damage(run.step_directory(5)) is None
 
 

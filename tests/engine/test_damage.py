@@ -86,7 +86,7 @@ def test_a_damaged_file_of_a_run(origin: RunDirectory, tmp_path: Path, name: str
     run = RunDirectory(tmp_path / "run")
     file = run.checkpoints / name
     file.write_bytes(hurt(file.read_bytes()))
-    known = {weights.digest(snapshot(step).average or {}) for step in (5, 10)}
+    known = {weights.digest(snapshot(step).ema or {}) for step in (5, 10)}
     for target in (run.path, run.checkpoints / "last", run.step_directory(5), run.step_directory(10)):
         try:
             path = weights_of(target, lambda _: None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankless.engine import loop
 from rankless.engine.divergence import DivergedError
 from rankless.engine.state import TrainingState
-from rankless.engine.totals import Wishes
+from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.models.checkpoints import weights
 from rankless.randomness import generator
@@ -141,9 +141,9 @@ def steps(world: World, changes: dict[str, Any], fault: str, count: int, always:
         before = digest(state)
         state.begin(step)
         own = (rows(step, leaf, always) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.passes.run(step, own, state.scaler.scale, Wishes())
+        totals = state.accumulator.run(step, own, state.scaler.scale, Flags())
         try:
-            state.update(step, totals)
+            loop.update(state, step, totals)
         except DivergedError as error:
             return [*found, list(error.faults), digest(state) == before, error.is_whole, error.repeats]
         found.append(digest(state))

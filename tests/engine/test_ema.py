@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from rankless.engine.ema import Average
+from rankless.engine.ema import Ema
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
-    average = Average(model, decay=0.3)
+    average = Ema(model, decay=0.3)
     decays = [min(0.3, (1 + step) / (10 + step)) for step in range(8)]
     assert decays[0] == 0.1 and decays[-1] == 0.3  # the ramp and its end are both walked through
     history = [{name: value.clone() for name, value in model.state_dict().items()}]
@@ -39,7 +39,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights() -> None:
 
 def test_it_is_a_model_of_its_own() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout()).train().to(memory_format=torch.channels_last)
-    average = Average(model, decay=0.9)
+    average = Ema(model, decay=0.9)
     assert not average.model.training and model.training
     assert not any(p.requires_grad for p in average.model.parameters())
     assert all(p.requires_grad for p in model.parameters())

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankless.engine import loop
 from rankless.engine.state import TrainingState
-from rankless.engine.totals import Wishes
+from rankless.engine.totals import Flags
 from rankless.recipe.schema import Batch, Ema, Optim, Recipe
 from rankless.structures import LossSum
 from rankless.world.process_group import World
@@ -62,8 +63,8 @@ def steps(world: World) -> list[dict[str, Any]]:
     for step in range(STEPS):
         state.begin(step)
         own = (images(step, leaf) for leaf in world.own_micro_batches(LEAVES))
-        totals = state.passes.run(step, own, state.scaler.scale, Wishes())
-        skipped = state.update(step, totals).skipped
+        totals = state.accumulator.run(step, own, state.scaler.scale, Flags())
+        skipped = loop.update(state, step, totals).skipped
         buffers = {n: b for n, b in state.model.named_buffers() if not n.endswith("tracked")}
         found.append(
             {

@@ -273,12 +273,12 @@ def begins(world: World, place: str) -> list[str]:
     """What model and average begin with, or what is told."""
     settings = recipe(model=Model(pretrained=place.replace("RANK", str(world.rank))))
     state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
-    assert state.average is not None
+    assert state.ema is not None
     try:
         state.start_from_pretrained()
     except UserError as error:
         return list(error.faults)
-    return [fingerprint(dict(m.state_dict())) for m in (state.model, state.average.model)]
+    return [fingerprint(dict(m.state_dict())) for m in (state.model, state.ema.model)]
 
 
 @pytest.mark.processes
@@ -297,7 +297,7 @@ def wrappers_left(world: World) -> list[bool]:
     """Whether the first data-parallel wrapper lives on after the release; with it would its buckets."""
     settings = recipe()
     state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
-    old = weakref.ref(state.passes.gradients.module)
+    old = weakref.ref(state.accumulator.gradients.module)
     before = old() is not None
     state.begin(RELEASE)
     gc.collect()
@@ -310,11 +310,11 @@ def test_the_first_wrapper_goes_with_the_release(ranks: Any) -> None:
 
 
 def test_a_freeze_of_all_epochs_is_never_released(tmp_path: Path) -> None:
-    from rankless.engine.schedule import Plan
+    from rankless.engine.schedule import StepSchedule
 
     for epochs in (6, 7, 50):
         settings = recipe(model=Model(freeze=epochs))
-        plan = Plan(settings, IMAGES)
+        plan = StepSchedule(settings, IMAGES)
         assert plan.end_of_epoch(settings.model.freeze) >= plan.steps
     assert json.loads(to_json(settings))["model"]["freeze"] == 50
 

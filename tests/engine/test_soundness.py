@@ -87,8 +87,8 @@ def begin(world: World) -> Any:
     """Fingerprints of what a rank begins with, beside those of its own model; and the warnings."""
     own = DrawsFromNumpy().model().state_dict()
     state = TrainingState(DrawsFromNumpy(), RECIPE, world, 8)  # type: ignore[arg-type]
-    assert state.average is not None
-    held = [fingerprint(dict(model.state_dict())) for model in (state.model, state.average.model)]
+    assert state.ema is not None
+    held = [fingerprint(dict(model.state_dict())) for model in (state.model, state.ema.model)]
     return (
         held,
         {name: fingerprint(own[name]) for name in ("centers", "2.weight")},

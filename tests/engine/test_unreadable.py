@@ -13,7 +13,7 @@ import torch
 
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
-from rankless.engine.schedule import Plan
+from rankless.engine.schedule import StepSchedule
 from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
 from rankless.engine.unreadable import UnreadableImages
@@ -118,7 +118,7 @@ def test_the_weights_do_not_know_who_met_a_damaged_image(ranks: Any, damaged: Pa
 
     lines = [entry for entry in numbers if "step" in entry]
     recipe = load(words[0], words[1:])
-    plan = list(Plan(recipe, 21).images_of(0, range(4)))
+    plan = list(StepSchedule(recipe, 21).lines(0, range(4)))
     for number, line in enumerate(lines):
         drawn = [index for each in plan[4 * number : 4 * number + 4] for _, index in each.images]
         assert line.get("replaced", 0) == sum(index in DAMAGED for index in drawn)
@@ -145,7 +145,7 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
     # The second one met ends it, the step in which it was is whole.
     recipe = load(words[0], words[1:])
     seen: set[int] = set()
-    for line in Plan(recipe, 21).images_of(0, range(4)):
+    for line in StepSchedule(recipe, 21).lines(0, range(4)):
         seen |= {index for _, index in line.images if index in DAMAGED}
         if len(seen) == 2:
             assert one.pointed("last") == line.step + 1

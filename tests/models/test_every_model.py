@@ -12,6 +12,7 @@ from torch import nn
 from rankless.engine import loop
 from rankless.engine.evaluate import fingerprint
 from rankless.engine.settings import computes_like
+from rankless.engine.setup import DryRun
 from rankless.engine.state import TrainingState
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
@@ -127,7 +128,7 @@ def one_step(world: World, words: list[str], folder: str) -> str:
             RunDirectory(Path(folder)),
             world,
             resume=False,
-            dry_run=loop.DryRun(1, images=2),
+            dry_run=DryRun(1, images=2),
             observe=observe,
         )
         world.barrier()

@@ -150,7 +150,7 @@ def test_the_name_of_a_class(tmp_path: Path) -> None:
     assert found[:2] == [f"{script}:Here", f"{beside}:Mine"]
     assert "cannot reach into a function" in found[2] and "inner.<locals>.Local" in found[2]
     assert found[3] == "any:Name"
-    assert found[4] == "task is 3: expected a class, such as task=MyTask, or its name 'package.module:MyTask'"
+    assert found[4] == "task is 3: expected a class, such as MyTask, or its name 'package.module:MyTask'"
     # From its own folder it is a module like any other.
     assert names(beside.parent, str(script))[1] == "beside:Mine"
     assert names(script.parent, "-m", "script")[0] == "script:Here"

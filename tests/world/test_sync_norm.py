@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankless.engine.accumulate import SyncPasses, make_passes
+from rankless.engine.accumulate import SyncAccumulator, make_accumulator
 from rankless.engine.statistics import RunningStatistics, batch_norms
-from rankless.engine.totals import Wishes
+from rankless.engine.totals import Flags
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
 from rankless.recipe.schema import Batch, Recipe
@@ -85,13 +85,13 @@ def trained(
     model = net(dtype, share).to(memory_format=torch.channels_last)
     settings = recipe(precision)
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_passes(SquaresTask(), model, statistics, settings, world)  # type: ignore[arg-type]
-    assert isinstance(passes, SyncPasses)
+    passes = make_accumulator(SquaresTask(), model, statistics, settings, world)  # type: ignore[arg-type]
+    assert isinstance(passes, SyncAccumulator)
     found = []
     for step in range(STEPS):
         statistics.begin()
         drawn = (images(step, leaf, dtype) for leaf in world.own_micro_batches(LEAVES))
-        totals = passes.run(step, drawn, lambda loss: loss, Wishes(stop=world.rank == 1))
+        totals = passes.run(step, drawn, lambda loss: loss, Flags(stop=world.rank == 1))
         statistics.end(totals.statistics)
         numbers = totals.read(torch.zeros(()))
         assert numbers.count == LEAVES * PER_MICRO and numbers.stop == min(world.size - 1, 1)
@@ -335,11 +335,11 @@ class TwiceTask:
 def called_twice(world: World) -> list[np.ndarray]:
     model = Twice().double()
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_passes(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    passes = make_accumulator(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
     for step in range(STEPS):
         statistics.begin()
         drawn = (rows(step, leaf) for leaf in world.own_micro_batches(LEAVES))
-        statistics.end(passes.run(step, drawn, lambda loss: loss, Wishes()).statistics)
+        statistics.end(passes.run(step, drawn, lambda loss: loss, Flags()).statistics)
         model.zero_grad(set_to_none=True)
     return [b.numpy().copy() for b in model.buffers()]
 
@@ -377,11 +377,11 @@ class Checkpointed(nn.Module):
 def recomputes(world: World, reentrant: bool) -> list[str]:
     model = Checkpointed(reentrant).double()
     statistics = RunningStatistics(batch_norms(model), world.device)
-    passes = make_passes(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
+    passes = make_accumulator(TwiceTask(), model, statistics, recipe("fp32"), world)  # type: ignore[arg-type]
     try:
         statistics.begin()
         drawn = (rows(0, leaf) for leaf in world.own_micro_batches(LEAVES))
-        passes.run(0, drawn, lambda loss: loss, Wishes())
+        passes.run(0, drawn, lambda loss: loss, Flags())
     except UserError as error:
         return list(error.faults)
     return []

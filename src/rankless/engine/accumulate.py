@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine.statistics import RunningStatistics, batch_norms
-from rankless.engine.totals import Totals, Wishes
+from rankless.engine.totals import Flags, Totals
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
 from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
+from rankless.tasks.capabilities import unreadable_in
 from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
 from rankless.world.exchange import Exchange
@@ -38,8 +39,8 @@ class LossModule(nn.Module):
         return loss.sum, loss.count.detach(), {name: part.detach() for name, part in loss.parts.items()}
 
 
-class Passes:
-    """The passes of a step with the statistics of each micro-batch (``micro``) or none at all (``frozen``).
+class Accumulator:
+    """Forward, backward and reduce with batch statistics per micro-batch (``micro``) or none (``frozen``).
 
     Args:
         task, model: the bare model on its device, its frozen parts frozen.
@@ -63,29 +64,29 @@ class Passes:
         self.gradients = GradientSum(module, self.exchange, exact=exact, zero_unused=zero)
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """Work this rank's micro-batches of ``step`` through, one after another.
+        """Draw, forward and backward for each own micro-batch of ``step``; reduce over all ranks.
 
         Args:
             step: from 0; keys the dropout.
             batches: the next own micro-batches.
             scale: of the loss, before the backward pass (fp16).
-            wishes: this rank's, shared with all.
+            flags: this rank's, shared with all.
         """
         leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
         for leaf in self.own:
-            batch, met = self._drawn(batches)
-            unreadable += met
+            batch, missing = self._draw(batches)
+            unreadable += missing
             self._seed(step, leaf)
             self.statistics.begin_micro_batch()
             with self.gradients.micro_batch(leaf):
                 with autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
-                first = wishes if leaf == self.own.start else Wishes()
-                leaves.append(self._leaf(loss, first, len(met)))
+                first = flags if leaf == self.own.start else Flags()
+                leaves.append(self._leaf(loss, first, len(missing)))
                 if leaf == self.own[-1]:
                     sums = self.exchange.fold(leaves)
                     pending = self.exchange.start(sums, torch.empty_like(sums[0]))
@@ -96,11 +97,11 @@ class Passes:
         pending.finish()
         return self._totals(pending.result, unreadable, self.gradients.unused)
 
-    def _drawn(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
+    def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """The next batch on the device, and what could not be read for it."""
         batch = next(batches)
         check_batch(self.task, batch)
-        return batch.to(self.device), getattr(batch, "unreadable", ())
+        return batch.to(self.device), unreadable_in(batch)
 
     def _seed(self, step: int, leaf: int) -> None:
         """Key what a forward pass may draw from: the generators of the CPU and of this device.
@@ -112,7 +113,7 @@ class Passes:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _leaf(self, loss: LossSum, wishes: Wishes, replaced: int) -> Tensor:
+    def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
         """What one micro-batch adds to the totals, float64 and flat.
 
         In this order: loss, count, stop, save, replaced, parts, statistics.
@@ -127,7 +128,7 @@ class Passes:
         scalars = [
             loss.sum.detach(),
             loss.count,
-            *torch.tensor([float(wishes.stop), float(wishes.save), float(replaced)]),
+            *torch.tensor([float(flags.stop), float(flags.save), float(replaced)]),
             *(loss.parts[n] for n in names),
         ]
         vector = torch.stack([s.to(self.device, torch.float64, non_blocking=True) for s in scalars])
@@ -141,18 +142,18 @@ class Passes:
         return Totals(scalars, names, statistics, unreadable, unused)
 
 
-class SyncPasses(Passes):
-    """The passes of a step whose batch norms see the global batch: all own micro-batches side by side."""
+class SyncAccumulator(Accumulator):
+    """Forward, backward and reduce with batch norms over the global batch: own micro-batches side by side."""
 
     def _wrap(self, module: LossModule) -> None:
         self.side = SideBySide(module, self.exchange)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], wishes: Wishes
+        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """See :meth:`Passes.run`; the memory is that of all own micro-batches at once."""
-        drawn = [self._drawn(batches) for _ in self.own]
+        """See :meth:`Accumulator.run`; the memory is that of all own micro-batches at once."""
+        drawn = [self._draw(batches) for _ in self.own]
 
         def forward(number: int) -> LossSum:
             with autocast(self.recipe.precision, self.device):
@@ -166,12 +167,12 @@ class SyncPasses(Passes):
         self.statistics.mark_called(self.side.called)
         torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
         leaves = [
-            self._leaf(loss, Wishes() if number else wishes, len(drawn[number][1]))
+            self._leaf(loss, Flags() if number else flags, len(drawn[number][1]))
             for number, loss in enumerate(losses)
         ]
         totals = self.exchange.total(leaves)
         unused = self._sum_gradients()
-        return self._totals(totals, [one for _, met in drawn for one in met], unused)
+        return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
         """Leave the gradients' sum in the parameters; per own micro-batch, those that it did not use."""
@@ -195,10 +196,10 @@ class SyncPasses(Passes):
         return unused
 
 
-def make_passes(
+def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
-) -> Passes:
-    """The passes that ``recipe.batch_norm`` asks for; they are for the parameters and norms trained now."""
-    meeting = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
-    kind = SyncPasses if meeting else Passes
+) -> Accumulator:
+    """The one that ``recipe.batch_norm`` asks for, made for the parameters and norms that are trained now."""
+    is_sync = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
+    kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

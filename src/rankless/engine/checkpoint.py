@@ -37,14 +37,14 @@ class Snapshot:
     Attributes:
         step: steps done.
         model: the bare model's state.
-        average: the averaged model's state, if there is one.
+        ema: the averaged model's state, if there is one.
         training: the optimizer's tensors.
         state: the rest, JSON-ready: best score, loss scale, number of training images.
     """
 
     step: int
     model: Mapping[str, Tensor]
-    average: Mapping[str, Tensor] | None
+    ema: Mapping[str, Tensor] | None
     training: Mapping[str, Tensor]
     state: Mapping[str, Any]
 
@@ -79,7 +79,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
 def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
     """Write every file once and wait until all of it is on the disk."""
     sums: dict[str, str] = {}
-    states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.average}
+    states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.ema}
     for name, state in states.items():
         if state is not None:
             sums[name] = weights.save(
@@ -124,7 +124,7 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     if steps:
         raise UserError(
             f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
-            "start anew in another run directory"
+            "start again in another run directory"
         )
     return None
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 
-class Average:
+class Ema:
     """A second model whose weights follow the first one's.
 
     Args:
         model: followed; copied now.
-        decay: the largest share kept in a step.
+        decay: how much of the average stays in a step, at most.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -23,12 +23,12 @@ class Average:
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards ``model`` after step ``step`` (from 0).
 
-        Kept is ``min(decay, (1 + step) / (10 + step))``.
+        The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """
-        kept = min(self.decay, (1 + step) / (10 + step))
-        mine, theirs = list(self.model.state_dict().values()), list(model.state_dict().values())
-        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in pairs], [b for _, b in pairs], 1.0 - kept)
-        for a, b in zip(mine, theirs, strict=True):
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averaged, current = list(self.model.state_dict().values()), list(model.state_dict().values())
+        pairs = [(a, b) for a, b in zip(averaged, current, strict=True) if a.is_floating_point()]
+        torch._foreach_lerp_([a for a, _ in pairs], [b for _, b in pairs], 1.0 - decay)
+        for a, b in zip(averaged, current, strict=True):
             if not a.is_floating_point():
                 a.copy_(b)

@@ -2,7 +2,7 @@
 
 The images are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
 predictions are gathered in the order of the images, and rank 0 scores them. Images that cannot be read
-are counted beside the scores, and too many of them are a fault.
+are counted beside the scores, and too many of them are an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rankless.errors import ShortageError, TaskError, UserError
 from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
+from rankless.tasks.capabilities import capabilities, unreadable_in
 from rankless.tasks.checks import (
     check_batch,
     check_order,
@@ -67,34 +68,34 @@ def evaluate(
             than ``data.max_bad`` allows cannot be read.
     """
     data = task.evaluation_data()
-    plan = _plan(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
+    lines = _lines(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
     model.eval()
     predicted: list[tuple[int, Any]] = []
     missing: list[Unreadable] = []
     failures, stopped = Failures(world), False
     with (
-        failures.noted(),
-        micro_batches(data, task.collate, plan, workers=min(recipe.workers, len(plan))) as batches,
+        failures.noting(),
+        micro_batches(data, task.collate, lines, workers=min(recipe.workers, len(lines))) as batches,
         torch.no_grad(),
         autocast(recipe.precision, world.device),
     ):
-        for line, batch in zip(plan, batches, strict=True):
+        for line, batch in zip(lines, batches, strict=True):
             if stopped := bool(stop and stop()):
                 break
             check_batch(task, batch)
-            missing += getattr(batch, "unreadable", ())
+            missing += unreadable_in(batch)
             with layer_errors.explained(recipe):
-                found = task.predict(model, batch.to(world.device))
-            check_predictions(task, found, len(line.images))
-            check_sendable(task, found)
-            predicted += zip([index for _, index in line.images], found, strict=True)
-    failures.tell(stopped)
+                answers = task.predict(model, batch.to(world.device))
+            check_predictions(task, answers, len(line.images))
+            check_sendable(task, answers)
+            predicted += zip([index for _, index in line.images], answers, strict=True)
+    failures.raise_first(stopped)
     missing = _missing(missing, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
         unreadable(missing)
     gathered = world.gather(predicted)
     scores: Scores | None = None
-    with failures.noted():
+    with failures.noting():
         if gathered is not None:
             in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
@@ -104,16 +105,15 @@ def evaluate(
                 scores = {"predictions": fingerprint(predictions)}
             if missing:
                 scores["unreadable"] = len(missing)
-    failures.tell()
+    failures.raise_first()
     scores = world.broadcast(scores)
     return scores if scores is not None else {}
 
 
-def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
+def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
     """All batches of ``size`` images, of the first ``limit`` alone if there is one."""
     count = len(data) if limit is None else min(limit, len(data))
-    own = getattr(data, "evaluation_order", None)
-    ordered = own() if callable(own) else None
+    ordered = capabilities(data).evaluation_order()
     if ordered is None:
         order: Sequence[int] = range(count)
     else:
@@ -122,26 +122,26 @@ def _plan(task: Task, data: Examples, size: int, limit: int | None) -> list[Line
     return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
 
 
-def _missing(own: Iterable[Unreadable], images: int, share: float, world: World) -> list[Unreadable]:
+def _missing(own: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
     """All ranks' unreadable images, by number, the same list on every rank.
 
     Raises:
         UserError: there are too many, or no image is left.
     """
     gathered = world.gather(list(own))
-    found: list[Unreadable] = world.broadcast(
+    missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
     )
-    if len(found) == images:
+    if len(missing) == images:
         last = f"none of the {images} images to be scored can be read: replace them"
-    elif len(found) > share * images:
+    elif len(missing) > max_bad * images:
         last = (
-            f"{len(found)} of the {images} images to be scored cannot be read, which is more than "
-            f"data.max_bad ({share:g}) allows: replace them, or take them out of the data"
+            f"{len(missing)} of the {images} images to be scored cannot be read, which is more than "
+            f"data.max_bad ({max_bad:g}) allows: replace them, or take them out of the data"
         )
     else:
-        return found
-    raise UserError([*listed(found), last])
+        return missing
+    raise UserError([*listed(missing), last])
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
@@ -170,8 +170,8 @@ class Failures:
         self.own: UserError | None = None
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """A fault inside is kept until :meth:`tell`; what is no fault of the user's goes through."""
+    def noting(self) -> Iterator[None]:
+        """Note an error inside until :meth:`raise_first`; what is not the user's error goes through."""
         try:
             yield
         except UserError as error:
@@ -181,8 +181,8 @@ class Failures:
             if self.own is None:
                 raise
 
-    def tell(self, stopped: bool = False) -> None:
-        """Raise the first rank's fault on every rank, if there is one.
+    def raise_first(self, stopped: bool = False) -> None:
+        """Raise the first rank's error on every rank, if there is one.
 
         Args:
             stopped: whether this rank left early.
@@ -196,9 +196,9 @@ class Failures:
         answer = None
         if gathered is not None:
             answer = [next((one for one, _ in gathered if one), None), any(left for _, left in gathered)]
-        fault, left_early = self.world.broadcast(answer)
-        if fault:
-            raise _KINDS.get(fault[0], UserError)(fault[1])
+        error, left_early = self.world.broadcast(answer)
+        if error:
+            raise _KINDS.get(error[0], UserError)(error[1])
         if left_early:
             raise Stopped
 

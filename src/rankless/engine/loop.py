@@ -1,52 +1,36 @@
-"""The training loop: draw, forward, backward, reduce, clip, step, average, and then what is due."""
+"""The training loop: draw, forward, backward, reduce, clip, step, norms, EMA, log, evaluate, save."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rankless.data.loader import micro_batches
-from rankless.engine import checkpoint
-from rankless.engine.due import Due, told_if_not_written
+from rankless.data.loader import MicroBatches
 from rankless.engine.evaluate import Stopped, evaluate
-from rankless.engine.keeping import check_room
 from rankless.engine.layer_errors import explained
 from rankless.engine.optim import rate, set_rate
-from rankless.engine.progress import Teller
-from rankless.engine.schedule import Plan
+from rankless.engine.saver import Saver
+from rankless.engine.setup import DryRun, Setup, prepare
+from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.engine.state import TrainingState
-from rankless.engine.surroundings import agree, record
-from rankless.engine.totals import Numbers, Wishes
+from rankless.engine.totals import Flags, Numbers, Totals
 from rankless.engine.waiting import Waiting
+from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
-from rankless.runs.journal import Journal, ending
-from rankless.structures import Scores
+from rankless.structures import Scores, Unreadable
 from rankless.tasks import open_task
-from rankless.tasks.checks import check_attributes, check_data
+from rankless.tasks.capabilities import capabilities
 from rankless.tasks.protocol import Task
 from rankless.world.process_group import World
 from rankless.world.stopping import SharedStop
 
 Observer = Callable[[int, TrainingState, Scores | None], None]
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """A run that ends early: the first steps of a recipe, with evaluations of a few images in between.
-
-    Attributes:
-        steps: how many.
-        images: how many are predicted in an evaluation.
-    """
-
-    steps: int
-    images: int = 32
 
 
 class StopRequest:
@@ -82,6 +66,7 @@ def train(
     stop: StopRequest | None = None,
     dry_run: DryRun | None = None,
     observe: Observer | None = None,
+    sinks: Mapping[str, Callable[[], Sink]] | None = None,
 ) -> bool:
     """Train a recipe as one of the ranks of ``world``.
 
@@ -92,197 +77,182 @@ def train(
         launched: what the launcher says of this start, for the record: when, and with which command.
         task: None opens the one that the recipe names.
         stop: looked at after every step, and before every batch of an evaluation.
-        rehearsal: end early.
+        dry_run: end early.
         observe: called on every rank after every step, with the scores where it was evaluated; must not
             change a thing.
+        sinks: makers of the user's sinks by name; called on rank 0 alone.
 
     Returns:
         Whether all steps are done; False after a stop request, when the state was saved.
 
     Raises:
-        UserError: a faulty task, faulty data, weights or a checkpoint that do not fit, a loss that is no
+        UserError: a faulty task, faulty data, weights or a checkpoint that do not fit, a loss that is not a
             number, a full disk.
     """
     task = task or open_task(recipe)
-    stop = stop or StopRequest()
-    check_attributes(task)
-    # The evaluation data too, so that its faults are told now and not after hours of training.
-    data, evaluated = task.training_data(), task.evaluation_data()
-    check_data(task, "training_data", data)
-    check_data(task, "evaluation_data", evaluated)
-    notes = [note for known in (data, evaluated) for note in getattr(known, "notes", ())]
-    digest = getattr(data, "digest", None)
-    surroundings, unlike = agree(world, recipe, digest)
-    plan = Plan(recipe, len(data))
-    state = TrainingState(task, recipe, world, len(data))
-    state.data = digest
-    start, warnings = _restore(state, run, world, resume)
-    warnings += state.warnings
-    # Weights of another run matter at the very beginning alone: later the file may be gone.
-    told = [] if start else state.start_from_pretrained()
-    last = min(dry_run.steps, plan.steps) if dry_run else plan.steps
-    if warning := check_room(run, recipe, state, world, start):
-        warnings.append(warning)
-    if world.is_first:
-        with told_if_not_written(run.environment, run):
-            warnings += [*unlike, *record(run.environment, surroundings, world, start, launched or {})]
-    due = Due(recipe, run, state, task.class_names, world, start)
-    state.check(start)
-    facts = getattr(data, "facts", None)
-    samples = plan.images_of(start, world.own_micro_batches(recipe.batch.micro_batches))
-    with (
-        Teller(last, start, recipe.batch.images, speaks=world.is_first and not dry_run) as teller,
-        micro_batches(
-            data, task.collate, samples, workers=recipe.workers, pin_memory=world.device.type == "cuda"
-        ) as batches,
-        _journal(run, world, start, notes, warnings, told, teller) as journal,
-    ):
-        due.journal, due.teller = journal, teller
-        due.begin()
-        waiting, asked = Waiting(), SharedStop(world, lambda: bool(stop.signal))
-        limit = dry_run.images if dry_run else None
+    setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
+    with closing(setup.sinks(sinks or {})) as opened, setup.batches() as batches:
+        return _Loop(setup, batches, opened, stop or StopRequest(), observe).run()
 
-        def scores_after(done: int) -> Scores | None:
-            """None when a request to stop came before all was predicted."""
-            told = partial(due.left_out, done)
-            try:
-                return evaluate(task, state.scored, recipe, world, limit=limit, unreadable=told, stop=asked)
-            except Stopped:
-                return None
 
-        def stopped(done: int) -> bool:
-            due.event("stop", done, waiting.summary())
-            return False
+class _Loop:
+    """The steps of a run, from the first one that is not done yet."""
 
-        if state.unscored:  # the evaluation after this step failed, or was stopped
-            scores = scores_after(start)
-            if scores is None:
-                return stopped(start)
-            due.scored(start, scores, task.score_name)
-            state.unscored = False
-            due.save(start, now=True)
+    def __init__(
+        self,
+        setup: Setup,
+        batches: MicroBatches[Any],
+        sinks: Sinks,
+        stop: StopRequest,
+        observe: Observer | None,
+    ) -> None:
+        self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
+        self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
+        class_names = setup.task.class_names
+        self.saver = Saver(self.recipe, setup.run, self.state, class_names, self.world, sinks, setup.start)
+        self.facts = capabilities(setup.data).facts
+        self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
+        self.waiting = Waiting()
+
+    def run(self) -> bool:
+        """Train up to the last step; False after a stop request, with the state saved."""
+        state, start, last = self.state, self.setup.start, self.setup.last
+        self.saver.start()
+        if state.unscored and not self._evaluate_again(start):
+            return self._stopped(start)
         state.training_mode()
         for step in range(start, last):
-            began, waited = time.perf_counter(), batches.waited
-            if state.begin(step):
-                due.event("release", step, "the backbone is trained from here on")
-            lr = recipe.optim.lr * rate(recipe.schedule, step, plan.steps)
-            set_rate(state.optimizer, lr)
             done = step + 1
-            wishes = Wishes(stop=bool(stop.signal), save=world.is_first and due.is_time(done))
-            with explained(recipe):
-                totals = state.passes.run(step, batches, state.scaler.scale, wishes)
-            with due.kept_if_it_diverges(step):
-                numbers = state.update(step, totals)
-
-            stopping = bool(numbers.stop)
-            entry = _entry(done, plan, lr, numbers)
-            entry |= facts(step) if callable(facts) else {}
-            seconds = time.perf_counter() - began
-            entry["timing"] = {
-                "seconds": round(seconds, 4),
-                "waited": round((batches.waited - waited) / seconds, 3),
-            }
-            due.log(entry, seconds)
-            if advice := waiting.step(seconds, batches.waited - waited):
-                due.event("waiting", done, advice)
-            scored = plan.is_evaluated(done) or bool(dry_run and done in (last // 2, last))
-            if "replaced" in entry:
-                due.replaced(done, totals.unreadable, scored=scored)
-            scores = None
+            numbers = self._train_step(step)
+            stopping, is_evaluated = bool(numbers.stop), self._is_evaluated(done)
             saving = numbers.save or stopping or done == last
-            if (scored or saving) and not dry_run:  # which is compared tensor by tensor, and goes on
-                with due.kept_if_it_diverges(done):
-                    state.check(done)
-            if scored and not stopping:
-                with due.kept_if_it_fails(done):
-                    scores = scores_after(done)
+            if is_evaluated or saving:
+                self._check(done)
+            scores = None
+            if is_evaluated and not stopping:
+                with self.saver.saving_on_error(done):
+                    scores = self._evaluate(done)
                 state.training_mode()
-                if scores is not None:
-                    due.scored(done, scores, task.score_name)
-                stopping = asked.agreed()  # the request may have come while rank 0 scored
-            state.unscored = scored and scores is None
-            if saving or stopping or due.is_best:
-                due.save(done, now=done == last or stopping)
-            if observe:
-                observe(done, state, scores)
+                stopping = self.shared_stop.agreed()  # the request may have come while rank 0 scored
+            state.unscored = is_evaluated and scores is None
+            if saving or stopping or self.saver.is_best:
+                self.saver.save(done, required=done == last or stopping)
+            if self.observe:
+                self.observe(done, state, scores)
             if stopping and (done < last or state.unscored):
-                return stopped(done)
+                return self._stopped(done)
         if start < last:
-            due.event("end", last, waiting.summary())
-    return True
+            self.sinks.event("end", last, self.waiting.summary())
+        return True
 
+    def _train_step(self, step: int) -> Numbers:
+        """Turn the images of ``step`` (from 0) into new weights, and log what came of it."""
+        state, saver, batches = self.state, self.saver, self.batches
+        began, waited = time.perf_counter(), batches.waited
+        if state.begin(step):
+            self.sinks.event("release", step, "the backbone is trained from here on")
+        lr = self.recipe.optim.lr * rate(self.recipe.schedule, step, self.setup.schedule.steps)
+        set_rate(state.optimizer, lr)
+        flags = Flags(stop=bool(self.stop.signal), save=self.world.is_first and saver.is_due(step + 1))
+        with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce
+            totals = state.accumulator.run(step, batches, state.scaler.scale, flags)
+        with saver.saving_on_divergence(step):
+            numbers = update(state, step, totals)
+        self._log(step, lr, numbers, time.perf_counter() - began, batches.waited - waited)
+        if numbers.replaced:
+            self._report_replaced(step + 1, totals.unreadable)
+        return numbers
 
-def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool) -> tuple[int, list[str]]:
-    """Go on where the newest whole checkpoint stands, the same one on every rank."""
-    warnings: list[str] = []
-    step: int | None = None
-    if resume:
-        step = world.broadcast(checkpoint.newest(run, warnings.append) if world.is_first else None)
-    if step is not None:
-        state.restore(checkpoint.load(run, step), str(run.step_directory(step)))
-        if state.other_data:
-            warnings.append(
-                "the training data is not what this run began with: boxes, classes or sizes of images "
-                "differ, so the weights will not be those of a run from the start"
-            )
-    return step or 0, warnings
-
-
-@contextmanager
-def _journal(
-    run: RunDirectory,
-    world: World,
-    start: int,
-    notes: list[str],
-    warnings: list[str],
-    told: list[str],
-    teller: Teller,
-) -> Iterator[Journal | None]:
-    """The journal on rank 0, None elsewhere."""
-    for note in notes:
-        teller.say(f"note: {note}")
-    for warning in warnings:
-        teller.say(f"warning: {warning}")
-    for sentence in told:
-        teller.say(sentence)
-    if start:
-        teller.say(f"going on after step {start}")
-    if not world.is_first:
-        yield None
-        return
-    reason = ending(run.journal)
-    with told_if_not_written(run.journal, run):
-        journal = Journal(run.journal, start)
-    if journal.left_out:
-        warnings.append(
-            f"{run.journal}: {journal.left_out} damaged lines were left out; as it was it is now "
-            f"{journal.original}"
+    def _log(self, step: int, lr: float, numbers: Numbers, seconds: float, waited: float) -> None:
+        done = step + 1
+        self.sinks.step(
+            {
+                "step": done,
+                "epoch": round(self.setup.schedule.epoch(done), 6),
+                "lr": lr,
+                **numbers.entry(),
+                **self.facts(step),
+                "timing": {"seconds": round(seconds, 4), "waited": round(waited / seconds, 3)},
+            }
         )
-        teller.say(f"warning: {warnings[-1]}")
-    try:
-        with told_if_not_written(run.journal, run):
-            for warning in [*notes, *warnings]:
-                journal.write(event="warning", text=warning)
-            for sentence in told:
-                journal.write(event="pretrained", text=sentence)
-            why = {"reason": reason} if reason else {}
-            journal.write(event="resume" if start else "start", at=start, world_size=world.size, **why)
-        yield journal
-    finally:
-        journal.close()
+        if advice := self.waiting.step(seconds, waited):
+            self.sinks.event("waiting", done, advice)
+
+    def _report_replaced(self, done: int, own: Sequence[Unreadable]) -> None:
+        """Report images that could not be read; every rank calls it with those that it met.
+
+        Raises:
+            UserError: on every rank, the state saved, when there are more than ``data.max_bad`` allows.
+        """
+        for one in self.state.unreadable.meet(self.world, own):
+            text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
+            self.sinks.event("unreadable", done, text)
+        if errors := self.state.unreadable.too_many():
+            self.state.unscored = self._is_evaluated(done)
+            with self.saver.saving_on_divergence(done):
+                self.state.check(done)
+            self.saver.save_before_the_end(done)
+            raise UserError(errors)
+
+    def _is_evaluated(self, done: int) -> bool:
+        dry_run, last = self.setup.dry_run, self.setup.last
+        return self.setup.schedule.is_evaluated(done) or bool(dry_run and done in (last // 2, last))
+
+    def _check(self, done: int) -> None:
+        """See that the weights are sound; a dry run is compared tensor by tensor instead, and goes on."""
+        if not self.setup.dry_run:
+            with self.saver.saving_on_divergence(done):
+                self.state.check(done)
+
+    def _evaluate(self, done: int) -> Scores | None:
+        """The scores after ``done`` steps; None when a request to stop came before all was predicted."""
+        task, dry_run = self.setup.task, self.setup.dry_run
+        limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
+        try:
+            scores = evaluate(
+                task,
+                self.state.scored,
+                self.recipe,
+                self.world,
+                limit=limit,
+                unreadable=unreadable,
+                stop=self.shared_stop,
+            )
+        except Stopped:
+            return None
+        self.sinks.scores(done, scores, self.saver.rank(done, scores, task.score_name))
+        return scores
+
+    def _report_left_out(self, done: int, found: Sequence[Unreadable]) -> None:
+        for one in self.state.unreadable.score(found):
+            text = f"{one.path} cannot be read ({one.reason}) and is not scored"
+            self.sinks.event("unreadable", done, text)
+
+    def _evaluate_again(self, start: int) -> bool:
+        """Make up for the evaluation that failed or was stopped after step ``start``; False if stopped."""
+        if self._evaluate(start) is None:
+            return False
+        self.state.unscored = False
+        self.saver.save(start, required=True)
+        return True
+
+    def _stopped(self, done: int) -> bool:
+        self.sinks.event("stop", done, self.waiting.summary())
+        return False
 
 
-def _entry(done: int, plan: Plan, lr: float, numbers: Numbers) -> dict[str, Any]:
-    """The journal's line of one step."""
-    entry: dict[str, Any] = {"step": done, "epoch": round(plan.epoch(done), 6), "lr": lr}
-    entry["loss"] = numbers.mean_loss
-    entry["parts"] = {name: value / (numbers.count or 1.0) for name, value in numbers.parts.items()}
-    entry["count"] = numbers.count
-    if numbers.replaced:
-        entry["replaced"] = numbers.replaced
-    if numbers.skipped:
-        entry["skipped"] = True
-    else:
-        entry["gradient_norm"] = numbers.gradient_norm
-    return entry
+def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
+    """Turn summed gradients into new weights: clip, step, norms, EMA.
+
+    The device is waited for once, between the gradient and the weights.
+
+    Raises:
+        DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
+            loss or the gradient is not finite.
+    """
+    numbers = state.clip(step, totals)
+    skipped = state.step()
+    state.statistics.end(None if skipped else totals.statistics)
+    if state.ema:
+        state.ema.update(state.model, step)
+    return replace(numbers, skipped=skipped)

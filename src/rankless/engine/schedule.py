@@ -14,7 +14,7 @@ from rankless.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepSchedule:
     """What every step of a run is.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
         before = (step - 1) * self.recipe.batch.images // self.images
         return ended // every > before // every
 
-    def images_of(self, start: int, own: range) -> Iterator[Line]:
+    def lines(self, start: int, own: range) -> Iterator[Line]:
         """The images of each own micro-batch of every step from ``start`` on."""
         recipe = self.recipe
         for step in range(start, self.steps):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rankless.engine.accumulate import Passes, make_passes
+from rankless.engine.accumulate import Accumulator, make_accumulator
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.divergence import (
     SMALLEST_SCALE,
@@ -21,10 +20,10 @@ from rankless.engine.divergence import (
     not_used,
     weights_not_finite,
 )
-from rankless.engine.ema import Average
+from rankless.engine.ema import Ema
 from rankless.engine.freezing import Backbone
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
-from rankless.engine.schedule import Plan
+from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import begin_alike, differing, non_finite
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Numbers, Totals
@@ -40,10 +39,10 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """Model, average, optimizer and loss scale, made in the one order that works.
+    """Model, EMA, optimizer and loss scale, made in the one order that works.
 
     That is: model, device, what is frozen, norms, optimizer, data-parallel wrapper. The last three are made
-    anew when the backbone is released.
+    again when the backbone is released.
 
     Args:
         task: builds the model.
@@ -53,8 +52,8 @@ class TrainingState:
 
     Attributes:
         model: the bare model; its names are those in the weights files.
-        warnings: what to tell a person before the first step.
-        average: the averaged model, or None.
+        warnings: messages for a person, before the first step.
+        ema: the averaged model, or None.
         best: the step and score of the best evaluation so far.
         unscored: the evaluation that was due after the last step has failed.
         unreadable: the images that could not be read so far.
@@ -64,7 +63,7 @@ class TrainingState:
             ``model.freeze`` epochs have been seen whole.
     """
 
-    passes: Passes
+    accumulator: Accumulator
 
     def __init__(self, task: Task, recipe: Recipe, world: World, images: int) -> None:
         self.recipe, self.images = recipe, images
@@ -77,10 +76,10 @@ class TrainingState:
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
-        self.released_at = Plan(recipe, images).end_of_epoch(recipe.model.freeze)
+        self.released_at = StepSchedule(recipe, images).end_of_epoch(recipe.model.freeze)
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
         self.statistics = RunningStatistics(self._learning_norms(), world.device)
-        self.average = Average(self.model, recipe.ema.decay) if recipe.ema.decay else None
+        self.ema = Ema(self.model, recipe.ema.decay) if recipe.ema.decay else None
         self.optimizer = self._new_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         self._wrap()
@@ -93,7 +92,7 @@ class TrainingState:
     def _wrap(self) -> None:
         """Make what knows for good which parameters and norms are trained."""
         self.training_mode()
-        self.passes = make_passes(self.task, self.model, self.statistics, self.recipe, self.world)
+        self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -101,21 +100,21 @@ class TrainingState:
         return optimizer(self.model, self.recipe.optim, portable=portable)
 
     def _learning_norms(self) -> list[_BatchNorm]:
-        resting = {id(norm) for norm in self._resting_norms()}
-        return [norm for norm in batch_norms(self.model) if id(norm) not in resting]
+        frozen = {id(norm) for norm in self._frozen_norms()}
+        return [norm for norm in batch_norms(self.model) if id(norm) not in frozen]
 
-    def _resting_norms(self) -> list[_BatchNorm]:
+    def _frozen_norms(self) -> list[_BatchNorm]:
         return [*self.frozen, *(self.backbone.norms if self.backbone else [])]
 
     @property
     def scored(self) -> nn.Module:
         """The model that is evaluated: the average, if there is one."""
-        return self.average.model if self.average else self.model
+        return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
         """Dropout on; batch norms learn their statistics unless they are frozen."""
         self.model.train()
-        for norm in self._resting_norms():
+        for norm in self._frozen_norms():
             norm.eval()
 
     def begin(self, step: int) -> bool:
@@ -140,14 +139,12 @@ class TrainingState:
         self.statistics = RunningStatistics(self._learning_norms(), self.world.device)
         before, self.optimizer = self.optimizer, self._new_optimizer()
         restore_state(self.optimizer, self.model, state_tensors(before, self.model))
-        del self.passes
+        del self.accumulator
         gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
         self._wrap()
 
-    def update(self, step: int, totals: Totals) -> Numbers:
-        """From summed gradients to new weights: unscale, divide, clip, step, statistics, average.
-
-        The device is waited for once, between the gradient and the weights.
+    def clip(self, step: int, totals: Totals) -> Numbers:
+        """Turn the summed gradients of ``step`` into their mean, unscale and clip it; wait for the device.
 
         Raises:
             DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
@@ -157,15 +154,15 @@ class TrainingState:
         numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
         if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
             self._not_finite(step, numbers, totals)
+        return numbers
+
+    def step(self) -> bool:
+        """Let the optimizer apply the gradients; whether it did not, because fp16 overflowed."""
         self.scaler.step(self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.update()
-        skipped = self.scaler.get_scale() < scale
         self.optimizer.zero_grad(set_to_none=True)
-        self.statistics.end(None if skipped else totals.statistics)
-        if self.average:
-            self.average.update(self.model, step)
-        return replace(numbers, skipped=skipped)
+        return self.scaler.get_scale() < scale
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
         """Return where fp16's loss scale is to blame; otherwise take the step back and raise."""
@@ -186,7 +183,7 @@ class TrainingState:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights and running statistics by name, the averaged ones too."""
-        averaged = self.average.model.state_dict() if self.average else {}
+        averaged = self.ema.model.state_dict() if self.ema else {}
         return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
 
     def check(self, step: int) -> None:
@@ -202,32 +199,32 @@ class TrainingState:
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
 
     def start_from_pretrained(self) -> list[str]:
-        """Begin with the weights that ``model.pretrained`` names; what to tell a person about it.
+        """Begin with the weights that ``model.pretrained`` names; messages about it.
 
         Raises:
             UserError: they do not fit, or are not the same on every rank.
         """
         pretrained = self.recipe.model.pretrained
-        told = start_from(self.model, pretrained, self.task.class_names)
-        if not told:
+        messages = start_from(self.model, pretrained, self.task.class_names)
+        if not messages:
             return []
-        if self.average:
-            load_into(self.average.model, self.model.state_dict(), pretrained)
+        if self.ema:
+            load_into(self.ema.model, self.model.state_dict(), pretrained)
         digests = self.world.gather(digest(self.model.state_dict()))
-        strangers = [rank for rank, found in enumerate(digests or ()) if digests and found != digests[0]]
-        if strangers := self.world.broadcast(strangers):
+        others = [rank for rank, other in enumerate(digests or ()) if digests and other != digests[0]]
+        if others := self.world.broadcast(others):
             raise UserError(
                 f"model.pretrained is '{pretrained}', which is another file on rank "
-                f"{', '.join(map(str, strangers))} than on rank 0: copy the same one to every machine"
+                f"{', '.join(map(str, others))} than on rank 0: copy the same one to every machine"
             )
-        return told
+        return messages
 
     def snapshot(self, step: int) -> Snapshot:
         """All of it after ``step`` steps."""
         return Snapshot(
             step,
             self.model.state_dict(),
-            self.average.model.state_dict() if self.average else None,
+            self.ema.model.state_dict() if self.ema else None,
             state_tensors(self.optimizer, self.model),
             {
                 "best": self.best,
@@ -245,23 +242,23 @@ class TrainingState:
         Raises:
             UserError: it is of another model, or of other data.
         """
-        found = snapshot.state.get("images")
-        if found != self.images:
+        images = snapshot.state.get("images")
+        if images != self.images:
             raise UserError(
-                f"{source} was trained on {found} images, but the data now has {self.images}: the steps "
-                "would mean other images. Restore the data, or start anew in another run directory"
+                f"{source} was trained on {images} images, but the data now has {self.images}, so the steps "
+                "would mean other images; restore the data, or start again in another run directory"
             )
         if snapshot.step >= self.released_at:
             self._release()
         load_into(self.model, snapshot.model, source)
-        if self.average:
-            if snapshot.average is None:
+        if self.ema:
+            if snapshot.ema is None:
                 raise UserError(
                     f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
                     f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to go on from "
                     "the one before"
                 )
-            load_into(self.average.model, snapshot.average, f"{source} (ema)")
+            load_into(self.ema.model, snapshot.ema, f"{source} (ema)")
         restore_state(self.optimizer, self.model, dict(snapshot.training), source)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(snapshot.state["scaler"]))
@@ -273,7 +270,7 @@ class TrainingState:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that decides the next step, by name."""
-        averaged = self.average.model.state_dict() if self.average else {}
+        averaged = self.ema.model.state_dict() if self.ema else {}
         return {
             **{f"model/{name}": value for name, value in self.model.state_dict().items()},
             **{f"ema/{name}": value for name, value in averaged.items()},

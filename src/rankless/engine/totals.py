@@ -1,10 +1,11 @@
-"""What the ranks tell one another in a step: wishes on the way in, sums on the way out."""
+"""What the ranks exchange in a step: flags on the way in, sums on the way out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from rankless.structures import Unreadable
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a rank asks of all the others in a step.
+class Flags:
+    """What a rank asks of all others in a step.
 
     Attributes:
         stop: it got a signal: stop after this step.
@@ -68,7 +69,7 @@ class Numbers:
         loss, count: the summed loss and what to divide it by.
         stop: how many ranks were asked to stop.
         save: whether rank 0 saves after this step because it is time to.
-        replaced: how many images could not be read, each as often as it was to be.
+        replaced: how many images could not be read, counted each time.
         parts: named sums.
         gradient_norm: of the mean gradient, before it was clipped.
         skipped: whether the weights were left as they were (fp16 overflow).
@@ -87,3 +88,14 @@ class Numbers:
     def mean_loss(self) -> float:
         """The loss divided by its count; a count of zero counts as one."""
         return self.loss / (self.count or 1.0)
+
+    def entry(self) -> dict[str, Any]:
+        """What the journal's line of the step says about it."""
+        entry: dict[str, Any] = {
+            "loss": self.mean_loss,
+            "parts": {name: value / (self.count or 1.0) for name, value in self.parts.items()},
+            "count": self.count,
+        }
+        if self.replaced:
+            entry["replaced"] = self.replaced
+        return entry | ({"skipped": True} if self.skipped else {"gradient_norm": self.gradient_norm})

@@ -1,4 +1,4 @@
-"""The images that a run could not read: each is told once, and too many end the run.
+"""The images that a run could not read: each is reported once, and too many end the run.
 
 Whoever met them, all ranks hold the same list, so they decide alike; it is saved with the state.
 """
@@ -18,15 +18,15 @@ class UnreadableImages:
 
     Args:
         images: how many there are to train on.
-        share: ``data.max_bad``, the largest share of them that may be unreadable.
+        max_bad: ``data.max_bad``, the largest fraction of them that may be unreadable.
 
     Attributes:
         trained: those that were to be trained on.
         scored: those that were to be scored.
     """
 
-    def __init__(self, images: int, share: float) -> None:
-        self.images, self.share = images, share
+    def __init__(self, images: int, max_bad: float) -> None:
+        self.images, self.max_bad = images, max_bad
         self.trained: dict[int, Unreadable] = {}
         self.scored: dict[int, Unreadable] = {}
 
@@ -45,15 +45,15 @@ class UnreadableImages:
         return _added(self.scored, found)
 
     def too_many(self) -> list[str]:
-        """What ends the run, as sentences; nothing as long as there are few enough."""
+        """The errors that end the run; none as long as there are few enough."""
         count = len(self.trained)
-        if count <= self.share * self.images:
+        if count <= self.max_bad * self.images:
             return []
         return [
             *listed(self.trained.values()),
             f"{count} of the {self.images} training images cannot be read, which is more than "
-            f"data.max_bad ({self.share:g}) allows: replace them, or give a larger data.max_bad, and go on "
-            "with --resume; or take them out of the data and start anew",
+            f"data.max_bad ({self.max_bad:g}) allows: replace them, or give a larger data.max_bad, and go on "
+            "with --resume; or take them out of the data and start again",
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class UnreadableImages:
         return {"trained": list(self.trained.values()), "scored": list(self.scored.values())}
 
     def restore(self, value: Mapping[str, Any]) -> None:
-        """The reverse of :meth:`as_json`; too many of them were mended since, or are to be found again."""
+        """The reverse of :meth:`as_json`; where there are too many, the check starts over."""
         self.trained = {one[0]: Unreadable(*one) for one in value.get("trained", ())}
         self.scored = {one[0]: Unreadable(*one) for one in value.get("scored", ())}
         if self.too_many():

@@ -32,10 +32,11 @@ class Job:
         recipe: the recipe as JSON, its precision resolved.
         logs: the folder of the ranks' logs.
         run: the run directory, gone on with from its newest checkpoint where it has one (train).
-        rehearse: end after so many steps and write digests of every tensor after each (train); 0 is a real
-            run.
+        dry_run_steps: end after so many steps and write digests of every tensor after each (train); 0 is a
+            real run.
         weights: the weights file (evaluate).
         launched: when this start was, and with which command (train).
+        sinks: names of the user's sinks (train).
     """
 
     verb: str
@@ -45,6 +46,7 @@ class Job:
     dry_run_steps: int = 0
     weights: str = ""
     launched: dict[str, Any] = field(default_factory=dict)
+    sinks: list[str] = field(default_factory=list)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rankless.engine.sinks.sink import sink_class
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, escaped
 from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
@@ -64,6 +65,7 @@ def train(
     task: type | str | None = None,
     devices: int | None = None,
     resume: bool = False,
+    sinks: Sequence[type | str] = (),
     dry_run_steps: int = 0,
     traces: Path | None = None,
 ) -> int:
@@ -76,8 +78,10 @@ def train(
             script, or its name, ``package.module:Class`` or ``file.py:Class``.
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
         resume: go on in ``run``.
-        rehearse: end after so many steps (``rankless verify``), with nothing said.
-        traces: a folder where the ranks of a rehearsal leave their traces.
+        sinks: observers of your own (:class:`rankless.Sink`): classes, or names as for ``task``. They live in
+            the process of rank 0; one that raises is reported and dropped, and the training goes on.
+        dry_run_steps: end after so many steps (``rankless verify``), with nothing printed.
+        traces: a folder where the ranks of a dry run leave their traces.
 
     Returns:
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
@@ -87,6 +91,9 @@ def train(
     """
     refuse_while_opening()
     refuse_unable(recipe.cpu_isa)
+    names = [absolute(name_of(sink, "sink")) for sink in sinks]
+    for name in names:
+        sink_class(name)  # its errors show before anything is made
     recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
@@ -111,6 +118,7 @@ def train(
             to_json(recipe),
             str(directory.logs),
             run=str(run),
+            sinks=names,
             dry_run_steps=dry_run_steps,
             launched={
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),

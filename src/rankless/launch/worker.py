@@ -126,8 +126,10 @@ def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
 
 
 def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
-    from rankless.engine.loop import DryRun, train
+    from rankless.engine.loop import train
     from rankless.engine.settings import computes_like
+    from rankless.engine.setup import DryRun
+    from rankless.engine.sinks.sink import sink_class
     from rankless.engine.trace import Trace
     from rankless.recipe.load import from_json
     from rankless.world.process_group import join
@@ -144,6 +146,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
             stop=stop,
             dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
             observe=trace,
+            sinks={name: sink_class(name) for name in job.sinks} if world.is_first else None,
         )
         world.barrier()
     # The request may have come to another rank than this.

@@ -9,11 +9,13 @@ runs/NAME/
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankless.errors import UserError, escaped
@@ -66,6 +68,27 @@ class RunDirectory:
     def point(self, name: str, step: int) -> None:
         """Make ``last`` or ``best`` name ``step``, atomically."""
         write_atomically(self.checkpoints / name, self.step_directory(step).name + "\n")
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Inside, ``path`` of the run is written.
+
+        Raises:
+            UserError: it cannot be written, in place of the OSError.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written ({error}): {remedy(error)} and go on from the newest "
+                f"checkpoint: rankless train --resume --run {self.path}"
+            ) from error
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a file that could not be written, as a part of a sentence."""
+    closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "let this user write there" if closed else "make room"
 
 
 def new_run_directory(name: str) -> Path:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ class Journal:
         while rest:
             rest = rest[self.file.write(rest) :]
 
-    def flush(self) -> None:
-        """Wait until all lines are on the disk."""
-        os.fsync(self.file.fileno())
-
     def close(self) -> None:
         """No more lines."""
         self.file.close()
+
+
+def flush(path: Path) -> None:
+    """Wait until all lines of a journal, whoever writes it, are on the disk.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

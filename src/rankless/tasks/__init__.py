@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
+from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_own
 from rankless.tasks.protocol import Task
 
@@ -61,8 +62,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
     data = recipe.data
     if recipe.task not in ("detect", "classify"):
-        found: str | None = getattr(open_task(recipe).training_data(), "digest", None)
-        return found
+        return capabilities(open_task(recipe).training_data()).digest
     if data.root == DIGITS:
         return None
     return open_annotations(data.root, data.train, data.format, max_bad=data.max_bad).digest()

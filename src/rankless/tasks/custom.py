@@ -55,7 +55,7 @@ def open_own(recipe: Recipe) -> Task:
         UserError: no such file, module or class, or one that is no task.
     """
     with _no_training():
-        made = _class(recipe.task)
+        made = load_class(recipe.task, "task")
         check_members(made, recipe.task)
         task: Task = made(recipe)
     return task
@@ -84,11 +84,12 @@ def absolute(task: str) -> str:
     return f"{Path(place).resolve()}:{name}" if _is_file(place) else task
 
 
-def name_of(task: type | str) -> str:
+def name_of(task: type | str, kind: str = "task") -> str:
     """The name by which other processes find a class.
 
     Args:
         task: the class, or its name, which stays as it is.
+        kind: what it is, for messages: a ``task`` or a ``sink``.
 
     Raises:
         UserError: no other process can find it: it stands in a notebook, or inside a function.
@@ -97,19 +98,20 @@ def name_of(task: type | str) -> str:
         return task
     if not isinstance(task, type):
         raise UserError(
-            f"task is {task!r}: expected a class, such as task=MyTask, or its name 'package.module:MyTask'"
+            f"{kind} is {task!r}: expected a class, such as My{kind.title()}, or its name "
+            f"'package.module:My{kind.title()}'"
         )
     if "." in task.__qualname__:
         raise UserError(
-            f"task is {task.__qualname__}: the ranks are other processes and cannot reach into a function or "
-            "a class; put the class at the top of a module"
+            f"{kind} is {task.__qualname__}: the ranks are other processes and cannot reach into a function "
+            "or a class; put the class at the top of a module"
         )
     module = sys.modules.get(task.__module__)
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise UserError(
-            f"task is {task.__qualname__} of '{task.__module__}', which stands in no file: the ranks are "
-            "other processes and cannot import it; put the class into a module, such as my_task.py"
+            f"{kind} is {task.__qualname__} of '{task.__module__}', which stands in no file: the ranks are "
+            f"other processes and cannot import it; put the class into a module, such as my_{kind}.py"
         )
     spec = getattr(module, "__spec__", None)
     if task.__module__ != "__main__":
@@ -141,13 +143,21 @@ def _no_training() -> Iterator[None]:
         _opening = before
 
 
-def _class(task: str) -> Any:
+def load_class(task: str, kind: str) -> Any:
+    """The class of the user's that ``package.module:Class`` or ``file.py:Class`` names.
+
+    Args:
+        task: the name.
+        kind: what it names, for messages: a ``task`` or a ``sink``.
+
+    Raises:
+        UserError: no such file, module or class.
+    """
     place, _, name = task.rpartition(":")
     if not place:
-        raise UserError(
-            f"task is '{task}': expected {' or '.join(map(repr, BUILT_IN))}, or for a task of your own "
-            "'package.module:Class' or 'file.py:Class'"
-        )
+        known = f"{' or '.join(map(repr, BUILT_IN))}, or for a task of your own " if kind == "task" else ""
+        raise UserError(f"{kind} is '{task}': expected {known}'package.module:Class' or 'file.py:Class'")
+    task = f"{kind} is '{task}'"
     module = _file(Path(place), task) if _is_file(place) else _module(place, task)
     made = getattr(module, name, None)
     if made is None:
@@ -155,7 +165,7 @@ def _class(task: str) -> Any:
             n for n, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)
         ]
         known = f"; it has {', '.join(classes)}" if classes else ""
-        raise UserError(f"task is '{task}': '{place}' has no '{name}'{known}")
+        raise UserError(f"{task}: '{place}' has no '{name}'{known}")
     return made
 
 
@@ -174,7 +184,7 @@ def _module(name: str, task: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"task is '{task}': the module '{name}' cannot be imported ({error}); "
+            f"{task}: the module '{name}' cannot be imported ({error}); "
             "run from the folder that holds it, or install it"
         ) from error
     except SyntaxError as error:
@@ -185,21 +195,21 @@ def _file(path: Path, task: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(
-            f"task is '{task}': no such file {path}; give the path of the file that holds the class, as in "
-            "task=my_task.py:MyTask"
+            f"{task}: no such file {path}; give the path of the file that holds the class, as in "
+            "my_task.py:MyTask"
         )
     _look_in(path.parent)  # as Python does for a script
     try:
         return importlib.import_module(_PREFIX + str(path).encode().hex())
     except ImportError as error:
-        raise UserError(f"task is '{task}': {path} cannot be imported ({error})") from error
+        raise UserError(f"{task}: {path} cannot be imported ({error})") from error
     except SyntaxError as error:
         raise UserError(_syntax(task, error)) from error
 
 
 def _syntax(task: str, error: SyntaxError) -> str:
     line = f"\n    {error.text.strip()}" if error.text else ""
-    return f"task is '{task}': {error.filename}:{error.lineno} is no Python ({error.msg}){line}"
+    return f"{task}: {error.filename}:{error.lineno} is no Python ({error.msg}){line}"
 
 
 def _look_in(folder: Path) -> None:

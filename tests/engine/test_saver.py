@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from rankless.engine import checkpoint, loop
 from rankless.engine.checkpoint import Snapshot
-from rankless.engine.due import Due
+from rankless.engine.saver import Saver
+from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Checkpoint, Optim, Recipe
 from rankless.runs.directory import RunDirectory, weights_of
@@ -55,38 +56,54 @@ class State(SimpleNamespace):
         return Snapshot(step, model, model, momentum, {"best": self.best, "images": 7})
 
 
-def due_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Due:
+class Messages(Sink):
+    """Collects what a person would read."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, name: str, step: int, text: str) -> None:
+        self.texts.append(text)
+
+
+def messages_of(saver: Saver) -> list[str]:
+    (sink,) = saver.sinks._built_in
+    assert isinstance(sink, Messages)
+    return sink.texts
+
+
+def saver_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Saver:
     recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
-    return Due(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, 0)  # type: ignore[arg-type]
+    return Saver(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, Sinks([Messages()]), 0)  # type: ignore[arg-type]
 
 
-def agree(due: Due) -> None:
+def agree(saver: Saver) -> None:
     """``best`` names a whole checkpoint, which the state knows."""
-    assert due.state.best is not None
-    step = due.state.best["step"]
-    assert due.run.pointed("best") == step and step in due.run.steps()
-    assert checkpoint.damage(due.run.step_directory(step)) is None
-    assert weights_of(due.run.path, pytest.fail) == due.run.step_directory(step) / "ema.safetensors"
+    assert saver.state.best is not None
+    step = saver.state.best["step"]
+    assert saver.run.pointed("best") == step and step in saver.run.steps()
+    assert checkpoint.damage(saver.run.step_directory(step)) is None
+    assert weights_of(saver.run.path, pytest.fail) == saver.run.step_directory(step) / "ema.safetensors"
 
 
 def test_a_best_that_could_not_be_saved_is_not_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    due = due_in(tmp_path)
-    due.scored(400, {"AP": 0.5}, "AP")
-    due.save(400, now=False)
-    agree(due)
+    saver = saver_in(tmp_path)
+    saver.rank(400, {"AP": 0.5}, "AP")
+    saver.save(400, required=False)
+    agree(saver)
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "save", full)
-        due.scored(500, {"AP": 0.6}, "AP")
-        due.save(500, now=False)
-    agree(due)
+        saver.rank(500, {"AP": 0.6}, "AP")
+        saver.save(500, required=False)
+    agree(saver)
     for step, score, best in ((600, 0.45, 400), (700, 0.55, 700), (800, 0.5, 700), (900, 0.5, 700)):
-        due.scored(step, {"AP": score}, "AP")
-        due.save(step, now=False)
-        agree(due)
-        assert due.state.best is not None and due.state.best["step"] == best
-    assert due.run.steps() == [700, 800, 900]
+        saver.rank(step, {"AP": score}, "AP")
+        saver.save(step, required=False)
+        agree(saver)
+        assert saver.state.best is not None and saver.state.best["step"] == best
+    assert saver.run.steps() == [700, 800, 900]
 
 
 def full(*_: object) -> None:
@@ -95,21 +112,21 @@ def full(*_: object) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, "0.9"])
 def test_what_is_no_number_is_never_the_best(tmp_path: Path, bad: Any) -> None:
-    due = due_in(tmp_path)
+    saver = saver_in(tmp_path)
     for step, score in ((1, bad), (2, 0.5), (3, bad), (4, 0.9), (5, bad)):
-        due.scored(step, {"AP": score}, "AP")
-        due.save(step, now=True)
+        saver.rank(step, {"AP": score}, "AP")
+        saver.save(step, required=True)
         if step > 1:
-            agree(due)
-    assert due.state.best == {"step": 4, "score": 0.9}
+            agree(saver)
+    assert saver.state.best == {"step": 4, "score": 0.9}
 
 
 @pytest.mark.parametrize("lost", ["pointer", "pointer elsewhere", "pointer damaged", "checkpoint", "number"])
 def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -> None:
-    before = due_in(tmp_path, keep=3)
+    before = saver_in(tmp_path, keep=3)
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.4)):
-        before.scored(step, {"AP": score}, "AP")
-        before.save(step, now=False)
+        before.rank(step, {"AP": score}, "AP")
+        before.save(step, required=False)
     best, run = {"step": 2, "score": 0.9}, before.run
     if lost == "pointer":
         (run.checkpoints / "best").unlink()
@@ -121,19 +138,18 @@ def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -
         shutil.rmtree(run.step_directory(2))
     else:
         best["score"] = float("nan")  # as an older version saved it
-    after = due_in(tmp_path, keep=3, best=best)
-    said: list[str] = []
-    after.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
-    after.begin()
+    after = saver_in(tmp_path, keep=3, best=best)
+    after.start()
     if lost.startswith("pointer"):
-        assert not said
+        assert not messages_of(after)
         agree(after)
         return
-    assert len(said) == 1 and "the next evaluation counts as the best" in said[0]
+    (message,) = messages_of(after)
+    assert "the next evaluation counts as the best" in message
     assert after.state.best is None and not (run.checkpoints / "best").exists()
     assert weights_of(tmp_path, pytest.fail) == run.step_directory(3) / "ema.safetensors"
-    after.scored(4, {"AP": 0.1}, "AP")
-    after.save(4, now=False)
+    after.rank(4, {"AP": 0.1}, "AP")
+    after.save(4, required=False)
     agree(after)
 
 
@@ -142,34 +158,34 @@ def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) ->
     """From no room at all to room for all, a page at a time."""
     outcomes = set()
     with small_disk(tmp_path / "disk", 1024) as disk:
-        first = due_in(disk / "run")
-        first.scored(1, {"AP": 0.5}, "AP")
-        first.save(1, now=True)
+        first = saver_in(disk / "run")
+        first.rank(1, {"AP": 0.5}, "AP")
+        first.save(1, required=True)
         used = sum(path.stat().st_blocks for path in disk.rglob("*")) // 2  # KiB
         for room in itertools.count(4, 4):
             resize(disk, used + room)
-            due = due_in(disk / "run", best={"step": 1, "score": 0.5})
-            due.scored(2, {"AP": 0.6}, "AP")
+            saver = saver_in(disk / "run", best={"step": 1, "score": 0.5})
+            saver.rank(2, {"AP": 0.6}, "AP")
             try:
-                due.save(2, now=True)
+                saver.save(2, required=True)
                 outcome = "saved"
             except UserError as error:
                 assert "could not be written" in str(error) and "No space left" in str(error)
                 outcome = "not saved"
             outcomes.add(outcome)
-            names = {path.name for path in due.run.checkpoints.iterdir()}
-            assert checkpoint.newest(due.run, pytest.fail) in (1, 2)
+            names = {path.name for path in saver.run.checkpoints.iterdir()}
+            assert checkpoint.newest(saver.run, pytest.fail) in (1, 2)
             assert names <= {"step-000000001", "step-000000002", "last", "best"}, room
-            assert weights_of(due.run.path, pytest.fail).parent.name in names
+            assert weights_of(saver.run.path, pytest.fail).parent.name in names
             if outcome == "saved":
-                agree(due)
+                agree(saver)
                 break
             resize(disk, 1024)
-            due.begin()
-            agree(due)
-            shutil.rmtree(due.run.step_directory(2), ignore_errors=True)  # its pointer found no room
-            due.run.point("last", 1)
-            due.run.point("best", 1)
+            saver.start()
+            agree(saver)
+            shutil.rmtree(saver.run.step_directory(2), ignore_errors=True)  # its pointer found no room
+            saver.run.point("last", 1)
+            saver.run.point("best", 1)
     assert outcomes == {"saved", "not saved"} and room > 64
 
 
@@ -177,18 +193,16 @@ def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) ->
 def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
     """Room for four: two that are kept, the best, and the one that is written; then for three."""
     with small_disk(tmp_path / "disk", 1024) as disk:
-        due = due_in(disk / "run", keep=2)
+        saver = saver_in(disk / "run", keep=2)
         for step, score in ((1, 0.9), (2, 0.5), (3, 0.5)):
-            due.scored(step, {"AP": score}, "AP")
-            due.save(step, now=True)
-        assert due.run.steps() == [1, 2, 3]
+            saver.rank(step, {"AP": score}, "AP")
+            saver.save(step, required=True)
+        assert saver.run.steps() == [1, 2, 3]
         resize(disk, sum(path.stat().st_blocks for path in disk.rglob("*")) // 2 + 40)
-        said: list[str] = []
-        due.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
-        due.save(4, now=True)
-        assert due.run.steps() == [1, 3, 4]
-        assert said == ["step 4: removed the checkpoints of the steps 2 to make room"]
-        agree(due)
+        saver.save(4, required=True)
+        assert saver.run.steps() == [1, 3, 4]
+        assert messages_of(saver) == ["removed the checkpoints of the steps 2 to make room"]
+        agree(saver)
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -196,32 +210,31 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
     """A network file system says so when it is asked to flush; here it grants a number of folders."""
-    due = due_in(tmp_path, keep=2)
+    saver = saver_in(tmp_path, keep=2)
     for step, score in ((1, 0.9), (2, 0.5), (3, 0.5)):
-        due.scored(step, {"AP": score}, "AP")
-        due.save(step, now=True)
+        saver.rank(step, {"AP": score}, "AP")
+        saver.save(step, required=True)
     flush, most = os.fsync, 3 if room else 2
 
     def grudging(file: int) -> None:
-        if sum(1 for path in due.run.checkpoints.iterdir() if path.is_dir()) > most:
+        if sum(1 for path in saver.run.checkpoints.iterdir() if path.is_dir()) > most:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         flush(file)
 
     monkeypatch.setattr(os, "fsync", grudging)
-    said: list[str] = []
-    due.teller = SimpleNamespace(say=said.append, scores=lambda *_: None)  # type: ignore[assignment]
     if room:
-        due.save(4, now=True)
-        assert said == ["step 4: removed the checkpoints of the steps 2 to make room"]
+        saver.save(4, required=True)
+        assert messages_of(saver) == ["removed the checkpoints of the steps 2 to make room"]
     else:
         with pytest.raises(UserError, match=r"of step 4 could not be written .*quota exceeded.*; make room"):
-            due.save(4, now=True)
-        due.save(4, now=False)
-        assert len(said) == 1 and "quota exceeded" in said[0] and "the next one is tried" in said[0]
-    agree(due)
-    assert due.run.steps() == [1, 3, *([4] if room else [])]
-    assert checkpoint.newest(due.run, pytest.fail) == (4 if room else 3)
-    assert not [path for path in due.run.checkpoints.iterdir() if path.name.startswith(".")]
+            saver.save(4, required=True)
+        saver.save(4, required=False)
+        (message,) = messages_of(saver)
+        assert "quota exceeded" in message and "the next one is tried" in message
+    agree(saver)
+    assert saver.run.steps() == [1, 3, *([4] if room else [])]
+    assert checkpoint.newest(saver.run, pytest.fail) == (4 if room else 3)
+    assert not [path for path in saver.run.checkpoints.iterdir() if path.name.startswith(".")]
 
 
 class Wide:

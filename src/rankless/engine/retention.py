@@ -1,4 +1,4 @@
-"""The checkpoints that a run keeps: the newest ones and the best, with ``last`` and ``best`` naming them."""
+"""Which checkpoints stay: the newest ones and the best, with ``last`` and ``best`` naming them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the rest of 
 _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoints"}
 
 
-class Kept:
-    """Saves the state, and removes what is no longer kept.
+class Retention:
+    """Saves the state, and removes the checkpoints that are no longer wanted.
 
     Args:
-        recipe: what is kept; written into the weights.
+        recipe: how many stay; written into the weights.
         run: where.
         state: what is saved. Its best score is taken back when its weights could not be saved.
         class_names: written into the weights.
@@ -38,8 +38,8 @@ class Kept:
         self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
         self.saved_best: dict[str, Any] | None = state.best
 
-    def begin(self) -> list[str]:
-        """Make ``best`` name what the state says; what to tell a person about it."""
+    def start(self) -> list[str]:
+        """Make ``best`` name what the state says; the warnings about it."""
         warnings = []
         best = self.state.best
         if best is not None and not (math.isfinite(best["score"]) and self._is_there(best)):
@@ -50,7 +50,7 @@ class Kept:
             self.state.best = None
         self.saved_best = self.state.best
         try:
-            self._follow()
+            self._point()
         except OSError as error:  # the next save tries it again
             warnings.append(f"{self.run.checkpoints / 'best'} cannot be written ({error})")
         return warnings
@@ -81,10 +81,10 @@ class Kept:
     def _write(self, step: int) -> None:
         checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
         self.saved_best = self.state.best
-        self._follow()
+        self._point()
         checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
 
-    def _follow(self) -> None:
+    def _point(self) -> None:
         step = self._best_step()
         if step is None:
             (self.run.checkpoints / "best").unlink(missing_ok=True)
@@ -94,9 +94,9 @@ class Kept:
     def _make_room(self) -> list[int]:
         """Remove all checkpoints but the best and the newest, if that is whole; their steps."""
         best = None if self.saved_best is None else self.saved_best["step"]
-        kept = (best, self.run.pointed("best"))
+        wanted = (best, self.run.pointed("best"))
         steps = self.run.steps()
-        spare = [step for step in steps[:-1] if step not in kept]
+        spare = [step for step in steps[:-1] if step not in wanted]
         if not spare or damage(self.run.step_directory(steps[-1])) is not None:
             return []
         for step in spare:
@@ -110,7 +110,7 @@ class Kept:
         return holds_weights(self.run.step_directory(int(best["step"])))
 
 
-def check_room(
+def check_disk_space(
     run: RunDirectory, recipe: Recipe, state: TrainingState, world: World, start: int
 ) -> str | None:
     """See before the first step that the checkpoints fit onto the disk; every rank must call it.
@@ -140,7 +140,7 @@ def check_room(
         elif free < (most - there) * size:
             warning = (
                 f"{_mb(free)} are free for checkpoints of {_mb(size)} each: where they do not suffice, fewer "
-                "than checkpoint.keep are kept"
+                "than checkpoint.keep stay"
             )
     if error := world.broadcast(error):
         raise UserError(error)
@@ -152,7 +152,7 @@ def _size(recipe: Recipe, state: TrainingState) -> int:
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = 2 if recipe.optim.name == "adamw" else int(recipe.optim.momentum > 0)
-    return int(weights * (2 if state.average else 1) + trained * slots) + _SMALL_FILES
+    return int(weights * (2 if state.ema else 1) + trained * slots) + _SMALL_FILES
 
 
 def _mb(size: int) -> str:
@@ -160,7 +160,7 @@ def _mb(size: int) -> str:
 
 
 def _free(path: Path) -> int:
-    for place in (path, *path.absolute().parents):
+    for folder in (path, *path.absolute().parents):
         with suppress(FileNotFoundError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(folder).free
     return 0

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankless.engine import surroundings
-from rankless.engine.machine import facts
-from rankless.engine.surroundings import agree, record
+from rankless.engine import environment
+from rankless.engine.environment import compare_ranks, describe, record
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.schema import Recipe
@@ -42,16 +41,16 @@ def found(**changes: dict[str, str]) -> Any:
 
 def agreement(world: World, changes: dict[int, tuple[str, dict[str, str]]], data: list[str | None]) -> Any:
     """What :func:`agree` says where rank r's facts are changed."""
-    made = facts(world.device)
+    made = describe(world.device)
     section, values = changes.get(world.rank, ("variables", {}))
     made[section] |= values
-    before, surroundings.facts = surroundings.facts, lambda device: made
+    before, environment.describe = environment.describe, lambda device: made
     try:
-        return agree(world, Recipe(), data[world.rank])[1]
+        return compare_ranks(world, Recipe(), data[world.rank])[1]
     except UserError as error:
         return error.faults
     finally:
-        surroundings.facts = before
+        environment.describe = before
 
 
 @pytest.mark.processes
@@ -213,7 +212,7 @@ def test_what_is_recorded_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ONEDNN_VERBOSE", "0")  # says something and changes nothing
-    made = facts(torch.device("cpu"))
+    made = describe(torch.device("cpu"))
     assert made["hardware"]["device"] == "cpu" and made["hardware"]["CPU"]
     assert made["instruction_set"]["ATen"] == torch.backends.cpu.get_cpu_capability()
     assert made["versions"]["torch"] == torch.__version__.partition("+")[0]

@@ -1,4 +1,4 @@
-"""What a training computes with: alike on all ranks, recorded at every start, compared with the one before.
+"""The environment of a training: compared between ranks, recorded at every start, compared with the last.
 
 Nothing of it is in the recipe, and all of it can change bits.
 """
@@ -7,17 +7,41 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rankless.engine.machine import Facts, facts
+import torch
+
 from rankless.errors import UserError, printable
 from rankless.files.reading import MIB, read_text, reason
 from rankless.files.writing import write_atomically
+from rankless.recipe import instruction_set
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
+
+Environment = dict[str, dict[str, str]]
+"""Section, name, value: ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
+
+# What computes numbers, then the decoders.
+_PACKAGES = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn", "timm")
+_DECODERS = ("pillow", "simplejpeg")
+_VARIABLES = re.compile(
+    r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
+    r"|LD_PRELOAD|CUBLAS.*|CUDNN_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE"
+    r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|MKLDNN).*|PYTORCH_.*"
+)
+_TALK = re.compile(r".*(VERBOSE|DUMP|PROFILE|LOG).*")
+_LIBRARIES = {
+    "oneDNN": r"MKL-DNN v(\S+)",
+    "MKL": r"Math Kernel Library Version (\S+)",
+    "OpenMP": r"OpenMP (\d+)",
+}
+_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 # Differing, they change no number: threads are the recipe's, and Python only calls what computes.
 _WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
@@ -25,12 +49,55 @@ _LONGEST = 64 * MIB  # some 20,000 starts
 _MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
 
 
-def agree(world: World, recipe: Recipe, data: str | None) -> tuple[Facts, list[str]]:
+def describe(device: torch.device) -> Environment:
+    """What this process computes with on ``device``; the same numbers come of equal descriptions."""
+    computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
+    return {
+        "hardware": {"device": computes, "CPU": instruction_set.model()},
+        "instruction_set": {name: value for name, value in sets.items() if value},
+        "versions": versions(),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.fullmatch(name) and not _TALK.fullmatch(name)
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the packages and the native libraries that compute."""
+    built = torch.__config__.show()
+    found = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    native = {
+        **{name: match[1] for name, match in found.items() if match},
+        "CUDA": torch.version.cuda if torch.cuda.is_available() else None,
+        "cuDNN": str(cudnn) if cudnn else None,
+        "NVIDIA driver": _driver() if torch.cuda.is_available() else None,
+    }
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in (*_PACKAGES, *_DECODERS)},
+        **{name: value for name, value in native.items() if value},
+    }
+
+
+def _driver() -> str | None:
+    """The version of the kernel's NVIDIA driver."""
+    try:
+        found = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Environment, list[str]]:
     """Compare what the ranks compute with.
 
     Args:
         world: the ranks; each calls this.
-        recipe: its ``cpu_isa`` is held.
+        recipe: its ``cpu_isa`` must be in use everywhere.
         data: the digest of the training data as this rank sees it, None where it has none.
 
     Returns:
@@ -39,19 +106,19 @@ def agree(world: World, recipe: Recipe, data: str | None) -> tuple[Facts, list[s
     Raises:
         UserError: on every rank, where versions, data or backend differ, or ``cpu_isa`` could not be had.
     """
-    own = facts(world.device)
+    own = describe(world.device)
     must = {name: value for name, value in own["versions"].items() if name not in _MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
     gathered = world.gather([must, own])
     errors: list[str] = []
     warnings: list[str] = []
     if gathered is not None:
-        errors = _apart([must for must, _ in gathered])
-        warnings = _unlike([found for _, found in gathered])
-        held = [found["instruction_set"]["ATen"] for _, found in gathered]
-        if recipe.cpu_isa != "native" and set(held) != {recipe.cpu_isa.upper()}:
+        errors = _version_differences([must for must, _ in gathered])
+        warnings = _rounding_differences([environment for _, environment in gathered])
+        used = [environment["instruction_set"]["ATen"] for _, environment in gathered]
+        if recipe.cpu_isa != "native" and set(used) != {recipe.cpu_isa.upper()}:
             errors.append(
-                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(held)}: "
+                f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}: "
                 "use cpu_isa=native, or other machines"
             )
     if errors := world.broadcast(errors):
@@ -59,7 +126,7 @@ def agree(world: World, recipe: Recipe, data: str | None) -> tuple[Facts, list[s
     return own, warnings
 
 
-def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
+def record(path: Path, now: Environment, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
     """Append what this start computes with to the run's record.
 
     Args:
@@ -88,7 +155,7 @@ def record(path: Path, now: Facts, world: World, step: int, launched: Mapping[st
         **now,
     }
     if starts and step:
-        warnings += _compared(starts[-1], now)
+        warnings += _differences(starts[-1], now)
     again = starts and {**starts[-1], "after_step": step} == entry  # ranks that the launcher restarted
     if not again:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +180,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return [], [f"{path} cannot be read{why}, so nobody knows what the run has computed with so far"]
 
 
-def _compared(before: Mapping[str, Any], now: Facts) -> list[str]:
+def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
     """A warning for what two starts differ in, if that changes numbers."""
     found = []
     certain = False
@@ -143,7 +210,7 @@ def _label(section: str, name: str) -> str:
     return f"the {name}" if section == "hardware" else name
 
 
-def _apart(ranks: Sequence[Mapping[str, str]]) -> list[str]:
+def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     """A sentence for everything that must be the same on all ranks and is not."""
     found = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
@@ -153,7 +220,7 @@ def _apart(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     return found
 
 
-def _unlike(ranks: Sequence[Facts]) -> list[str]:
+def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     """A warning where ranks compute with what rounds differently."""
     found = []
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):

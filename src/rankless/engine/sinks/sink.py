@@ -1,0 +1,147 @@
+"""What observes a run: one protocol for the journal, the terminal and whatever a user adds."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rankless.errors import UserError, printable
+from rankless.structures import Scores
+from rankless.tasks.custom import load_class
+
+_METHODS = ("start", "step", "scores", "event", "close")
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a sink gets to know before the first step.
+
+    Attributes:
+        run: the run directory.
+        recipe: the whole recipe as plain values, keys as in a recipe file.
+        first: steps done already; 0 where the run starts, more where it resumes.
+        steps: of the whole run.
+        world_size: number of ranks.
+        reason: why the run ended before, where it is started again.
+    """
+
+    run: Path
+    recipe: Mapping[str, Any]
+    first: int
+    steps: int
+    world_size: int
+    reason: str | None = None
+
+
+class Sink(Protocol):
+    """Observes a run; inherit from it and override what you need.
+
+    A sink lives in the process of rank 0 and is made without arguments at every start, restarts after a dead
+    rank included. It gets copies. It may take as long as it likes, which the training waits for.
+    """
+
+    def start(self, run: RunStart) -> None:
+        """Begin; called once, before the first step."""
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """Take the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
+
+    def scores(self, step: int, scores: Scores, is_best: bool) -> None:
+        """Take the scores of the weights after ``step`` steps."""
+
+    def event(self, name: str, step: int, text: str) -> None:
+        """Take something that happened after ``step`` steps, such as a warning."""
+
+    def close(self) -> None:
+        """End; called once, however the run ends, unless its process is killed."""
+
+
+def sink_class(name: str) -> Callable[[], Sink]:
+    """The user's sink that ``package.module:Class`` or ``file.py:Class`` names.
+
+    Raises:
+        UserError: no such file, module or class, or one that is not a sink.
+    """
+    made = load_class(name, "sink")
+    missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if missing or not callable(made):
+        raise UserError(
+            f"sink is '{name}': missing {', '.join(missing) or 'a class'}; expected a class with the methods "
+            f"{', '.join(_METHODS)}; inherit from rankless.Sink"
+        )
+    return made  # type: ignore[no-any-return]
+
+
+class Sinks:
+    """All sinks of a run, in their order; on every rank but the first there are none.
+
+    Args:
+        built_in: their errors end the run.
+        users: makers by name. The first error of a user's sink is reported, and the sink is dropped: nothing
+            that it does changes the training.
+    """
+
+    def __init__(
+        self, built_in: Sequence[Sink] = (), users: Mapping[str, Callable[[], Sink]] | None = None
+    ) -> None:
+        self._built_in = list(built_in)
+        self._makers = dict(users or {})
+        self._users: dict[str, Sink] = {}
+        self._step = 0
+
+    def start(self, run: RunStart) -> None:
+        """See :class:`Sink`; the users' sinks are made now."""
+        self._step = run.first
+        for sink in self._built_in:
+            sink.start(run)
+        for name in self._makers:
+            self._guard(name, lambda name=name: self._begin(name, run))  # type: ignore[misc]
+
+    def _begin(self, name: str, run: RunStart) -> None:
+        sink = self._makers[name]()
+        sink.start(copy.deepcopy(run))
+        self._users[name] = sink  # before this it takes nothing
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """See :class:`Sink`."""
+        self._step = entry["step"]
+        self._each(lambda sink: sink.step(copy.deepcopy(entry)))
+
+    def scores(self, step: int, scores: Scores, is_best: bool) -> None:
+        """See :class:`Sink`."""
+        self._each(lambda sink: sink.scores(step, copy.deepcopy(scores), is_best))
+
+    def event(self, name: str, step: int, text: str) -> None:
+        """See :class:`Sink`."""
+        self._each(lambda sink: sink.event(name, step, text))
+
+    def close(self) -> None:
+        """See :class:`Sink`."""
+        try:
+            self._each_of_users(lambda sink: sink.close())
+        finally:
+            for sink in reversed(self._built_in):
+                sink.close()
+
+    def _each(self, call: Callable[[Sink], object]) -> None:
+        for sink in self._built_in:
+            call(sink)
+        self._each_of_users(call)
+
+    def _each_of_users(self, call: Callable[[Sink], object]) -> None:
+        for name, sink in list(self._users.items()):
+            if name in self._users:  # not dropped by what another one's error led to
+                self._guard(name, lambda sink=sink: call(sink))  # type: ignore[misc]
+
+    def _guard(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()  # into the log of the rank
+            self._users.pop(name, None)
+            why = printable(traceback.format_exception_only(error)[-1].strip(), 300)
+            self.event("sink", self._step, f"the sink {name} failed ({why}) and is dropped; training goes on")
