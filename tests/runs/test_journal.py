@@ -21,7 +21,7 @@ def write(path: Path, steps: range, start: int) -> None:
         book.write(step=step, loss=1 / step, timing={"seconds": start})
         if step % 4 == 0:
             book.write(evaluation=step, scores={"AP": step / 10, "classes": {"ü": None}})
-    book.flush()
+    journal.flush(path)
     book.close()
 
 
