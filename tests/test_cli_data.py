@@ -105,7 +105,7 @@ def test_help_imports_nothing_heavy(words):
         (["stats", "cells", "--out", "stats.doc"], "ends in .png, .svg or .pdf"),
         (["show", "cells", "epochs=1"], "'epochs=1' would change nothing"),
         (["show", "cells", "--count", "0"], "--count has '0'"),
-        (["show", "cells", "--class", "blue"], "--class is 'blue': expected one of red, white"),
+        (["show", "cells", "--class", "blue"], "--class is 'blue': expected one of 'red', 'white'"),
         (["show", "cells", "--out", "sheet.doc"], "ends in .png, .jpg or .html"),
         (["show", "cells", "--augmented", "data.augment.mosiac=1"], "did you mean 'data.augment.mosaic'?"),
         (["show", "cells", "--augmented", "digits", "more"], "'more': expected key=value"),
@@ -125,9 +125,9 @@ def test_help_imports_nothing_heavy(words):
             "--to is 'coc': expected one of web",
         ),
         (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: it is there already"),
-        (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format has no place for"),
+        (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format cannot hold"),
         (["split", "cells"], "--out"),
-        (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a share"),
+        (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a fraction"),
         (
             ["split", "cells", "--out", "new", "--val", "20%"],
             "--val has '20%': expected a share between 0 and 1, such as 0.2",
@@ -224,9 +224,9 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
     assert found["classes"] == ["'val' has classes that 'train' does not have: 'eel'"]
-    assert any("'empty'" in sentence for sentence in found["splits"]["val"]["told"])
+    assert any("'empty'" in sentence for sentence in found["splits"]["val"]["notes"])
     assert report(capsys, "check", pets, "--split", "val")["ok"] is True
-    with pytest.raises(UserError, match="classes that the model does not have: 'eel'"):  # so does a training
+    with pytest.raises(UserError, match="the model does not have these classes: 'eel'"):  # so does a training
         names = open_images("pets", "train").class_names
         open_images("pets", "val", names)
 

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from small_data import classes, detection, write_image
 
-from rankless.curation.agreement import disagreements
-from rankless.curation.checking import LEAK, TWIN, check
+from rankless.curation.checking import LEAK, TWIN, check, disagreements
 from rankless.curation.fixing import fix
 from rankless.errors import UserError
 

@@ -46,7 +46,7 @@ def test_splits_of_other_classes_do_not_go_together(tmp_path):
     one = open_data_set(str(detection(tmp_path / "a", {"train": TRAIN}))).splits["train"]
     names = ["cat", "eel", "dog"]
     other = open_data_set(str(detection(tmp_path / "b", {"train": TRAIN}, names))).splits["train"]
-    with pytest.raises(UserError, match=r"cat, dog, eel; cat, eel, dog"):
+    with pytest.raises(UserError, match=r"'cat', 'dog', 'eel'; 'cat', 'eel', 'dog'"):
         together([one, other])
 
 

@@ -21,7 +21,7 @@ def root(tmp_path):
 def test_three_sizes_give_three_anchors(root):
     found = fitted_anchors(root, model="yolov4-tiny", count=3, size=(208, 208))
     assert found.anchors == ((20, 40), (80, 40), (120, 140))
-    assert found.fit == 1
+    assert found.average_iou == 1
     assert found.boxes == 12
     assert found.recipe_line == "model.anchors=[[20,40],[80,40],[120,140]]"
     assert load.default(["model.name=yolov4-tiny", found.recipe_line]).model.anchors == found.anchors
@@ -32,8 +32,8 @@ def test_the_models_own_are_measured_at_that_size(root):
     # 20 × 40 with 23 × 27: 540 / (800 + 621 - 540); 80 × 40 with 81 × 82: 3200 / 6642;
     # 120 × 140 with 135 × 169: 16800 / 22815.
     found = fitted_anchors(root, model="yolov4-tiny", count=3, size=(208, 208))
-    assert found.default == ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
-    assert found.default_fit == pytest.approx((540 / 881 + 3200 / 6642 + 16800 / 22815) / 3)
+    assert found.default.anchors == ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
+    assert found.default.average_iou == pytest.approx((540 / 881 + 3200 / 6642 + 16800 / 22815) / 3)
 
 
 def test_the_size_is_the_models_unless_given(root):

@@ -59,7 +59,7 @@ def test_one_class_alone(tmp_path):
 
 
 def test_an_unknown_class_names_the_known(tmp_path):
-    with pytest.raises(UserError, match="--class is 'dgo': expected one of cat, dog, eel"):
+    with pytest.raises(UserError, match="--class is 'dgo': expected one of 'cat', 'dog', 'eel'"):
         select(str(detection(tmp_path / "d", {"train": BOXES})), class_name="dgo")
 
 

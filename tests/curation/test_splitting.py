@@ -130,7 +130,7 @@ def test_a_group_stays_together(tmp_path, stratify):
 
 def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     done = split(str(many(tmp_path / "d", 40)), tmp_path / "out", val=0.4, group=r"-00\d")
-    assert done.notes == ["10 groups of 10 images", "30 names do not fit --group; they stand alone"]
+    assert done.notes == ["10 groups of 10 images", "30 names do not match --group; they stand alone"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------
@@ -139,12 +139,15 @@ def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"val": 1.5}, "--val is 1.5: expected a share from 0 to 1"),
+        ({"val": 1.5}, "--val is 1.5: expected a fraction from 0 to 1"),
         ({"val": -0.1, "test": float("nan")}, "--val is -0.1.*\n.*--test is nan"),
         ({"val": 0.6, "test": 0.4}, "--val 0.6 and --test 0.4 leave nothing to train on"),
         ({"val": 0}, "--val and --test are 0"),
         ({"group": "("}, r"--group is '\(': expected a regular expression"),
-        ({"group": "patient"}, "--group 'patient' fits none of the 4 names, such as 'images/train-000.png'"),
+        (
+            {"group": "patient"},
+            "--group 'patient' matches none of the 4 names, such as 'images/train-000",
+        ),
         ({"val": 1e-6}, "the split 'val' would have none of the 4 images"),
     ],
 )

@@ -62,8 +62,8 @@ def test_the_formats_own_areas_count(data):
 
 def test_remarks(data):
     assert statistics(data).remarks == [
-        "train: nothing of 1 of the 3 classes: eel",
-        "val: nothing of 3 of the 3 classes: cat, dog, eel",
+        "train: 1 of the 3 classes are empty: 'eel'",
+        "val: 3 of the 3 classes are empty: 'cat', 'dog', 'eel'",
         "val: 1 images cannot be read",
         f"1 finding: rankless data check {data.root}",
     ]

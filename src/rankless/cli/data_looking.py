@@ -121,9 +121,9 @@ def stats(
     from rankless.curation.statistics import statistics
 
     if out is not None:
-        from rankless.curation.statistics_plot import place, plot
+        from rankless.curation.statistics_plot import output, plot
 
-        place(out, force=force)  # before the data is read
+        output(out, force=force)  # before the data is read
     data = open_data_set(root, format, split, examined=True)
     found = statistics(data)
     replaced = plot(data, out, force=force) if out is not None else False
@@ -189,7 +189,7 @@ def show(
             return load.default(overrides)
         return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
 
-    contact_sheet.place(out, force=force)  # before the data is read
+    contact_sheet.output(out, force=force)  # before the data is read
     found = select(
         root,
         format,
@@ -245,12 +245,14 @@ def anchors(
     if as_json:
         print_json(found.as_json())
         return 0
-    height, width = found.size
+    default = found.default
+    height, width = found.image_size
     say(f"{len(found.anchors)} anchors for {found.boxes:,} boxes on an input of {width} × {height} pixels")
-    say(f"average IoU {found.fit:.4f}; with the {len(found.default)} of {model} {found.default_fit:.4f}\n")
+    published = f"with the {len(default.anchors)} of {model} {default.average_iou:.4f}"
+    say(f"average IoU {found.average_iou:.4f}; {published}\n")
     say(found.recipe_line)
-    if len(found.anchors) != len(found.default):
-        say(f"\n{model} takes {len(found.default)} anchors: leave --count out to find as many")
+    if len(found.anchors) != len(default.anchors):
+        say(f"\n{model} takes {len(default.anchors)} anchors: leave --count out to find as many")
     return 0
 
 

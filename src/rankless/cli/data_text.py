@@ -10,7 +10,7 @@ from rich.table import Table
 from rankless.curation.checking import Checked, fails
 from rankless.curation.converting import Converted
 from rankless.curation.fixing import Fixed
-from rankless.curation.splitting import Divided, shares_of
+from rankless.curation.splitting import Divided, fractions_of
 from rankless.curation.statistics import SplitStatistics, Spread, Statistics
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
@@ -35,11 +35,11 @@ def print_check(found: Checked) -> None:
     say(f"{found.data.root}: {found.data.title}")
     for name, each in found.data.splits.items():
         say(f"\n{name}: {_counted(each)}")
-        for sentence in found.told(name):
+        for sentence in found.notes(name):
             say(f"  · {sentence}")
         stops = "stops" if found.too_many_unreadable(name) else "replaced"
         _print_findings(found.findings[name], {"replaced": _THEN[stops]})
-        if not found.told(name) and not found.findings[name].counts:
+        if not found.notes(name) and not found.findings[name].counts:
             say("  nothing found")
     if found.between.counts or found.classes:
         say("\nbetween the splits")
@@ -110,7 +110,7 @@ def print_division(done: Divided) -> None:
     table.add_row("wanted", *(cell for share in done.wanted.values() for cell in ("", f"{share:.1%}")))
     counts = done.counts()
     names = next(iter(done.splits.values())).class_names
-    shares = shares_of(counts)
+    shares = fractions_of(counts)
     for label in range(min(len(names), MOST_CLASSES)):
         cells = [
             cell for name in counts for cell in (f"{counts[name][label]:,}", f"{shares[name][label]:.1%}")

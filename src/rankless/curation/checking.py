@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankless.curation.agreement import disagreements
+import numpy as np
+
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import KINDS, Findings
+from rankless.errors import listed
 from rankless.recipe.schema import Data
 
 LEAK, TWIN = "same in two splits", "same image twice"
@@ -50,7 +52,7 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; what is merely told is not wrong, except a leak."""
+        """Whether nothing is wrong; what is merely reported is not wrong, except a leak."""
         return not self.wrong
 
     @property
@@ -65,17 +67,17 @@ class Checked:
         bad = self.findings[split].counts.get("unreadable image", 0)
         return bad > Data().max_bad * len(self.data.splits[split])
 
-    def told(self, split: str) -> list[str]:
-        """How the split was read beyond its format, such as what was left out; none of it is wrong."""
+    def notes(self, split: str) -> list[str]:
+        """Return how the split was read beyond its format, such as what was left out."""
         return list(self.data.splits[split].about[1:])  # the first is "read as …"
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the findings for a program."""
         splits: dict[str, dict[str, Any]] = {
             name: {
                 "images": len(each),
                 "boxes": len(each.boxes),
-                "told": self.told(name),
+                "notes": self.notes(name),
                 "findings": self.findings[name].as_json(),
             }
             for name, each in self.data.splits.items()
@@ -92,6 +94,33 @@ class Checked:
             "between": self.between.as_json(),
             "classes": self.classes,
         }
+
+
+def disagreements(data: DataSet) -> list[str]:
+    """Return what of the classes stops a training on these splits, as sentences; empty if they agree.
+
+    A model gets its classes from the training split: ``train`` or, without one, the first. Of boxes, every
+    split must number the classes alike; of class folders, no other split may have further classes.
+    """
+    parts = data.parts
+    first = "train" if "train" in parts else next(iter(parts))
+    names = parts[first].class_names
+    problems = []
+    if not parts[first].has_boxes and len(names) < 2:
+        problems.append(f"'{first}' has images of one class only ({listed(names)}), expected two or more")
+    for name, part in parts.items():
+        if part.has_boxes != parts[first].has_boxes:
+            problems.append(f"one of '{first}' and '{name}' has boxes, the other one class for part image")
+        elif part.has_boxes and part.class_names != names:
+            problems.append(
+                f"'{name}' has the classes {listed(part.class_names)}, but '{first}' {listed(names)}: "
+                "expected the same in the same order"
+            )
+        elif not part.has_boxes:
+            used = [part.class_names[label] for label in np.unique(part.labels).tolist()]
+            if strange := [label for label in used if label not in names]:
+                problems.append(f"'{name}' has classes that '{first}' does not have: {listed(strange)}")
+    return problems
 
 
 def fails(kind: str) -> bool:
@@ -136,7 +165,7 @@ class _Look(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    fault: UnreadableImage | None
+    error: UnreadableImage | None
     digest: bytes | None
 
 
@@ -149,27 +178,27 @@ def _decode_and_compare(made: Checked) -> None:
         for name, whole in made.data.splits.items()
         for number, size in enumerate(sizes[name])
     ]
-    alike: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
+    equal: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
     for look, seen in zip(looks, each(_look_at, looks, "decoding images"), strict=True):
-        if seen.fault is not None:
-            made.findings[look.split].add("unreadable image", seen.fault.path, seen.fault.reason)
+        if seen.error is not None:
+            made.findings[look.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[look.split].add(look.number)
         elif seen.digest is not None:
-            alike[look.size, seen.digest].append(look)
-    for group in alike.values():
+            equal[look.size, seen.digest].append(look)
+    for group in equal.values():
         if len(group) > 1:
-            _tell(made, group)
+            _report(made, group)
 
 
 def _look_at(look: _Look) -> _Seen:
-    if look.broken:  # its header has told so already
+    if look.broken:  # reported already, by its header
         return _Seen(None, None)
     try:
-        held = content(look.annotations, look.number)
-        read(io.BytesIO(held), name=look.annotations.path(look.number))
-    except UnreadableImage as fault:
-        return _Seen(fault, None)
-    return _Seen(None, hashlib.blake2b(held, digest_size=16).digest() if look.hashed else None)
+        data = content(look.annotations, look.number)
+        read(io.BytesIO(data), name=look.annotations.path(look.number))
+    except UnreadableImage as error:
+        return _Seen(error, None)
+    return _Seen(None, hashlib.blake2b(data, digest_size=16).digest() if look.hashed else None)
 
 
 def _byte_counts(annotations: Annotations) -> list[int]:
@@ -179,7 +208,7 @@ def _byte_counts(annotations: Annotations) -> list[int]:
     return [Path(path).stat().st_size if Path(path).is_file() else -1 for path in annotations.paths()]
 
 
-def _tell(made: Checked, group: Sequence[_Look]) -> None:
+def _report(made: Checked, group: Sequence[_Look]) -> None:
     """Images of equal bytes: in two splits they are a leak, in one they count twice."""
     order = list(made.data.parts)
     last = max(order.index(look.split) for look in group)

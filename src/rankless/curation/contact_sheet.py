@@ -23,16 +23,14 @@ PAGE_WIDTH = 900
 """Of an image on a page, at most."""
 LARGEST_ZOOM = 6
 CROWDED = 12
-"""If any image has more boxes than so many, classes are told by color and legend alone."""
+"""If any image has more boxes than so many, only color and legend name the classes."""
 _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
-
-
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".html": ""}
 
 
-def place(out: Path, *, force: bool = False) -> Outputs:
-    """The file to write, which ends in ``.png``, ``.jpg`` or ``.html``.
+def output(out: Path, *, force: bool = False) -> Outputs:
+    """Check the file to write, which ends in ``.png``, ``.jpg`` or ``.html``.
 
     Args:
         out: its name; an earlier sheet is replaced.
@@ -47,14 +45,14 @@ def place(out: Path, *, force: bool = False) -> Outputs:
 
 
 def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
-    """Write the sheet to ``out``, as :func:`place` allows; returns whether another was replaced.
+    """Write the sheet to ``out``, as :func:`output` allows; return whether another was replaced.
 
     Raises:
         UserError: nothing to show, or it cannot be written.
     """
-    outputs = place(out, force=force)
+    outputs = output(out, force=force)
     if not selection.shown:
-        raise UserError(f"{selection.title}: there is no such image to show.")
+        raise UserError(f"{selection.title}: there is no such image to show")
     outputs.refuse_inputs(selection.files)
     if selection.root is not None:
         spare(outputs, selection.root, selection.format)
@@ -161,12 +159,8 @@ def _cell(one: Shown, width: int, tallest: int, named: bool) -> Image.Image:
     size = max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
     marks = [
-        Mark(
-            (box[0] * scale, box[1] * scale, box[2] * scale, box[3] * scale),
-            text if named else "",
-            label,
-        )
-        for box, text, label in one.marks
+        Mark((x1 * scale, y1 * scale, x2 * scale, y2 * scale), text if named else "", label)
+        for (x1, y1, x2, y2), text, label in one.marks
     ]
     return annotate(one.image.resize(size, how), marks)
 

@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.curation.data_set import (
-    DataSet,
-    known_format,
-    must_be_outside,
-    open_data_set,
-)
+from rankless.curation.data_set import DataSet, known_format, must_be_outside, open_data_set
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
@@ -37,7 +32,7 @@ class Converted:
         data: what was read.
         to: the new format.
         out: the new folder.
-        lost: what the new format has no place for, and what was left out on the way, as sentences.
+        lost: what the new format cannot hold, and what was left out on the way, as sentences.
         differences: what reads back otherwise than it was written, as sentences; none if all is equal.
     """
 
@@ -48,7 +43,7 @@ class Converted:
     differences: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the conversion for a program."""
         return {
             "out": str(self.out),
             "from": self.data.format,
@@ -65,7 +60,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Keeps where each image went: to ``out``, which is built as ``folder``."""
+    """Notes where each image went: to ``out``, which is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -73,8 +68,8 @@ class _Noted(ImageFiles):
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         super().put(annotations, index, target)
-        place = self.out / target.relative_to(self.folder)
-        self.went[id(annotations), index] = os.path.abspath(place)  # noqa: PTH100 - not through the link
+        path = self.out / target.relative_to(self.folder)
+        self.went[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - not through the link
 
 
 def convert(
@@ -97,7 +92,7 @@ def convert(
         shard_bytes: the largest size of a shard, of tar shards.
 
     Raises:
-        UserError: faulty data, a format that cannot hold it, or ``out`` lies in it or cannot be written.
+        UserError: invalid data, a format that cannot hold it, or ``out`` lies in it or cannot be written.
     """
     known_format(to, "--to", also=())
     must_be_outside(root, out)
@@ -118,11 +113,11 @@ def convert(
 
 def _must_hold(to: str, data: DataSet) -> None:
     if data.has_boxes and to == "image-folder":
-        raise UserError(f"--to image-folder: {data.root} has boxes, which class folders have no place for.")
+        raise UserError(f"--to image-folder: {data.root} has boxes, which class folders cannot hold")
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
-            f"--to {to}: {data.root} has a class for each image and no boxes, which this format has no "
-            f"place for; expected one of {', '.join(_CLASSES)}."
+            f"--to {to}: {data.root} has a class for each image and no boxes, which this format "
+            f"cannot hold; expected one of {', '.join(_CLASSES)}"
         )
 
 
@@ -141,39 +136,39 @@ def compare(
         went: the file of each image by the identity of its split and its number, as far as it is known; a
             split with others is taken to be in the order as written.
     """
-    told: list[str] = []
+    differences: list[str] = []
     for name, old in splits.items():
         try:
             new = examine(str(out), name, format, rescan=True)
         except UserError as error:
-            told += [f"{name}: {fault}" for fault in error.faults]
+            differences += [f"{name}: {problem}" for problem in error.faults]
             continue
         if len(new) != len(old):
-            told.append(f"{name}: {len(new)} images, expected {len(old)}")
+            differences.append(f"{name}: {len(new)} images, expected {len(old)}")
             continue
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
-            told.append(f"{name}: the classes {', '.join(missing[:FIRST])} are gone")
-        told += _compared(name, old, new, [went.get((id(old), index)) for index in range(len(old))])
-    return told
+            differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are gone")
+        differences += _compared(name, old, new, [went.get((id(old), index)) for index in range(len(old))])
+    return differences
 
 
 def _compared(name: str, old: Annotations, new: Annotations, files: list[str | None]) -> list[str]:
     numbers: list[int | None] = list(range(len(old)))
     if all(files):
-        place = {os.path.abspath(path): number for number, path in enumerate(new.paths())}  # noqa: PTH100
-        numbers = [place.get(file or "") for file in files]
-    told, count = [], 0
+        indices = {os.path.abspath(path): number for number, path in enumerate(new.paths())}  # noqa: PTH100
+        numbers = [indices.get(file or "") for file in files]
+    differences, count = [], 0
     for index, number in enumerate(numbers):
-        fault = "not there" if number is None else _difference(old, index, new, number)
-        if fault:
+        difference = "not there" if number is None else _difference(old, index, new, number)
+        if difference:
             count += 1
             if count <= FIRST:
-                told.append(f"{name}: {old.path(index)}: {fault}")
+                differences.append(f"{name}: {old.path(index)}: {difference}")
     if count > FIRST:
-        told.append(f"{name}: … and {count - FIRST} more images that differ")
-    return told
+        differences.append(f"{name}: … and {count - FIRST} more images that differ")
+    return differences
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,12 @@ from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.data.index.file_states import kept_names
-from rankless.errors import UserError
+from rankless.data.index.findings import Findings
+from rankless.errors import UserError, listed
 from rankless.files.outputs import Outputs
 
 UNION = "trainval"
-"""Pascal VOC's list of two splits together: that its images are in another as well is no fault."""
+"""Pascal VOC's list of two splits together: its images may be in another as well."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +64,22 @@ def open_data_set(
     examined: bool = False,
     rescan: bool = False,
 ) -> DataSet:
-    """A data set of files.
+    """Open a data set of files.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
-        examined: take it whatever is wrong with it.
-        rescan: read it anew, images' headers too, though no annotation seems to have changed.
+        examined: accept it whatever is wrong with it.
+        rescan: read it again, images' headers too, even if no annotation seems to have changed.
 
     Raises:
-        UserError: nothing there, nothing known, no such split; unless examined, faults that stop a training.
+        UserError: nothing there, unknown format, no such split; unless examined, what stops a training.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
-            "'digits' is built in: its scenes are made when they are asked for, and there are no files to "
-            "work on. Give a folder; `rankless data show digits` and `rankless data anchors digits` do work."
+            "'digits' is built in: its scenes are generated, so there are no files to work on; give a folder "
+            "(`rankless data show digits` and `rankless data anchors digits` do work)"
         )
     known_format(format)
     name, _ = recognize(root, format)
@@ -102,13 +104,13 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     """
     if not outputs.forced:
         return  # reading splits that nobody asked for can take long
-    place = Path(root).expanduser()
-    top = Path(os.path.realpath(place))
+    path = Path(root).expanduser()
+    top = Path(os.path.realpath(path))
     outputs.refuse_inputs(
         file for file in outputs.forced if Path(os.path.realpath(file.parent), file.name).is_relative_to(top)
     )
     name, _ = recognize(root, format)
-    for split in format_named(name).splits(place):
+    for split in format_named(name).splits(path):
         try:
             found = examine(root, split, format)
         except UserError:  # one that cannot be read is no reason not to show another
@@ -127,87 +129,70 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """The images ``chosen``, in that order, with their boxes; in memory, without findings."""
-    numbers = np.asarray(chosen, np.int64).reshape(-1)
-    counts = annotations.offsets[numbers + 1] - annotations.offsets[numbers]
+    """Return the images ``chosen``, in that order, with their boxes; in memory, without findings."""
+    indices = np.asarray(chosen, np.int64).reshape(-1)
+    counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    rows = np.repeat(annotations.offsets[numbers] - offsets[:-1], counts) + np.arange(offsets[-1])
+    rows = np.repeat(annotations.offsets[indices] - offsets[:-1], counts) + np.arange(offsets[-1])
     paths = annotations.paths()
-    path_bytes, path_ends = flat_paths([paths[number] for number in numbers.tolist()])
-    return Annotations(
-        class_names=annotations.class_names,
-        format=annotations.format,
+    path_bytes, path_ends = flat_paths([paths[index] for index in indices.tolist()])
+    return replace(
+        annotations,
         path_bytes=path_bytes,
         path_ends=path_ends,
-        byte_ranges=annotations.byte_ranges[numbers]
-        if len(annotations.byte_ranges)
-        else annotations.byte_ranges,
-        sizes=annotations.sizes[numbers],
+        byte_ranges=annotations.byte_ranges[indices if len(annotations.byte_ranges) else slice(0)],
+        sizes=annotations.sizes[indices],
         offsets=offsets,
         boxes=annotations.boxes[rows] if annotations.has_boxes else annotations.boxes,
-        labels=annotations.labels[rows],
-        flags=annotations.flags[rows],
-        areas=annotations.areas[rows],
-        about=annotations.about,
+        **{name: getattr(annotations, name)[rows] for name in ("labels", "flags", "areas")},
+        findings=Findings(),
+        folder=None,
     )
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """All images of several splits; one that several of them list is taken once.
+    """Return all images of several splits; one that several of them list counts once.
 
     Raises:
         UserError: their classes differ.
     """
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
-        listed = "; ".join(", ".join(each.class_names[:8]) for each in splits)
-        raise UserError(
-            f"The splits have different class names ({listed}): expected the same in all of them."
-        )
+        classes = "; ".join(listed(each.class_names) for each in splits)
+        raise UserError(f"the splits have different class names ({classes}); expected the same in all")
     counts = np.cumsum([0, *(len(each.labels) for each in splits)])
     path_bytes, path_ends = flat_paths([path for each in splits for path in each.paths()])
     offsets = [each.offsets[:-1] + start for each, start in zip(splits, counts[:-1], strict=True)]
+    names = ("byte_ranges", "sizes", "boxes", "labels", "flags", "areas")
+    flat: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in splits]) for name in names}
     whole = replace(
         first,
         path_bytes=path_bytes,
         path_ends=path_ends,
-        byte_ranges=np.concatenate([each.byte_ranges for each in splits]),
-        sizes=np.concatenate([each.sizes for each in splits]),
         offsets=np.concatenate([*offsets, counts[-1:]]).astype(np.int64),
-        boxes=np.concatenate([each.boxes for each in splits]),
-        labels=np.concatenate([each.labels for each in splits]),
-        flags=np.concatenate([each.flags for each in splits]),
-        areas=np.concatenate([each.areas for each in splits]),
         folder=None,
+        **flat,
     )
     seen: dict[tuple[str, int], int] = {}
-    for number, place in enumerate(places(whole)):
-        seen.setdefault(place, number)
+    starts = whole.byte_ranges[:, 0].tolist() if len(whole.byte_ranges) else [0] * len(whole)
+    for index, source in enumerate(zip(whole.paths(), starts, strict=True)):
+        seen.setdefault(source, index)
     return whole if len(seen) == len(whole) else subset(whole, list(seen.values()))
 
 
-def places(annotations: Annotations) -> list[tuple[str, int]]:
-    """What tells each image from every other: its file, and where it begins in it."""
-    starts = (
-        annotations.byte_ranges[:, 0].tolist() if len(annotations.byte_ranges) else [0] * len(annotations)
-    )
-    return list(zip(annotations.paths(), starts, strict=True))
-
-
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Each image's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
+    """Return each image's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
 
     Such a name stays the same when the data set is moved, and when images are added to it.
     """
-    place = Path(root).expanduser()
-    top = (place if place.is_dir() else place.parent).resolve()
-    found = []
-    for path in annotations.paths():
-        real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
-        name = os.path.relpath(real, top)
-        name = os.path.basename(path) if name.startswith("..") else name  # noqa: PTH119
-        found.append(name.replace(os.sep, "/"))
-    return found
+    path = Path(root).expanduser()
+    top = (path if path.is_dir() else path.parent).resolve()
+    names = []
+    for file in annotations.paths():
+        folder, base = os.path.split(file)
+        name = os.path.relpath(os.path.join(os.path.realpath(folder), base), top)  # noqa: PTH118
+        names.append((base if name.startswith("..") else name).replace(os.sep, "/"))
+    return names
 
 
 def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
@@ -216,9 +201,9 @@ def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
     Raises:
         UserError: it does.
     """
-    place = Path(root).expanduser()
+    path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
-    if place.is_dir() and Path(os.path.realpath(place)) in inner.parents:
+    if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
         raise UserError(
             f"{option} {out}: it lies in the data set {root}, expected a folder outside of it, "
             f"such as {beside(root, 'new')}"
@@ -227,8 +212,8 @@ def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
 
 def beside(root: str, ending: str) -> Path:
     """A folder's name next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
-    place = Path(root).expanduser()
-    folder = place.resolve() if place.is_dir() else place.resolve().parent
+    path = Path(root).expanduser()
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:
         raise UserError(f"{root}: this is the whole file system; give the data set's own folder")
     return folder.with_name(f"{folder.name}-{ending}")

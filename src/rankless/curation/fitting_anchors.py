@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,33 @@ Anchors = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
-class FittedAnchors:
-    """Anchors by k-means, in pixels of the input.
+class Fit:
+    """Anchors, and how well they fit the boxes.
 
     Attributes:
-        anchors: (width, height), from the smallest area to the largest.
-        fit: the mean IoU of each box with its best anchor.
-        boxes: how many there are.
-        size: the input's (H, W) in pixels.
-        model: whose own anchors they are compared with.
-        default: that model's anchors, published for ``default_size``.
-        default_fit: how well these fit.
+        anchors: (width, height) in pixels, from the smallest area to the largest.
+        average_iou: the mean IoU of each box with its best anchor.
     """
 
     anchors: Anchors
-    fit: float
+    average_iou: float
+
+
+@dataclass(frozen=True)
+class FittedAnchors(Fit):
+    """Anchors by k-means, in pixels of the input.
+
+    Attributes:
+        boxes: how many there are.
+        image_size: the input's (H, W) in pixels.
+        model: whose anchors they are compared with.
+        default: that model's anchors, published for its size.
+    """
+
     boxes: int
-    size: tuple[int, int]
+    image_size: tuple[int, int]
     model: str
-    default: Anchors
-    default_fit: float
+    default: Fit
 
     @property
     def recipe_line(self) -> str:
@@ -47,16 +54,8 @@ class FittedAnchors:
         return f"model.anchors=[{pairs}]"
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
-        return {
-            "anchors": [list(pair) for pair in self.anchors],
-            "average_iou": self.fit,
-            "boxes": self.boxes,
-            "image_size": list(self.size),
-            "model": self.model,
-            "default": {"anchors": [list(pair) for pair in self.default], "average_iou": self.default_fit},
-            "recipe": self.recipe_line,
-        }
+        """Return the anchors for a program."""
+        return {**asdict(self), "recipe": self.recipe_line}
 
 
 def fitted_anchors(
@@ -69,7 +68,7 @@ def fitted_anchors(
     size: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> FittedAnchors:
-    """The anchors that fit the boxes of a split best.
+    """Find the anchors that fit the boxes of a split best.
 
     Args:
         root: ``digits``, a folder, or a file such as a ``data.yaml``.
@@ -87,7 +86,7 @@ def fitted_anchors(
     zoo.check_name(model)
     published = zoo.spec(Model(name=model))
     if not published.anchors:
-        raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4.")
+        raise UserError(f"--model {model}: it has no anchors; expected a detector such as yolov4")
     chosen = size or published.size
     images: DetectionImages
     if root == DIGITS and not Path(root).exists():
@@ -95,18 +94,11 @@ def fitted_anchors(
     else:
         found = open_annotations(root, split, format)
         if not found.has_boxes:
-            raise UserError(f"{root}: its images have classes and no boxes, which anchors are made from.")
+            raise UserError(f"{root}: its images have classes and no boxes; anchors need boxes")
         images = BoxedImages(found)
     sizes = box_sizes(images, chosen)
     if not len(sizes):
-        raise UserError(f"{root}: the split '{split}' has no boxes, which anchors are made from.")
+        raise UserError(f"{root}: the split '{split}' has no boxes; anchors need boxes")
     anchors = kmeans_anchors(sizes, count or len(published.anchors), seed)
-    return FittedAnchors(
-        anchors,
-        average_iou(sizes, anchors),
-        len(sizes),
-        chosen,
-        model,
-        published.anchors,
-        average_iou(sizes, published.anchors),
-    )
+    default = Fit(published.anchors, average_iou(sizes, published.anchors))
+    return FittedAnchors(anchors, average_iou(sizes, anchors), len(sizes), chosen, model, default)

@@ -55,21 +55,21 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
         raise UserError(
             [
                 *found,
-                "Nothing is written: these stop a training because going on would train something else. Mend "
+                "nothing is written: these stop a training because going on would train something else; fix "
                 "them by hand"
                 + (
-                    "."
+                    ""
                     if drop_faulty
-                    else ", or add --drop-faulty to leave such boxes out; their objects are background then."
+                    else ", or add --drop-faulty to leave such boxes out (their objects become background)"
                 ),
             ]
         )
 
 
 def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = False) -> Fixed:
-    """Write the data set anew, in its own format, without whatever a check fails for.
+    """Write the data set again, in its format, without whatever a check fails for.
 
-    Faulty boxes are left out or clipped as training would, images that cannot be read are left out, and of
+    Invalid boxes are left out or clipped as training would, images that cannot be read are left out, and of
     an image that two splits share only the last split's stays (so validation and test stay whole).
 
     Args:
@@ -85,16 +85,16 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = 
     data, changes = checked.data, []
     must_be_outside(data.root, out)
     refuse_existing(out)
-    kept: dict[str, Annotations] = {}
+    splits: dict[str, Annotations] = {}
     for name, whole in data.parts.items():
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
         chosen = [number for number in range(len(whole)) if number not in left_out]
         if not chosen:
-            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing is written.")
-        kept[name] = subset(whole, chosen)
+            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing is written")
+        splits[name] = subset(whole, chosen)
         changes += _changes(checked, name)
     with new_folder(out) as folder:
-        lost = format_named(data.format).write(folder, kept, ImageFiles("link" if link else "copy"))
+        lost = format_named(data.format).write(folder, splits, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
         changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
     return Fixed(out, changes + lost)

@@ -1,7 +1,7 @@
 """Dividing images into splits, the same way on every machine and every day.
 
 An image's split follows from the seed and its name alone, so that images which come later move none of
-those that are there. With ``stratify`` the classes get equal shares in every split; then an image's split
+those that are there. With ``stratify`` the classes get equal fractions in every split; then an image's split
 depends on the others, too. Images of one group always stay together.
 """
 
@@ -43,7 +43,7 @@ class Divided:
         data: what was divided.
         out: the new folder.
         splits: the new splits.
-        wanted: the share of the images that each should have.
+        wanted: the fraction of the images that each should have.
         notes: sentences on how it went.
     """
 
@@ -54,7 +54,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Of each split, how many boxes (or images) each class has."""
+        """Return how many boxes (or images) each class has in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -62,21 +62,16 @@ class Divided:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
-        names = next(iter(self.splits.values())).class_names
-        counts = self.counts()
-        return {
-            "out": str(self.out),
-            "splits": {
-                name: {
-                    "images": len(each),
-                    "wanted": self.wanted[name],
-                    "classes": dict(zip(names, counts[name], strict=True)),
-                }
-                for name, each in self.splits.items()
-            },
-            "notes": self.notes,
+        """Return the division for a program."""
+        splits = {
+            name: {
+                "images": len(each),
+                "wanted": self.wanted[name],
+                "classes": dict(zip(each.class_names, counts, strict=True)),
+            }
+            for (name, each), counts in zip(self.splits.items(), self.counts().values(), strict=True)
         }
+        return {"out": str(self.out), "splits": splits, "notes": self.notes}
 
 
 def split(
@@ -92,24 +87,24 @@ def split(
     seed: int = 0,
     link: bool = False,
 ) -> Divided:
-    """Divide all images of a data set anew, into ``train``, ``val`` and, if it has a share, ``test``.
+    """Divide all images of a data set again, into ``train``, ``val`` and, if it has a fraction, ``test``.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         out: the new folder, in the same format; must not be there or be empty.
         format: of ``root``.
         splits: divide only these; all if empty.
-        val, test: shares of the images.
-        stratify: give every class about the same share in every split.
+        val, test: fractions of the images.
+        stratify: give every class about the same fraction in every split.
         group: a regular expression; images stay together whose names have the same text in its first
             group, or in the whole match if it has none. Names are paths below the data set's folder.
         seed: another one divides otherwise.
         link: link images instead of copying them.
 
     Raises:
-        UserError: shares that are none, a pattern that fits nothing, a split without images, faulty data.
+        UserError: invalid fractions, a pattern that matches nothing, a split without images, invalid data.
     """
-    wanted = _shares(val, test)
+    wanted = _fractions(val, test)
     expression = None if group is None else pattern(group, "--group")
     must_be_outside(root, out)
     refuse_existing(out)
@@ -134,7 +129,7 @@ def split(
         if not images:
             raise UserError(
                 f"the split '{name}' would have none of the {len(whole)} images ({len(members)} that can "
-                f"be divided): give it a larger share than {wanted[name]:g}, or more images."
+                f"be divided): give it a larger fraction than {wanted[name]:g}, or more images"
             )
         made[name] = subset(whole, images)
     with new_folder(out) as folder:
@@ -142,16 +137,16 @@ def split(
     return Divided(data, out, made, wanted, notes)
 
 
-def by_hash(hashed: Sequence[float], shares: Sequence[float]) -> Counts:
-    """A split for each number in [0, 1): the second split has the lowest, then the third; the first the rest.
+def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
+    """Return a split for each number in [0, 1): the lowest go to the second, the next to the third.
 
     So a test split that is asked for later takes from ``train`` alone, and a larger ``val`` keeps its own.
     """
-    bounds = np.cumsum(np.array(shares[1:], np.float64))
-    return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(shares))
+    bounds = np.cumsum(np.array(fractions[1:], np.float64))
+    return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(fractions))
 
 
-def stratified(counts: Counts, sizes: Counts, shares: Sequence[float]) -> Counts:
+def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
     """Iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
 
     The rarest label that is left is dealt out first, each example to the split that still wants the most of
@@ -161,14 +156,14 @@ def stratified(counts: Counts, sizes: Counts, shares: Sequence[float]) -> Counts
     Args:
         counts: how many images of each example have each label, (N, C); the order decides between equals.
         sizes: how many images each example has, (N,).
-        shares: of each split; they add up to 1, (S,).
+        fractions: of each split; they add up to 1, (S,).
 
     Returns:
         The split of each example, (N,).
     """
-    shares_ = np.asarray(shares, np.float64)
-    wanted = shares_ * sizes.sum()  # (S,)
-    wanted_of = shares_[:, None] * counts.sum(0)  # (S, C)
+    fractions_ = np.asarray(fractions, np.float64)
+    wanted = fractions_ * sizes.sum()  # (S,)
+    wanted_of = fractions_[:, None] * counts.sum(0)  # (S, C)
     where = np.full(len(counts), -1, np.int64)
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
@@ -189,26 +184,26 @@ def stratified(counts: Counts, sizes: Counts, shares: Sequence[float]) -> Counts
     return where
 
 
-def _shares(val: float, test: float) -> dict[str, float]:
-    faults = [
-        f"--{name} is {value:g}: expected a share from 0 to 1, as in 0.2"
+def _fractions(val: float, test: float) -> dict[str, float]:
+    problems = [
+        f"--{name} is {value:g}: expected a fraction from 0 to 1, as in 0.2"
         for name, value in (("val", val), ("test", test))
         if not 0 <= value < 1
     ]
-    if not faults and val + test == 0:
-        faults.append("--val and --test are 0: expected a share for one of them, as in --val 0.2")
-    if not faults and val + test >= 1:
-        faults.append(
+    if not problems and val + test == 0:
+        problems.append("--val and --test are 0: expected a fraction for one of them, as in --val 0.2")
+    if not problems and val + test >= 1:
+        problems.append(
             f"--val {val:g} and --test {test:g} leave nothing to train on: expected less than 1 together"
         )
-    if faults:
-        raise UserError(faults)
-    shares = {"train": 1 - val - test, "val": val, "test": test}
-    return {name: share for name, share in shares.items() if share}
+    if problems:
+        raise UserError(problems)
+    fractions = {"train": 1 - val - test, "val": val, "test": test}
+    return {name: fraction for name, fraction in fractions.items() if fraction}
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """What is divided: the images of each group, or each image by its name."""
+    """Return what is divided: the images of each group, or each image by its name."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -221,15 +216,15 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
     if search is None:
         return dict(units), []
     if alone == len(names):
-        raise UserError(f"--group '{group}' fits none of the {len(names)} names, such as '{names[0]}'.")
+        raise UserError(f"--group '{group}' matches none of the {len(names)} names, such as '{names[0]}'")
     if len(units) == 1 and len(names) > 1:
         raise UserError(
             f"--group '{group}': the pattern puts all {len(names)} images into one group, "
-            f"'{printable(text)}', which cannot be divided. Give a pattern whose first (…) differs between "
-            f"images that may part; a name is, for example, '{printable(names[0])}'."
+            f"'{printable(text)}', which cannot be divided; give a pattern whose first (…) differs between "
+            f"images that may part; a name is, for example, '{printable(names[0])}'"
         )
     notes = [f"{len(units) - alone} groups of {len(names) - alone} images"]
-    return dict(units), notes + ([f"{alone} names do not fit --group; they stand alone"] if alone else [])
+    return dict(units), notes + ([f"{alone} names do not match --group; they stand alone"] if alone else [])
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
@@ -244,7 +239,7 @@ def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Count
     return np.bincount(flat, minlength=len(members) * classes).reshape(len(members), classes)
 
 
-def shares_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """Of each class, the share that each split has."""
+def fractions_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
+    """Return the fraction of each class that each split has."""
     totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
     return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankless.curation.data_set import DataSet
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.errors import listed
 
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
@@ -21,19 +22,14 @@ UNEVEN = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """How numbers are spread; each is None without numbers.
+    """How numbers are spread: the quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean; None without numbers."""
 
-    Attributes:
-        least, low, median, high, most: the quantiles 0, 0.05, 0.5, 0.95 and 1.
-        mean: their mean.
-    """
-
-    least: float | None
-    low: float | None
-    median: float | None
-    high: float | None
-    most: float | None
-    mean: float | None
+    least: float | None = None
+    low: float | None = None
+    median: float | None = None
+    high: float | None = None
+    most: float | None = None
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class SplitStatistics:
         common_sizes: the most common "width × height" of images, and how many have it.
         boxes_per_image: how many boxes an image has.
         small, medium, large: boxes by COCO's bounds (32² and 96² pixels of area).
-        box_side: square root of a box's share of its image's area.
+        box_side: square root of a box's fraction of its image's area.
         box_aspect: width over height of boxes.
     """
 
@@ -90,19 +86,18 @@ class Statistics:
     remarks: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the numbers for a program."""
         return asdict(self)
 
 
 def statistics(data: DataSet) -> Statistics:
-    """All splits of a data set in numbers."""
+    """Count all splits of a data set."""
     splits = {name: _of_split(each) for name, each in data.splits.items()}
     return Statistics(data.root, data.format, splits, _remarks(data, splits))
 
 
 def _of_split(whole: Annotations) -> SplitStatistics:
-    sizes = np.asarray(whole.sizes, np.float64)
-    sizes = sizes[(sizes > 0).all(1)]
+    sizes = readable_sizes(whole)
     height, width = sizes.T if len(sizes) else (np.zeros(0), np.zeros(0))
     common = Counter(f"{int(w)} × {int(h)}" for h, w in sizes.tolist()).most_common(5)
     labels = np.bincount(np.asarray(whole.labels), minlength=len(whole.class_names)).tolist()
@@ -131,24 +126,30 @@ def _of_split(whole: Annotations) -> SplitStatistics:
     )
 
 
+def readable_sizes(whole: Annotations) -> NDArray[np.float64]:
+    """Return height and width in pixels of the images that can be read, (N, 2)."""
+    sizes = np.asarray(whole.sizes, np.float64)
+    return sizes[(sizes > 0).all(1)]
+
+
 def box_sides(whole: Annotations) -> NDArray[np.float64]:
-    """Width and height of every box as shares of its image, (T, 2)."""
+    """Return width and height of every box, normalized by its image's, (T, 2)."""
     return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
 
 
 def box_centers(whole: Annotations) -> NDArray[np.float64]:
-    """The middle (x, y) of every box as shares of its image, (T, 2)."""
+    """Return the center (x, y) of every box, normalized by its image's size, (T, 2)."""
     return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
 
 
 def box_aspects(whole: Annotations) -> NDArray[np.float64]:
-    """Width over height of every box in pixels, (T,)."""
+    """Return width over height of every box in pixels, (T,)."""
     boxes = np.asarray(whole.boxes, np.float64)
     return np.asarray((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]).clip(1e-9))
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """The area of every object in pixels: the format's, or else its box's; (T,), none in classification."""
+    """Return the area of every object in pixels, the format's or else its box's, (T,); none without boxes."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]
@@ -164,31 +165,26 @@ def _corners(whole: Annotations) -> NDArray[np.float64]:
 
 def _spread(values: NDArray[np.float64]) -> Spread:
     if not len(values):
-        return Spread(None, None, None, None, None, None)
-    quantiles = np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()
-    least, low, median, high, most = quantiles
-    return Spread(least, low, median, high, most, float(values.mean()))
+        return Spread()
+    numbers: list[float] = [*np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist(), float(values.mean())]
+    return Spread(*numbers)
 
 
 def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
-    told = []
-    for name, found in splits.items():
-        if without := [each for each, count in found.classes.items() if not count]:
-            named = ", ".join(without[:8]) + (", …" if len(without) > 8 else "")
-            told.append(f"{name}: nothing of {len(without)} of the {len(found.classes)} classes: {named}")
-        counts = {each: count for each, count in found.classes.items() if count}
-        if counts:
+    remarks = []
+    for name, split in splits.items():
+        if without := [each for each, count in split.classes.items() if not count]:
+            counted = f"{len(without)} of the {len(split.classes)} classes are empty"
+            remarks.append(f"{name}: {counted}: {listed(without)}")
+        if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-            if counts[most] >= UNEVEN * counts[least]:
-                times = counts[most] / counts[least]
-                told.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
-        if found.unreadable:
-            told.append(f"{name}: {found.unreadable} images cannot be read")
+            if (times := counts[most] / counts[least]) >= UNEVEN:
+                remarks.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
+        if split.unreadable:
+            remarks.append(f"{name}: {split.unreadable} images cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
-        told.append(
-            f"{count:,} finding{'s' if count > 1 else ''}: rankless data check {shlex.quote(data.root)}"
-        )
-    names = {each.class_names for each in data.splits.values()}
-    if len(names) > 1:
-        told.append("the splits have different class names")
-    return told
+        plural = "s" if count > 1 else ""
+        remarks.append(f"{count:,} finding{plural}: rankless data check {shlex.quote(data.root)}")
+    if len({each.class_names for each in data.splits.values()}) > 1:
+        remarks.append("the splits have different class names")
+    return remarks
