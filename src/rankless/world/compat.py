@@ -6,8 +6,10 @@ Nothing else in the package asks which release of PyTorch is installed.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +40,26 @@ def innermost_store(store: dist.Store) -> dist.Store:
 
 # Not public in any release: the store of the default process group.
 default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
+
+
+@contextmanager
+def quiet_output() -> Iterator[None]:
+    """Send what is written to the standard output, by libraries in C++ too, to the standard error.
+
+    2.9's gloo reports there that the ranks are connected, in the midst of a command's JSON.
+    """
+    try:
+        output = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
 
 _PLACES: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]  # type: ignore[attr-defined]
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.errors import UserError
+from rankless.world.compat import quiet_output
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import meet, on_loopback
 from rankless.world.tree import own_micro_batches
@@ -136,7 +137,8 @@ def join(meeting: Path | None = None) -> Iterator[World]:
             _UNDYING.append(store)
         else:
             store = meet(rank, size, TIMEOUT)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        with quiet_output():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         try:
             yield World(rank, size, device)
         finally:
