@@ -215,7 +215,7 @@ def test_half_an_entry_is_not_seen_and_goes(data: Data, cache: Path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(annotation_cache, "keep_states", killed)
+        patch.setattr(annotation_cache, "save_states", killed)
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed):
             data.open()
@@ -236,7 +236,7 @@ def test_no_room(data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(annotation_cache, "keep_states", full)
+    monkeypatch.setattr(annotation_cache, "save_states", full)
     found = data.open()
     assert re_opened(found) == WIDTHS and "No space left on device" in found.about[-1]
     assert not list(cache.glob("annotations/*/building-*"))
@@ -372,7 +372,7 @@ def test_states_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
         Path(paths[number]).write_text(str(number))
     folder = tmp_path / "kept"
     folder.mkdir()
-    file_states.keep_states(str(folder), paths, [file_states.state(path) for path in paths])
+    file_states.save_states(str(folder), paths, [file_states.state(path) for path in paths])
     assert file_states.changed_file(str(folder), processes) == ""
     for number in (len(paths) - 1, file_states.BLOCK, 1):
         content = Path(paths[number]).read_bytes()
@@ -387,6 +387,6 @@ def test_states_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 
 def test_no_dependencies_at_all(tmp_path: Path) -> None:
-    file_states.keep_states(str(tmp_path), [], [])
+    file_states.save_states(str(tmp_path), [], [])
     assert file_states.changed_file(str(tmp_path), 4) == ""
     assert flat_paths([])[1].tolist() == []

@@ -16,7 +16,7 @@ from rankless.data.datasets.builtin import DIGITS
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths
-from rankless.data.index.file_states import kept_names
+from rankless.data.index.file_states import saved_names
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, listed
 from rankless.files.outputs import Outputs
@@ -115,7 +115,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
             found = examine(root, split, format)
         except UserError:  # one that cannot be read is no reason not to show another
             continue
-        outputs.refuse_inputs([*found.paths(), *kept_names(found.folder or "")])
+        outputs.refuse_inputs([*found.paths(), *saved_names(found.folder or "")])
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:

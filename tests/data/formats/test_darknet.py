@@ -139,7 +139,7 @@ def test_layouts_of_folders(tmp_path: Path, swapped: bool) -> None:
     else:
         put(tmp_path, "train/a")
         put(tmp_path, "valid/b")
-    assert "found no class names" in faults_of(tmp_path)
+    assert ": no class names" in faults_of(tmp_path)
     (tmp_path / "classes.txt").write_bytes("\ufeffépée\r\nB\r\n".encode())
     data = open_annotations(str(tmp_path), "train")
     assert names(data) == ["a"] and data.class_names == ("épée", "B")
@@ -304,7 +304,7 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
-        ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is no image"),
+        ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),
         ("train: [\n", "cannot be read as YAML"),
         ("train: " + "[" * 5000 + "\n", "cannot be read as YAML"),
         ("- a\n- b\n", "found a list"),

@@ -129,7 +129,7 @@ def test_what_is_left_out_is_told(tmp_path):
     for words in (
         "1 folders hold no images and are no classes: 'hollow'",
         "1 empty files were left out; the first: ",
-        "1 files that are no images by their endings were left out",
+        "1 files without an image's ending were left out",
         "1 hidden files and folders were left out",
         "1 hidden folders were left out",
         "1 links that lead nowhere were left out",

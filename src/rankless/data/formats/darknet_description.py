@@ -126,12 +126,11 @@ def _from_yaml(file: Path) -> Description:
 
 def _yaml_bases(file: Path, content: dict[Any, Any]) -> Iterable[Path]:
     beside = file.absolute().parent
-    path = content.get("path")
-    if isinstance(path, str) and path.strip():
-        # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
-        place = Description(file, (), {}, (beside,)).resolve(path.strip())
-        if place:
-            yield Path(place)
+    stated = content.get("path")
+    name = stated.strip() if isinstance(stated, str) else ""
+    # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
+    if path := Description(file, (), {}, (beside,)).resolve(name):
+        yield Path(path)
     yield file.parent
 
 
@@ -196,13 +195,13 @@ def _from_data(file: Path) -> Description:
             f"{file}: 'names = {printable(options['names'])}' is not there; looked in "
             f"{file.parent} and above."
         )
-    found = Path(names) if names else names_file([file.parent])
-    if found is None:
+    listed = Path(names) if names else names_file([file.parent])
+    if listed is None:
         raise UserError(f"{file}: found no 'names', expected 'names = FILE' with one class name a line.")
-    class_names = read_names(found)
+    class_names = read_names(listed)
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(
             f"{file}: 'classes' is {printable(options['classes'])}, expected {len(class_names)}, as many as "
-            f"{found} has lines; correct one of the two."
+            f"{listed} has lines; correct one of the two."
         )
-    return Description(file, class_names, splits, bases, (os.fspath(found),))
+    return Description(file, class_names, splits, bases, (os.fspath(listed),))

@@ -1,4 +1,4 @@
-"""Where a Darknet/YOLO data set keeps the images of a split: its description, or its folders."""
+"""Where a Darknet/YOLO data set has the images of a split: its description, or its folders."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def label_folders(folder: str) -> list[str]:
     without either they lie beside the images.
     """
     parts = folder.split("/")
-    found = []
+    folders = []
     for name in ("images", "JPEGImages"):
         if name in parts:
             last = len(parts) - 1 - parts[::-1].index(name)
-            found.append("/".join([*parts[:last], "labels", *parts[last + 1 :]]))
-    return [*found, folder]
+            folders.append("/".join([*parts[:last], "labels", *parts[last + 1 :]]))
+    return [*folders, folder]
 
 
 def why_darknet(root: Path) -> str:
@@ -137,16 +137,16 @@ def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(described.class_names), []
     for entry in described.splits[name]:
-        place = described.resolve(entry)
-        if not place:
+        path = described.resolve(entry)
+        if not path:
             looked = " and ".join(str(base) for base in described.bases[:2])
             problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' is not there; looked in {looked}."
             )
-        elif Path(place).is_dir():
-            result.add_folder(place)
-        elif place.lower().endswith(".txt"):
-            _add_list(Path(place), described, result)
+        elif Path(path).is_dir():
+            result.add_folder(path)
+        elif path.lower().endswith(".txt"):
+            _add_list(Path(path), described, result)
         else:
             problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' is a file, expected a folder or a .txt list."
@@ -169,14 +169,14 @@ def _add_list(file: Path, described: Description, result: Split) -> None:
         name = line.strip()
         if not name:
             continue
-        place = search.find(name)
-        if not is_image(place or name):
+        path = search.find(name)
+        if not is_image(path or name):
             expected = f"its ending should be {', '.join(sorted(EXTENSIONS))}"
             result.findings.add(
-                "not understood", f"{file}:{number}", f"'{printable(name)}' is no image; {expected}"
+                "not understood", f"{file}:{number}", f"'{printable(name)}' is not an image; {expected}"
             )
-        elif place:
-            result.paths.append(place)
+        elif path:
+            result.paths.append(path)
         else:
             looked = " and ".join(search.bases[:2])
             result.findings.add("no image", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
@@ -193,7 +193,7 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
         file = names_file([root, root / "labels"])
         if file is None:
             raise UserError(
-                f"{root}: found no class names, expected a 'classes.txt' (one name a line, the first is "
+                f"{root}: no class names, expected a 'classes.txt' (one name a line, the first is "
                 "class 0), a '*.names' file or a 'data.yaml' with 'names'."
             )
         result = Split(read_names(file), depends=[os.fspath(file)])
@@ -222,9 +222,9 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 def _beside(folder: Path) -> bool:
     """Whether an image in ``folder`` has its label file beside it."""
-    place = os.fspath(folder)
-    return not FolderNames(place, EXTENSIONS).files.keys().isdisjoint(FolderNames(place, {".txt"}).files)
+    images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
+    return not images.files.keys().isdisjoint(labels.files)
 
 
-def _shown(places: list[str]) -> str:
-    return ", ".join(places[:4]) + (" …" if len(places) > 4 else "")
+def _shown(folders: list[str]) -> str:
+    return ", ".join(folders[:4]) + (" …" if len(folders) > 4 else "")

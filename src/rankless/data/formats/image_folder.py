@@ -98,23 +98,23 @@ def read(root: Path, split: str) -> Raw:
             f"data.val), or make a folder '{split}' that holds a folder per class."
         )
     top = root if divided else root / split
-    found = _class_folders(top)
-    names = _class_names(found, top)
-    about = _left_out(found)
+    contents = _class_folders(top)
+    names = _class_names(contents, top)
+    about = _left_out(contents)
     if divided:
-        part = {name: _part_of(files, split) for name, files in found.classes.items()}
-        count, total = (sum(map(len, each.values())) for each in (part, found.classes))
+        part = {name: _part_of(files, split) for name, files in contents.classes.items()}
+        count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         about.append(
             f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
             "divided class by class by a hash of the file's name"
         )
-        found.classes = part
+        contents.classes = part
     made = RawBuilder()
     for label, name in enumerate(names):
-        for path in found.classes[name].values():
+        for path in contents.classes[name].values():
             made.add_label(made.add_image(path, path), label)
     depends = [os.fspath(root), *(os.fspath(root / name) for name in _USUAL if (root / name).exists())]
-    depends = list(dict.fromkeys([*depends, *found.listed]))
+    depends = list(dict.fromkeys([*depends, *contents.listed]))
     return with_sizes(made.raw(boxed=False, names=names, depends=depends, about=about))
 
 
@@ -177,7 +177,7 @@ class _Contents:
             if entry.name.startswith("."):
                 self.leave_out("hidden files and folders", entry.path)
             elif not image_file.is_image(entry.name):
-                self.leave_out("files that are no images by their endings", entry.path)
+                self.leave_out("files without an image's ending", entry.path)
             elif reason := _unusable(entry):
                 self.leave_out(reason, entry.path)
                 self.listed.append(entry.path)
@@ -187,16 +187,18 @@ class _Contents:
 
 def _class_folders(top: Path) -> _Contents:
     """Every class folder in ``top`` with its images."""
-    found = _Contents(listed=[os.fspath(top)])
+    contents = _Contents(listed=[os.fspath(top)])
     for entry in sorted(top.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
-            found.add(str(entry), found.classes.setdefault(composed(entry.name), {}))
+            contents.add(str(entry), contents.classes.setdefault(composed(entry.name), {}))
         elif reading.is_folder(entry):
-            found.leave_out("hidden folders", str(entry))
+            contents.leave_out("hidden folders", str(entry))
         elif image_file.is_image(entry):
-            found.leave_out("images outside the class folders", str(entry))
-    found.classes = {name: dict(sorted(found.classes[name].items())) for name in sorted(found.classes)}
-    return found
+            contents.leave_out("images outside the class folders", str(entry))
+    contents.classes = {
+        name: dict(sorted(contents.classes[name].items())) for name in sorted(contents.classes)
+    }
+    return contents
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
@@ -210,13 +212,14 @@ def _unusable(entry: os.DirEntry[str]) -> str:
     return "" if status.st_size else "empty files"
 
 
-def _class_names(found: _Contents, top: Path) -> list[str]:
+def _class_names(contents: _Contents, top: Path) -> list[str]:
     """The class names; those without an image are none."""
-    names = [name for name, files in found.classes.items() if files]
+    names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
-            f"{top}: no images; looked in {len(found.classes)} class folders for files that end in {endings}."
+            f"{top}: no images; looked in {len(contents.classes)} class folders for files that end in "
+            f"{endings}."
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(
@@ -237,11 +240,11 @@ def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
     return {name: path for name, path in files.items() if name in chosen}
 
 
-def _left_out(found: _Contents) -> list[str]:
+def _left_out(contents: _Contents) -> list[str]:
     """What was left out, as sentences with counts."""
     sentences = []
-    if empty := [name for name, files in found.classes.items() if not files]:
+    if empty := [name for name, files in contents.classes.items() if not files]:
         sentences.append(f"{len(empty)} folders hold no images and are no classes: {listed(empty)}")
-    for reason, paths in sorted(found.odd.items()):
+    for reason, paths in sorted(contents.odd.items()):
         sentences.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
     return sentences

@@ -64,7 +64,7 @@ def read(root: Path, split: str) -> Raw:
     classes = names_file(folders)
     if classes is None:
         raise UserError(
-            f"{root}: found no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
+            f"{root}: no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
             f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'."
         )
     names = read_names(classes)

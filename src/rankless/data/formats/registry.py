@@ -59,7 +59,7 @@ class Format(Protocol):
         """Write a data set into the empty folder ``out``.
 
         Returns:
-            What the format has no place for, as sentences with counts.
+            What the format cannot hold, as sentences with counts.
         """
         ...
 
@@ -75,33 +75,33 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     Raises:
         UserError: nothing there, or nothing known.
     """
-    place = Path(root).expanduser()
-    if not place.exists():
+    path = Path(root).expanduser()
+    if not path.exists():
         raise UserError(
-            f"The data '{root}': no such file or folder at {place.absolute()}, expected a folder, a file "
+            f"The data '{root}': no such file or folder at {path.absolute()}, expected a folder, a file "
             "such as 'data.yaml', or 'digits' for the built-in data."
         )
     if format != "auto":
         return format, "data.format says so"
     for name in NAMES:
-        if why := format_named(name).recognize(place):
+        if why := format_named(name).recognize(path):
             return name, why
     raise UserError(
         [
-            f"{root}: no known data set: {_what_is_there(place)}. Expected one of:",
+            f"{root}: no known data set: {_what_is_there(path)}. Expected one of:",
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )
 
 
-def _what_is_there(place: Path) -> str:
+def _what_is_there(path: Path) -> str:
     """A file or folder that is of no format, as the end of a sentence."""
-    if place.is_file():
-        kind = "an image" if place.suffix.lower() in EXTENSIONS else f"a '{place.suffix}' file"
-        return f"it is {kind}" if place.suffix else "it is a file without an ending"
-    entries = list(islice((each for each in place.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
+    if path.is_file():
+        kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
+        return f"it is {kind}" if path.suffix else "it is a file without an ending"
+    entries = list(islice((each for each in path.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
-        return "the folder is empty" if not any(place.iterdir()) else "there are folders and no files"
+        return "the folder is empty" if not any(path.iterdir()) else "there are folders and no files"
     more = "at least " if len(entries) > _LOOKED_AT else ""
     endings = Counter(each.suffix.lower() for each in entries[:_LOOKED_AT])
     samples = sum(count for ending, count in endings.items() if ending in EXTENSIONS)

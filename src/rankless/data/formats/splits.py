@@ -1,4 +1,4 @@
-"""Names of splits: the order they are told in, and which one is meant."""
+"""Names of splits: the order they are listed in, and which one is meant."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rankless.errors import UserError, printable
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$", re.IGNORECASE)
 
-Held = TypeVar("Held")
+Value = TypeVar("Value")
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
     """Training, validation and test first, the others by name."""
-    first = {name: place for place, name in enumerate(name for group in _ALIKE for name in group)}
+    first = {name: rank for rank, name in enumerate(name for group in _ALIKE for name in group)}
     return sorted(names, key=lambda name: (first.get(name.casefold(), len(first)), name))
 
 
@@ -31,35 +31,35 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def known_as(wanted: str, found: Collection[str]) -> str:
-    """The one name in ``found`` that ``wanted`` means; ``wanted`` itself if none or several do."""
+def known_as(wanted: str, existing: Collection[str]) -> str:
+    """The one name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several do."""
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
-    alike = [name for name in found if name.casefold() in group or _YEAR.sub("", name) == wanted]
-    return alike[0] if wanted not in found and len(alike) == 1 else wanted
+    alike = [name for name in existing if name.casefold() in group or _YEAR.sub("", name) == wanted]
+    return alike[0] if wanted not in existing and len(alike) == 1 else wanted
 
 
-def chosen(root: Path, wanted: str, found: Mapping[str, Held], expected: str) -> str:
-    """The name in ``found`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
+def chosen(root: Path, wanted: str, existing: Mapping[str, Value], expected: str) -> str:
+    """The name in ``existing`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
 
     A file that is the only one is what ``train`` means, whatever it is called.
 
     Args:
         root: the data's folder or file.
         wanted: the split's name.
-        found: the splits there are.
+        existing: the splits there are.
         expected: where one was looked for, as the end of "expected …".
 
     Raises:
         UserError: no such split.
     """
-    meant = known_as(wanted, found)
-    if meant in found:
+    meant = known_as(wanted, existing)
+    if meant in existing:
         return meant
-    if len(found) == 1 and wanted == "train" and root.is_file():
-        return next(iter(found))
-    if not found:
-        raise UserError(f"{root}: found no split, expected {expected}.")
-    listed = ", ".join(f"'{printable(name)}'" for name in usual_order(found))
+    if len(existing) == 1 and wanted == "train" and root.is_file():
+        return next(iter(existing))
+    if not existing:
+        raise UserError(f"{root}: has no split, expected {expected}.")
+    listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
         f"{root} has no split '{wanted}'; it has {listed}. Name one of these in the recipe (data.train, "
         f"data.val), or add it: {expected}."

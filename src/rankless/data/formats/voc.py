@@ -69,17 +69,17 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
     """Parse some (image, XML file or nothing) and read the images' headers."""
     made, labels = RawBuilder(), dict[str, int]()
     for file, annotation in items:
-        found = Annotation([], (0, 0), [])
+        parsed = Annotation([], (0, 0), [])
         if annotation:
-            found = _read(annotation, made.findings)
-            if found.readable and not found.objects and not found.problems:
+            parsed = _read(annotation, made.findings)
+            if parsed.readable and not parsed.objects and not parsed.problems:
                 made.findings.add("empty", file)
         else:
             made.findings.add("no label file", file)
-        for kind, sentence in found.problems:
+        for kind, sentence in parsed.problems:
             made.findings.add(kind, annotation, sentence)
-        image = made.add_image(file, annotation, found.size)
-        for each in found.objects:
+        image = made.add_image(file, annotation, parsed.size)
+        for each in parsed.objects:
             if each.outlined:
                 made.findings.add("outline", f"{annotation}:{each.number}", f"'{each.name}'")
             x1, y1, x2, y2 = each.box
@@ -92,10 +92,10 @@ def read_class_names(items: list[tuple[str, ...]]) -> Raw:
     """Parse some (XML file,) for their class names alone; no images and no boxes."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
-        found = _read(annotation, made.findings)
-        labels.update((each.name, 0) for each in found.objects)
-        if not found.readable:
-            for kind, sentence in found.problems:
+        parsed = _read(annotation, made.findings)
+        labels.update((each.name, 0) for each in parsed.objects)
+        if not parsed.readable:
+            for kind, sentence in parsed.problems:
                 made.findings.add(kind, annotation, sentence)
     return _raw(made, labels, items)
 

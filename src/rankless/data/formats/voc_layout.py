@@ -1,4 +1,4 @@
-"""Where a Pascal VOC data set keeps the images of a split: its folders and its lists.
+"""Where a Pascal VOC data set has the images of a split: its folders and its lists.
 
 Understood are a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as VOC2012 has them; a
 folder that holds one or several such years, with or without a ``VOCdevkit`` between; the same without lists;
@@ -82,19 +82,19 @@ def find_split(root: Path, split: str) -> VocSplit:
         UserError: no such split, a list that cannot be read, or a split without images.
     """
     parts = _parts(root)
-    found: dict[str, list[Part]] = {}
+    by_split: dict[str, list[Part]] = {}
     for part in parts:
         for name in part.lists:
-            found.setdefault(name, []).append(part)
+            by_split.setdefault(name, []).append(part)
             if len(parts) > 1 and part.lists != {name: None}:
-                found.setdefault(f"{part.name}/{name}", []).append(part)
-    if split not in found:
-        shown = {name: found[name] for name in [*_plain_splits(parts), *(n for n in found if "/" in n)]}
+                by_split.setdefault(f"{part.name}/{name}", []).append(part)
+    if split not in by_split:
+        shown = {name: by_split[name] for name in [*_plain_splits(parts), *(n for n in by_split if "/" in n)]}
         lists = parts[0].annotations.parent / "ImageSets" / "Main" if parts else root
         name = chosen(root, split, shown, str(lists / f"{split}.txt"))
     else:
         name = split
-    result, wanted = VocSplit(depends=_listed(root, parts)), found[name]
+    result, wanted = VocSplit(depends=_listed(root, parts)), by_split[name]
     short = name.rsplit("/", 1)[-1] if name not in wanted[0].lists else name
     if len(parts) > 1 and any(part.lists[short] for part in wanted):
         result.notes.append(f"the split '{split}' is of {', '.join(part.name for part in wanted)}")
@@ -102,7 +102,7 @@ def find_split(root: Path, split: str) -> VocSplit:
         _gather(part, short if part in wanted else None, result)
     if not result.items:
         where = " and ".join(str(part.lists[short] or part.images) for part in wanted)
-        missing = [f"{place}: {what}" for place, what in result.findings.first.get("no image", [])[:3]]
+        missing = [f"{path}: {what}" for path, what in result.findings.first.get("no image", [])[:3]]
         what = f"{where}: the split '{name}' has no images; expected an image's name a line."
         raise UserError([what, *missing])
     return result
@@ -111,8 +111,8 @@ def find_split(root: Path, split: str) -> VocSplit:
 def _listed(root: Path, parts: list[Part]) -> list[str]:
     """The folders in which a new year, list or split would be found."""
     sets = [part.annotations.parent / "ImageSets" for part in parts]
-    places = [root, root / "VOCdevkit", *sets, *(place / "Main" for place in sets)]
-    return [os.fspath(place) for place in dict.fromkeys(places) if place.is_dir()]
+    folders = [root, root / "VOCdevkit", *sets, *(folder / "Main" for folder in sets)]
+    return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def _parts(root: Path) -> list[Part]:
@@ -121,35 +121,35 @@ def _parts(root: Path) -> list[Part]:
 
 def _years(root: Path) -> list[Part]:
     """``root`` itself if it is laid out as VOC, or those in it or in its ``VOCdevkit``, by name."""
-    for places in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
-        if found := [year for place in places if (year := _year(place)) is not None]:
-            return found
+    for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
+        if years := [year for folder in folders if (year := _year(folder)) is not None]:
+            return years
     return []
 
 
 def _year(folder: Path) -> Part | None:
     annotations = next((folder / name for name in _ANNOTATIONS if (folder / name).is_dir()), None)
-    samples = next((folder / name for name in _IMAGES if (folder / name).is_dir()), None)
+    images = next((folder / name for name in _IMAGES if (folder / name).is_dir()), None)
     sets = folder / "ImageSets"
-    if annotations is None or (samples is None and not sets.is_dir()):
+    if annotations is None or (images is None and not sets.is_dir()):
         return None
     if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may be called the same
         return None
     lists: dict[str, Path | None] = {}
-    for place in (sets / "Main", sets):
+    for listing in (sets / "Main", sets):
         if not lists:
-            lists = {file.stem: file for file in sorted(place.glob("*.txt"))}
-    return Part(folder.name, annotations, samples or folder / "JPEGImages", lists or {"train": None})
+            lists = {file.stem: file for file in sorted(listing.glob("*.txt"))}
+    return Part(folder.name, annotations, images or folder / "JPEGImages", lists or {"train": None})
 
 
 def _beside(root: Path) -> list[Part]:
     """Folders in which annotations lie beside images: those in ``root``, each a split, or else itself."""
-    found = [
+    parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
         if _has_both(folder)
     ]
-    return found or ([Part(root.name, root, root, {"train": None})] if _has_both(root) else [])
+    return parts or ([Part(root.name, root, root, {"train": None})] if _has_both(root) else [])
 
 
 def _has_xml(folder: Path) -> bool:
@@ -179,30 +179,28 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
     """Add one part's images of the split ``wanted``, and what its other lists name."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
-    samples = FolderNames(os.fspath(part.images), EXTENSIONS)
+    images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
-        os.fspath(place) for place in (part.annotations, part.images, *filter(None, part.lists.values()))
+        os.fspath(folder) for folder in (part.annotations, part.images, *filter(None, part.lists.values()))
     )
-    known = annotated.files.keys() | samples.files.keys()
+    known = annotated.files.keys() | images.files.keys()
     used: dict[str, None] = {}
     if wanted is not None:
         file = part.lists[wanted]
         if file is None and wanted == "train" and len(part.lists) == 1:
             result.notes.append(f"{part.images}: there are no lists, so all images are 'train'")
-        for number, name in _names(file, known) if file else enumerate(sorted(samples.files), 1):
-            _add(name, f"{file}:{number}", used, (samples, annotated), result)
+        for number, name in _names(file, known) if file else enumerate(sorted(images.files), 1):
+            _add(name, f"{file}:{number}", used, (images, annotated), result)
     others = {
         composed(name)
         for file in part.lists.values()
         for _, name in (_names(file, known) if file else enumerate(annotated.files))
     }
-    result.others += [
-        (found,) for name in sorted(others - used.keys()) if (found := annotated.with_stem(name))
-    ]
+    result.others += [(xml,) for name in sorted(others - used.keys()) if (xml := annotated.with_stem(name))]
     if wanted is not None:
-        have = others | {composed(name) for name in samples.files}
+        have = others | {composed(name) for name in images.files}
         for name in sorted(annotated.files):
-            if composed(name) not in have or (part.lists[wanted] is None and not samples.with_stem(name)):
+            if composed(name) not in have or (part.lists[wanted] is None and not images.with_stem(name)):
                 result.findings.add("label without image", f"{annotated.folder}/{annotated.files[name]}")
 
 
@@ -210,15 +208,15 @@ def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
     """Add one image of a list, once."""
-    samples, annotated = files
+    images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
         return
     used[composed(name)] = None
-    if image := samples.with_stem(name):
+    if image := images.with_stem(name):
         result.items.append((image, annotated.with_stem(name)))
         return
-    folder = Path(samples.folder).name
+    folder = Path(images.folder).name
     endings = ", ".join(sorted(EXTENSIONS))
     problem = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
     result.findings.add("no image", where, problem)

@@ -1,7 +1,7 @@
-"""What was read of a data set, kept on the disk until one of the files it was read from changes.
+"""Annotations cached on the disk until one of the files they were read from changes.
 
 Of several processes that open a data set at once one reads it and the others wait for it; then all map the
-same files. Every reading is a folder of its own, so one that replaces another takes nothing from its users.
+same files. Each reading has a separate folder, so one that replaces another takes nothing from its users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.file_states import changed_file, keep_states, state, touched_since
+from rankless.data.index.file_states import changed_file, save_states, state, touched_since
 from rankless.data.index.scan import storing_in
 from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
 from rankless.errors import UserError
@@ -48,8 +48,8 @@ class Key:
     split: str
     format: str
 
-    def place(self) -> Path:
-        """The folder of all that is kept of it."""
+    def folder(self) -> Path:
+        """The folder of all that is cached of it."""
         name = hashlib.sha256(json.dumps([self.root, self.split, self.format]).encode()).hexdigest()[:32]
         return cache_folder() / "annotations" / name
 
@@ -60,73 +60,73 @@ def cached(key: Key, read: Read, *, rescan: bool = False) -> Annotations:
     Args:
         key: what is read.
         read: reads it: the split, and every file and folder whose change makes it out of date.
-        rescan: whether it is read anew though nothing seems to have changed.
+        rescan: whether it is read again though nothing seems to have changed.
 
     Raises:
         UserError: what ``read`` raises, or the files change while they are read.
     """
-    place = key.place()
-    if not rescan and (found := _valid(place)):
-        return found
+    store = key.folder()
+    if not rescan and (annotations := _valid(store)):
+        return annotations
     with ExitStack() as stack:
         try:
             stack.enter_context(
-                locked(place, lambda: _say(f"waiting for another process that reads {key.root}"))
+                locked(store, lambda: _say(f"waiting for another process that reads {key.root}"))
             )
-            _clear(place, rescan)
+            _clear(store, rescan)
         except OSError as error:
             made, *_ = _steady(key, read)
-            return _private(made, f"{place.parent} cannot be written to ({error.strerror or error})")
-        if not rescan and (found := _valid(place)):  # the one that was waited for
-            return found
+            return _private(made, f"{store.parent} cannot be written to ({error.strerror or error})")
+        if not rescan and (annotations := _valid(store)):  # the one that was waited for
+            return annotations
         started = time.time()
-        with storing_in(place / _CHUNKS):
+        with storing_in(store / _CHUNKS):
             made, depends, states = _steady(key, read)
         try:
-            found = _published(place, made, depends, states)
-            remove_others(place / _CHUNKS, started - 1)
+            annotations = _published(store, made, depends, states)
+            remove_others(store / _CHUNKS, started - 1)
         except OSError as error:
-            return _private(made, f"{place.parent} has no room for it ({error.strerror or error})")
+            return _private(made, f"{store.parent} has no room for it ({error.strerror or error})")
     with suppress(OSError):
-        remove_unused(place.parent, _CURRENT)
-    return found
+        remove_unused(store.parent, _CURRENT)
+    return annotations
 
 
 def forget(annotations: Annotations) -> None:
-    """Let the data be read anew when it is opened next, because it is known to be out of date."""
+    """Let the data be read again when it is opened next, because it is known to be out of date."""
     if annotations.folder is not None:
         with suppress(OSError):
             Path(annotations.folder, _ENTRY).unlink()
 
 
-def _valid(place: Path) -> Annotations | None:
+def _valid(store: Path) -> Annotations | None:
     """The newest entry, if it is whole and nothing has changed since it was made."""
     try:
-        current = place / _CURRENT
-        folder = place / json.loads(current.read_text(encoding="utf-8"))["entry"]
+        current = store / _CURRENT
+        folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
         if json.loads((folder / _ENTRY).read_text(encoding="utf-8"))["reader"] != reader_version():
             return None
-        found = Annotations.load(folder)
-        if not _is_whole(found) or changed_file(os.fspath(folder), usable_cores()):
+        annotations = Annotations.load(folder)
+        if not _is_whole(annotations) or changed_file(os.fspath(folder), usable_cores()):
             return None
     except _NOT_WHOLE:
         return None
     with suppress(OSError):
         os.utime(current)
-    return found
+    return annotations
 
 
-def _is_whole(found: Annotations) -> bool:
+def _is_whole(annotations: Annotations) -> bool:
     """Whether the arrays are as long as they must be."""
-    count, boxes = len(found), len(found.labels)
+    count, boxes = len(annotations), len(annotations.labels)
     return (
-        len(found.sizes) == count
-        and len(found.byte_ranges) in (0, count)
-        and len(found.offsets) == count + 1
-        and int(found.offsets[-1]) == boxes
-        and (int(found.path_ends[-1]) if count else 0) == len(found.path_bytes)
-        and len(found.flags) == len(found.areas) == boxes
-        and len(found.boxes) in (0, boxes)
+        len(annotations.sizes) == count
+        and len(annotations.byte_ranges) in (0, count)
+        and len(annotations.offsets) == count + 1
+        and int(annotations.offsets[-1]) == boxes
+        and (int(annotations.path_ends[-1]) if count else 0) == len(annotations.path_bytes)
+        and len(annotations.flags) == len(annotations.areas) == boxes
+        and len(annotations.boxes) in (0, boxes)
     )
 
 
@@ -148,43 +148,43 @@ def _steady(key: Key, read: Read) -> tuple[Annotations, list[str], list[State]]:
     )
 
 
-def _clear(place: Path, rescan: bool) -> None:
-    """Remove what was left half-written, and to read anew everything that was kept."""
-    for left in place.glob(f"{_BUILDING}*"):
+def _clear(store: Path, rescan: bool) -> None:
+    """Remove what was left half-written, and with ``rescan`` everything that is cached."""
+    for left in store.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     if rescan:
-        shutil.rmtree(place / _CHUNKS, ignore_errors=True)
-        (place / _CURRENT).unlink(missing_ok=True)
-    (place / _CHUNKS).mkdir(exist_ok=True)
+        shutil.rmtree(store / _CHUNKS, ignore_errors=True)
+        (store / _CURRENT).unlink(missing_ok=True)
+    (store / _CHUNKS).mkdir(exist_ok=True)
 
 
-def _published(place: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
-    """``made`` as the newest entry of ``place``, which is locked; older ones go when nobody uses them.
+def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
+    """``made`` as the newest entry of ``store``, which is locked; older ones go when nobody uses them.
 
     Raises:
         OSError: no room.
     """
-    building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=place))
+    building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
         made.save(building)
-        keep_states(os.fspath(building), depends, states)
+        save_states(os.fspath(building), depends, states)
         (building / _ENTRY).write_text(json.dumps({"reader": reader_version()}), encoding="utf-8")
         for file in building.iterdir():
             _flush(file)
-        folder = place / building.name.replace(_BUILDING, "entry-", 1)
+        folder = store / building.name.replace(_BUILDING, "entry-", 1)
         building.rename(folder)
-        beside = place / f"{_CURRENT}.new"
+        beside = store / f"{_CURRENT}.new"
         beside.write_text(json.dumps({"entry": folder.name}), encoding="utf-8")
         _flush(beside)
-        beside.replace(place / _CURRENT)
+        beside.replace(store / _CURRENT)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    found = Annotations.load(folder)  # and so it is held
-    for other in place.glob("entry-*"):
+    annotations = Annotations.load(folder)  # which locks it
+    for other in store.glob("entry-*"):
         if other != folder:
             remove_unheld(other)
-    return found
+    return annotations
 
 
 def _flush(file: Path) -> None:
@@ -199,7 +199,8 @@ def _flush(file: Path) -> None:
 def _private(made: Annotations, why: str) -> Annotations:
     """``made`` in a folder of this process alone, or in memory where there is none; ``about`` says so."""
     made = replace(
-        made, about=(*made.about, f"what was read is not kept: {why}; RANKLESS_CACHE names another")
+        made,
+        about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE"),
     )
     try:
         folder = private_folder()

@@ -7,16 +7,18 @@ opening costs the same for a thousand images and for a million.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from rankless.data.index.array_file import load_arrays, save_arrays
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError
 from rankless.files.cache_folder import hold
@@ -24,6 +26,9 @@ from rankless.files.cache_folder import hold
 DIFFICULT, CROWD = 1, 2
 """Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
 
+_MAGIC = b"rankless arrays\0"
+_START = len(_MAGIC) + 8
+_ALIGNMENT = 64
 _FILE = "annotations"
 _ARRAYS = {
     "path_bytes": np.uint8,
@@ -118,7 +123,7 @@ class Annotations:
             "about": self.about,
             "findings": self.findings.as_json(),
         }
-        save_arrays(folder / _FILE, {name: getattr(self, name) for name in _ARRAYS}, about)
+        _save_arrays(folder / _FILE, {name: getattr(self, name) for name in _ARRAYS}, about)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
@@ -130,34 +135,34 @@ class Annotations:
             UserError: it is gone.
             OSError, ValueError, KeyError, TypeError: it is not whole.
         """
-        place = Path(folder)
+        path = Path(folder)
         try:
-            arrays, about = load_arrays(place / _FILE, _ARRAYS)
+            arrays, about = _load_arrays(path / _FILE, _ARRAYS)
         except FileNotFoundError as error:
-            raise _gone(place) from error
+            raise _gone(path) from error
         made = cls(
             class_names=tuple(about["class_names"]),
             format=about["format"],
             about=tuple(about["about"]),
             findings=Findings.from_json(about["findings"]),
-            folder=os.fspath(place),
+            folder=os.fspath(path),
             **arrays,
         )
-        hold(place, made)
+        hold(path, made)
         return made
 
     def __reduce__(self) -> Any:
         if self.folder is None:
             return super().__reduce__()
-        if not Path(self.folder, _FILE).exists():  # told here, where it is shown as it is
+        if not Path(self.folder, _FILE).exists():  # raised here, where its message is shown
             raise _gone(Path(self.folder))
         return Annotations.load, (self.folder,)
 
 
 def _gone(folder: Path) -> UserError:
     return UserError(
-        f"What was read of the data is gone: no {folder}, expected it to stay while the program runs (see "
-        "RANKLESS_CACHE). Start again, and the data is read anew."
+        f"{folder}: the cached annotations are gone, expected them to stay while the program runs (see "
+        "RANKLESS_CACHE). Start again: the data is read again."
     )
 
 
@@ -166,3 +171,48 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
+
+
+def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: object) -> None:
+    """Write ``arrays`` and ``about``, which is anything that JSON holds, to one file.
+
+    One file is mapped once, and flushed to the disk once. It holds a magic number, the length of a JSON
+    header, the header, and the arrays, each on a 64-byte boundary.
+    """
+    header = json.dumps(
+        {"about": about, "arrays": {name: [each.dtype.str, each.shape] for name, each in arrays.items()}}
+    ).encode()
+    with path.open("wb") as file:
+        file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+        for each in arrays.values():
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.write(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data)
+
+
+def _load_arrays(path: Path, expected: Mapping[str, DTypeLike]) -> tuple[dict[str, NDArray[Any]], Any]:
+    """Map the arrays of :func:`_save_arrays`, read-only; return them and ``about``.
+
+    Args:
+        path: the file.
+        expected: the names and the types of its arrays, in order.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it is not there, not whole, or holds other arrays.
+    """
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    length = int.from_bytes(whole[len(_MAGIC) : _START], "little")
+    if whole[: len(_MAGIC)] != _MAGIC or length > len(whole) - _START:
+        raise ValueError(f"{path} holds no arrays, or not all of its header")
+    header = json.loads(whole[_START : _START + length])
+    if list(header["arrays"]) != list(expected):
+        raise ValueError(f"{path} holds other arrays")
+    loaded: dict[str, NDArray[Any]] = {}
+    end = _START + length
+    for name, (kind, shape) in header["arrays"].items():
+        if np.dtype(kind) != np.dtype(expected[name]):
+            raise ValueError(f"{path}: {name} is of another type")
+        start, count = end + -end % _ALIGNMENT, math.prod(shape)
+        end = start + count * np.dtype(kind).itemsize
+        loaded[name] = np.frombuffer(whole, kind, count, start).reshape(shape)  # refuses a file that is cut
+    return loaded, header["about"]

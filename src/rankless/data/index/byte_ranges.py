@@ -1,7 +1,7 @@
-"""An image's bytes, be it a file of its own or a span of a tar shard.
+"""An image's bytes, be it a whole file or a byte range of a tar shard.
 
 An image in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
-it, so the shard is told from the name inside.
+it, so the shard ends there and the name inside begins.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def content(annotations: Annotations, index: int) -> bytes:
             raise UnreadableImage(path, too_large(length))
         with reading.opened(file_of(path)) as shard:
             shard.seek(offset)
-            found = shard.read(length)
-            while len(found) < length and (more := shard.read(length - len(found))):
-                found += more
+            data = shard.read(length)
+            while len(data) < length and (more := shard.read(length - len(data))):
+                data += more
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
-    if len(found) < length:
-        raise UnreadableImage(path, f"its shard ends after {len(found)} of its {length} bytes")
-    return found
+    if len(data) < length:
+        raise UnreadableImage(path, f"its shard ends after {len(data)} of its {length} bytes")
+    return data
 
 
 class Window(io.RawIOBase):
-    """A span of an opened file as a file of its own: a decoder reads no more of it than it needs.
+    """A byte range of an opened file as a file: a decoder reads no more of it than it needs.
 
     Args:
         file: its descriptor; stays open.
-        offset, length: of the span in bytes.
+        offset, length: of the range in bytes.
     """
 
     def __init__(self, file: int, offset: int, length: int) -> None:
@@ -97,7 +97,7 @@ class Window(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """As of any file."""
         wanted = max(min(len(buffer), self._length - self._at), 0)
-        found = os.pread(self._file, wanted, self._offset + self._at)
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        data = os.pread(self._file, wanted, self._offset + self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

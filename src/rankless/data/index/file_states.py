@@ -1,4 +1,4 @@
-"""Whether files are as they were: each one's time of change and size, kept beside what was made of them.
+"""Whether files are as they were: each one's time of change and size, saved beside what was made of them.
 
 Asking for a file costs some 2 µs, for a million of them longer than all else, so several processes ask. They
 run this page as a script, without the package and its imports, and start within hundredths of a second.
@@ -24,14 +24,14 @@ _NAMES, _STATES, _BLOCKS = "depends.paths", "depends.states", "depends.blocks"
 def state(path: str | bytes) -> tuple[int, int]:
     """Time of change in nanoseconds and size in bytes; :data:`MISSING` where nothing can be seen."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - Path takes twice as long, a million times
+        status = os.stat(path)  # noqa: PTH116 - Path takes twice as long, a million times
     except (OSError, ValueError):
         return MISSING
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def touched_since(paths: Iterable[str], moment: int) -> str:
-    """The first file that was changed, or put in its place, at ``moment`` (ns) or later; else empty.
+    """The first file that was changed, or replaced, at ``moment`` (ns) or later; else empty.
 
     The kernel's time of change is asked for, which cannot be set; one in the future is another clock's.
     """
@@ -46,35 +46,35 @@ def touched_since(paths: Iterable[str], moment: int) -> str:
     return ""
 
 
-def keep_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
-    """Write down the states of ``paths`` for :func:`changed_file`."""
+def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
+    """Save the states of ``paths`` for :func:`changed_file`."""
     blocks = array("q")
-    with open(f"{folder}/{_NAMES}", "wb") as names, open(f"{folder}/{_STATES}", "wb") as kept:  # noqa: PTH123
+    with open(f"{folder}/{_NAMES}", "wb") as names, open(f"{folder}/{_STATES}", "wb") as saved:  # noqa: PTH123
         for start in range(0, len(paths), BLOCK):
             text = b"\0".join(os.fsencode(path) for path in paths[start : start + BLOCK])
             blocks.extend((names.tell(), len(text)))
             names.write(text)
-            array("q", (part for each in states[start : start + BLOCK] for part in each)).tofile(kept)
+            array("q", (part for each in states[start : start + BLOCK] for part in each)).tofile(saved)
     with open(f"{folder}/{_BLOCKS}", "wb") as file:  # noqa: PTH123
         blocks.tofile(file)
 
 
-def kept_names(folder: str) -> list[str]:
-    """The files whose states :func:`keep_states` wrote down; none where nothing whole lies there."""
-    found: list[str] = []
+def saved_names(folder: str) -> list[str]:
+    """The files whose states :func:`save_states` saved; none where they are not whole."""
+    paths: list[str] = []
     try:
         with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
             blocks = _numbers(folder, _BLOCKS)
             for start, length in zip(blocks[::2], blocks[1::2], strict=True):
                 names.seek(start)
-                found += map(os.fsdecode, names.read(length).split(b"\0"))
+                paths += map(os.fsdecode, names.read(length).split(b"\0"))
     except (OSError, ValueError, EOFError):
         return []
-    return found
+    return paths
 
 
 def changed_file(folder: str, processes: int) -> str:
-    """The first file found that is not as :func:`keep_states` wrote; empty if all are.
+    """Return the first file found that is not as :func:`save_states` saved; empty if all are.
 
     Args:
         folder: where the states lie.
@@ -94,15 +94,15 @@ def changed_file(folder: str, processes: int) -> str:
             )
             stack.callback(_end, process)
             started.append(process)
-        found = _changed_of(folder, helpers, helpers + 1) if count else ""
+        changed = _changed_of(folder, helpers, helpers + 1) if count else ""
         for process in started:
-            if found:
+            if changed:
                 break
             answer = process.communicate()[0]
             if process.returncode:
                 raise OSError(f"a process that looks at files ended with {process.returncode}")
-            found = os.fsdecode(answer)
-    return found
+            changed = os.fsdecode(answer)
+    return changed
 
 
 def _changed_of(folder: str, part: int, parts: int) -> str:
@@ -116,14 +116,14 @@ def _changed_of(folder: str, part: int, parts: int) -> str:
             if len(text) != blocks[2 * number + 1]:
                 raise EOFError(f"{folder}/{_NAMES} is cut short")
             start = 2 * BLOCK * number
-            kept = states[start : start + 2 * BLOCK]
-            for path, when, size in zip(text.split(b"\0"), kept[::2], kept[1::2], strict=True):
+            saved = states[start : start + 2 * BLOCK]
+            for path, when, size in zip(text.split(b"\0"), saved[::2], saved[1::2], strict=True):
                 try:
-                    found = stat(path)
+                    status = stat(path)
                 except OSError:
                     same = (when, size) == MISSING
                 else:
-                    same = found.st_mtime_ns == when and found.st_size == size
+                    same = status.st_mtime_ns == when and status.st_size == size
                 if not same:
                     return os.fsdecode(path)
     return ""
@@ -144,5 +144,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    _, place, first, every = sys.argv
-    sys.stdout.buffer.write(os.fsencode(_changed_of(place, int(first), int(every))))
+    _, folder, first, every = sys.argv
+    sys.stdout.buffer.write(os.fsencode(_changed_of(folder, int(first), int(every))))

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
     # The file.
     "unreadable file": Kind("stops", "annotation files cannot be read"),
     "not understood": Kind("stops", "lines or entries are not of the format"),
-    "not a number": Kind("stops", "boxes have a coordinate or class that is no number"),
+    "not a number": Kind("stops", "boxes have a coordinate or class that is not a number"),
     # The class.
     "class out of range": Kind("stops", "boxes have a class number without a name"),
     "unnamed class": Kind("stops", "boxes have a class that the class names do not have"),
@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
     "no size": Kind("dropped", "boxes have no width or no height"),
     "ends before it begins": Kind("dropped", "boxes end before they begin"),
     "outside": Kind("dropped", "boxes lie outside their image"),
-    "repeated": Kind("dropped", "boxes repeat another of the same image, class and place"),
+    "repeated": Kind("dropped", "boxes repeat another of the same image, class and coordinates"),
     "over the edge": Kind("clipped", "boxes reach over the edge of their image"),
     "counted from 0": Kind("reported", "boxes begin at pixel 0 in a format that counts from 1"),
     "a pixel thin": Kind("reported", "boxes are at most one pixel wide or high"),

@@ -31,7 +31,7 @@ _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """Chunks of scans inside are kept in ``folder``, and taken from there where nothing changed."""
+    """Cache the chunks of scans inside in ``folder``, and use those there where nothing changed."""
     before = _store.set(folder)
     try:
         yield
@@ -52,7 +52,7 @@ def scan(
     Args:
         work: a function of a module's top level: from some items to their part of the split.
         items: files that belong together, such as (image, label file), and whatever else the work needs to
-            know; what is read of an item is kept until one of its files changes.
+            know; what is read of an item is cached until one of its files changes.
         what: several of them, for the bar: ``images``.
         chunk: about so many items are worked on at a time; fewer where an item is much work.
         processes: None is one per core.
@@ -64,12 +64,12 @@ def scan(
     if len(parts) < FEW:
         return joined([work(part) for part in parts or [[]]])
     cores = min(usable_cores(), _MOST) if processes is None else processes
-    kept = _store.get()
-    if kept is not None:
+    store = _store.get()
+    if store is not None:
         try:
-            return _scanned(work, parts, kept, cores, what)
+            return _scanned(work, parts, store, cores, what)
         except NotStored as error:
-            print(f"what is read of the {what} cannot be kept ({error}): read anew", file=sys.stderr)
+            print(f"what is read of the {what} cannot be cached: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="rankless-scan-") as folder:
         try:
             return _scanned(work, parts, Path(folder), cores, what)
@@ -113,19 +113,19 @@ def _in_processes(
         with _started(file.name) as process:
             assert process.stdout is not None  # it is a pipe
             for line in process.stdout:
-                told: dict[str, Any] = json.loads(line)
-                if "chunk" not in told:
-                    raise _fault(told)
-                files[told["chunk"]] = told["file"]
-                progress.advance(len(parts[told["chunk"]]))
+                report: dict[str, Any] = json.loads(line)
+                if "chunk" not in report:
+                    raise _error(report)
+                files[report["chunk"]] = report["file"]
+                progress.advance(len(parts[report["chunk"]]))
             if process.wait():
-                raise _fault({"died": True})
+                raise _error({"died": True})
     return files
 
 
 @contextlib.contextmanager
 def _started(job: str) -> Iterator[subprocess.Popen[str]]:
-    """The worker process in a group of its own, which is gone afterwards whatever happened."""
+    """Start the worker process in a new process group, which is ended afterwards whatever happened."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "rankless.data.index.scan_worker", job, str(os.getpid())],
@@ -145,16 +145,16 @@ def _started(job: str) -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def _fault(told: dict[str, Any]) -> Exception:
-    if "full" in told:
-        return NotStored(told["full"])
-    if "faults" in told:
-        return UserError(told["faults"])
-    if "trace" in told:
-        return RuntimeError(f"reading the data failed:\n{told['trace']}")
+def _error(report: dict[str, Any]) -> Exception:
+    if "full" in report:
+        return NotStored(report["full"])
+    if "problems" in report:
+        return UserError(report["problems"])
+    if "trace" in report:
+        return RuntimeError(f"reading the data failed:\n{report['trace']}")
     return UserError(
         "A process that reads the data was killed (out of memory?). Start again: what was read already is "
-        "kept."
+        "cached."
     )
 
 
@@ -169,7 +169,7 @@ def with_headers(raw: Raw) -> Raw:
 
 
 def with_sizes(raw: Raw) -> Raw:
-    """:func:`with_headers` of any number of images, for formats that keep all annotations in one file."""
+    """:func:`with_headers` of any number of images, for formats with all annotations in one file."""
     scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
     raw.sizes = scanned.sizes
     raw.findings.update(scanned.findings)

@@ -1,4 +1,4 @@
-"""What a chunk of a data set's files was read as, kept in a file: arrays and JSON, never a pickle.
+"""What was read of a chunk of a data set's files, saved to a file: arrays and JSON, never a pickle.
 
 A file's name is drawn from everything that the reading depends on, so that a scan goes on where it was
 killed, and a changed file costs its own chunk.
@@ -30,13 +30,13 @@ from rankless.data.index.raw import Raw
 Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
 
-_WORDS = "words"  # what is no array, as JSON
+_REST = "rest"  # what is no array, as JSON
 TICK = 20_000_000
-"""Nanoseconds in which a file can change twice and keep its time: the clock that stamps files is slow."""
+"""Nanoseconds in which a file can change twice with the same time: the clock that stamps files is slow."""
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """There is no room to keep a chunk."""
+    """There is no room to save a chunk."""
 
 
 @cache
@@ -88,7 +88,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
     made = work(items)
     names = [name for item in items for name in item]
     if [state(name) for name in names] != before or touched_since(names, started):
-        path = path.with_name(f"once-{path.name}")  # right now, but found by nobody else
+        path = path.with_name(f"once-{path.name}")  # for this scan alone
     try:
         save(made, path)
     except OSError as error:
@@ -113,7 +113,7 @@ def save(raw: Raw, path: Path) -> None:
             arrays[each.name] = value
         else:
             rest[each.name] = value.as_json() if isinstance(value, Findings) else value
-    arrays[_WORDS] = np.frombuffer(json.dumps(rest, default=list).encode(), np.uint8)
+    arrays[_REST] = np.frombuffer(json.dumps(rest, default=list).encode(), np.uint8)
     content = io.BytesIO()
     np.savez(content, **arrays)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -128,11 +128,11 @@ def load(path: Path) -> Raw:
         OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-            arrays: dict[str, Any] = {name: found[name] for name in found.files}
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            arrays: dict[str, Any] = {name: file[name] for name in file.files}
     except zipfile.BadZipFile as error:  # it has a check sum
         raise ValueError(f"{path} is damaged: {error}") from error
-    rest = json.loads(arrays.pop(_WORDS).tobytes())
+    rest = json.loads(arrays.pop(_REST).tobytes())
     rest["findings"] = Findings.from_json(rest["findings"])
     return Raw(**arrays, **rest)
 

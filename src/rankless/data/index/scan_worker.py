@@ -1,7 +1,7 @@
 """Scans chunks of files in several processes: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-It is a program of its own, so neither the caller's threads nor its main script matter: it imports what is
-needed once and forks while it still has a single thread. On the standard output it tells each chunk that is
+It is a separate program, so neither the caller's threads nor its main script matter: it imports what is
+needed once and forks while it still has a single thread. On the standard output it reports each chunk that is
 done, one JSON value a line.
 """
 
@@ -36,15 +36,15 @@ def main() -> int:
         waiting = {pool.submit(_chunk, number): number for number in range(len(_job["chunks"]))}
         try:
             for done in as_completed(waiting):
-                _tell({"chunk": waiting[done], "file": done.result()})
+                _report({"chunk": waiting[done], "file": done.result()})
         except UserError as error:
-            _tell({"faults": error.faults})
+            _report({"problems": error.faults})
         except NotStored as error:
-            _tell({"full": str(error)})
+            _report({"full": str(error)})
         except BrokenProcessPool:
-            _tell({"died": True})
+            _report({"died": True})
         except Exception:
-            _tell({"trace": traceback.format_exc()})
+            _report({"trace": traceback.format_exc()})
         else:
             return 0
         pool.shutdown(wait=False, cancel_futures=True)
@@ -56,7 +56,7 @@ def _chunk(number: int) -> str:
     return read_chunk(named(_job["work"]), items, Path(_job["store"]))
 
 
-def _tell(what: dict[str, Any]) -> None:
+def _report(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 
