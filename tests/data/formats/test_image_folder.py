@@ -67,7 +67,7 @@ def test_splits_of_class_folders(tmp_path):
     assert val.notes[1:] == ("1 of 2 classes have no images: 'big cat'",)
     assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
     data = opened(tmp_path, "train")
-    assert data.image(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
+    assert data.read(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
     assert data.annotations.sizes.tolist() == [[3, 4]] * 4
     assert image_folder.splits(tmp_path) == ["train", "val", "test"]
 
@@ -154,7 +154,7 @@ def test_links_are_followed_once(tmp_path):
     [
         (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; it has 'test', 'train'"),
         (["a/1.png", "b/1.png"], "test", None, "no split 'test': its own folders are taken as classes"),
-        (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "the model does not have: 'Owl'"),
+        (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "not have these classes: 'Owl'"),
         (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
         (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images; looked in 2 class folders"),
         (["1.png"], "train", None, "no images; looked in 0 class folders"),
@@ -245,5 +245,5 @@ def test_real_images():
     assert all(count.min() >= least for count, least in zip(counts, (59, 15), strict=True))
     assert all((part.annotations.sizes == 100).all() for part in parts)
     for index in range(0, len(parts[1]), 10):
-        assert parts[1].image(index).shape == (3, 100, 100)
+        assert parts[1].read(index).shape == (3, 100, 100)
         assert Path(parts[1].source(index)).parent.name == parts[1].class_names[parts[1].label(index)]

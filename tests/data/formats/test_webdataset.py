@@ -64,7 +64,7 @@ def test_what_webdataset_writes_is_read(tmp_path):
     assert isinstance(found, ClassifiedImages) and found.class_names == ("0", "1", "2")
     assert [found.label(index) for index in range(9)] == [number % 3 for number in range(9)]
     for index, image in enumerate(images):
-        assert np.array_equal(found.image(index).permute(1, 2, 0).numpy(), image)
+        assert np.array_equal(found.read(index).permute(1, 2, 0).numpy(), image)
     assert found.source(5) == f"{tmp_path}/train-000001.tar//sub/0005.png"
     assert found.annotations.sizes.tolist() == [[8, 12]] * 9
 
@@ -88,7 +88,7 @@ def test_shards_by_name_and_members_in_order(tmp_path):
     shard(tmp_path / "train/b.tar", pairs(["0"], first=1))
     shard(tmp_path / "train/a.tar", {"9.png": sample(9), "9.cls": "1", "2.png": sample(2), "2.cls": "0"})
     found = open_images(str(tmp_path), "train")
-    assert [int(found.image(index).max()) for index in range(3)] == [9, 2, 1]
+    assert [int(found.read(index).max()) for index in range(3)] == [9, 2, 1]
     assert read(tmp_path).paths()[2] == f"{tmp_path}/train/b.tar//001.png"
 
 
@@ -201,12 +201,12 @@ def test_a_shard_that_shrinks_or_goes_is_an_unreadable_image(tmp_path):
     path = shard(tmp_path / "train-0.tar", pairs(["0", "1"]))
     found = open_images(str(tmp_path), "train")
     path.write_bytes(path.read_bytes()[:1600])
-    found.image(0)
+    found.read(0)
     with pytest.raises(UnreadableImage, match=r"train-0.tar//001.png.*its shard ends after"):
-        found.image(1)
+        found.read(1)
     path.unlink()
     with pytest.raises(UnreadableImage, match="No such file"):
-        found.image(0)
+        found.read(0)
 
 
 _MEMBERS = {**pairs(["0", "1"]), **pairs(["[]", '{"boxes": [[0, 0, 2, 2]], "labels": [0]}'], "json", 2)}
