@@ -210,7 +210,10 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     os.mkfifo(tmp_path / "pipe.jpg")
     started = time.monotonic()
-    for name, reason in (("folder.jpg", "it is a folder"), ("pipe.jpg", "it is no file but a pipe")):
+    for name, reason in (
+        ("folder.jpg", "it is a folder"),
+        ("pipe.jpg", "it is a pipe or a device, not a file"),
+    ):
         for reader in (read, size):
             with pytest.raises(UnreadableImage, match=reason):
                 reader(tmp_path / name)

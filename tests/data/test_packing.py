@@ -178,7 +178,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_stays(tmp_path, four):
     with pytest.raises(UserError, match="it is there already, and nothing is replaced; give a new folder"):
         pack({"train": made}, tmp_path / "full")
     gone = boxed([*four, str(tmp_path / "gone.jpg")], [])
-    with pytest.raises(UserError, match=r"gone.jpg cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"gone.jpg: the image cannot be read: No such file"):
         pack({"train": gone}, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 

@@ -63,10 +63,10 @@ def test_the_input_is_normalized_as_the_network_expects():
 def test_a_image_to_predict_is_placed_as_in_evaluation(size, crop):
     task = Classify(digits(image_size=size, augment=Augment(crop=crop)))
     data = task.evaluation_data()
-    item = task.item(data.images.image(5), 7)
+    item = task.item(data.images.read(5), 7)
     assert torch.equal(item.image, data.item(5, 3).image) and item.index == 7
     assert item.image.shape == (3, *task.size)
-    cropped = Classify(digits(image_size=size, augment=Augment(crop=1.5 - crop))).item(data.images.image(5))
+    cropped = Classify(digits(image_size=size, augment=Augment(crop=1.5 - crop))).item(data.images.read(5))
     assert not torch.equal(item.image, cropped.image)
 
 

@@ -1,7 +1,7 @@
 """Anchors from the training boxes: k-means on widths and heights with 1 - IoU as the distance.
 
 Redmon and Farhadi, "YOLO9000: Better, Faster, Stronger", 2017, section 2. Everything is float64 and added in
-a fixed order, so that every rank comes to the same anchors.
+a fixed order, so every rank computes the same anchors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Sizes = NDArray[np.float64]
 
 
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
-    """Width and height of every box to train on, in pixels of the letterboxed input, (N, 2).
+    """Return width and height of every box to train on, in pixels of the letterboxed input, (N, 2).
 
     Images are not decoded: their headers say how large they are. Of the built-in data up to 500 scenes,
     evenly spread, stand for all.
@@ -41,23 +41,23 @@ def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
         return _flat_sizes(images.annotations, size)
     count = len(images)
     asked = min(count, SCENES) if isinstance(images, DigitScenes) else count
-    found = [np.zeros((0, 2))]
+    sizes = [np.zeros((0, 2))]
     for number in range(asked):
         truth = images.ground_truth(number * count // asked)
         boxes = truth.boxes if truth.flags is None else truth.boxes[truth.flags == 0]
         sides = (boxes[:, 2:] - boxes[:, :2]).numpy().astype(np.float64)
-        found.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
-    return np.concatenate(found)
+        sizes.append(sides[(sides > 0).all(1)] * fit(truth.height, truth.width, size))
+    return np.concatenate(sizes)
 
 
-def _flat_sizes(found: Annotations, size: tuple[int, int]) -> Sizes:
+def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
     """:func:`box_sizes` of flat arrays, without a step for every image."""
-    kinds, kind = np.unique(found.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
+    kinds, kind = np.unique(annotations.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
     scales = [fit(each >> 32, each & 0xFFFFFFFF, size) if each else 0.0 for each in kinds.tolist()]
-    scale = np.repeat(np.array(scales)[kind], np.diff(found.offsets))
-    sides = (found.boxes[:, 2:] - found.boxes[:, :2]).astype(np.float64)
-    kept = (found.flags == 0) & (sides > 0).all(1)
-    made: Sizes = sides[kept] * scale[kept, None]
+    scale = np.repeat(np.array(scales)[kind], np.diff(annotations.offsets))
+    sides = (annotations.boxes[:, 2:] - annotations.boxes[:, :2]).astype(np.float64)
+    plain = (annotations.flags == 0) & (sides > 0).all(1)
+    made: Sizes = sides[plain] * scale[plain, None]
     return made
 
 
@@ -83,14 +83,14 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
             "images, or leave model.anchors at 'default'"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
-    found = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
-    best = max(found, key=lambda anchors: _average(boxes, weights, anchors))
+    candidates = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
+    best = max(candidates, key=lambda anchors: _average(boxes, weights, anchors))
     rounded = best.round(2).clip(0.01).tolist()
     return tuple((w, h) for w, h in sorted(rounded, key=lambda side: (side[0] * side[1], side[0])))
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """How well anchors (A, 2) fit boxes (N, 2): the mean IoU of each box with its best anchor, both centerd.
+    """How well anchors (A, 2) fit boxes (N, 2): the mean IoU of each box with its best anchor, both centered.
 
     NaN without boxes.
     """
@@ -120,15 +120,15 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
     """k-means++: each further center is a box, drawn by its squared distance from those there are."""
     taken: list[int] = []
-    chances = weights.astype(np.float64)
+    weighted = weights.astype(np.float64)
     for _ in range(count):
-        steps = np.cumsum(chances)
+        steps = np.cumsum(weighted)
         drawn = int(np.searchsorted(steps, rng.random() * steps[-1], side="right"))
-        taken.append(min(drawn, int(np.flatnonzero(chances)[-1])))
+        taken.append(min(drawn, int(np.flatnonzero(weighted)[-1])))
         distance = 1 - _iou(boxes, boxes[taken]).max(1)
         # Of boxes that differ by a hair the distance may come out as nothing, and all may be such.
-        chances = weights * np.maximum(distance, 1e-12) ** 2
-        chances[taken] = 0
+        weighted = weights * np.maximum(distance, 1e-12) ** 2
+        weighted[taken] = 0
     return boxes[taken]
 
 

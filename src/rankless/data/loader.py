@@ -1,7 +1,7 @@
-"""Loader processes: the plan says which images form which micro-batch, the processes only fetch them.
+"""Loader processes: the schedule says which images form a micro-batch, they only fetch them.
 
-A batch is a function of its line in the plan, so the number of processes changes nothing but the time. The
-processes belong to the rank: they leave when it closes the loader, and die when it dies.
+A batch is a function of its line in the schedule, so the number of processes changes nothing but the
+time. The processes belong to the rank: they leave when it closes the loader, and die when it dies.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _GRACE = 1.0  # seconds for the batch that a process is at when the loader is cl
 def micro_batches(
     examples: Any,
     collate: Callable[[Sequence[Any]], B],
-    plan: Iterable[Line],
+    schedule: Iterable[Line],
     *,
     workers: int,
     pin_memory: bool = False,
 ) -> MicroBatches[B]:
-    """The micro-batches of a whole run, in the order of the plan.
+    """The micro-batches of a whole run, in the order of the schedule.
 
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
         collate: makes a batch of a list of items; a function that pickles by name.
-        plan: one line per micro-batch; drawn as it is needed, so it may be endless.
+        schedule: one line per micro-batch; drawn as it is needed, so it may be endless.
         workers: loader processes; 0 loads in this one.
         pin_memory: whether batches are put into page-locked memory for a GPU.
 
     Returns:
         An iterator that is a context manager too; leaving it ends the processes.
     """
-    return MicroBatches(examples, collate, plan, workers, pin_memory)
+    return MicroBatches(examples, collate, schedule, workers, pin_memory)
 
 
 class MicroBatches(Generic[B]):
@@ -70,7 +70,7 @@ class MicroBatches(Generic[B]):
         self,
         examples: Any,
         collate: Callable[[Sequence[Any]], B],
-        plan: Iterable[Line],
+        schedule: Iterable[Line],
         workers: int,
         pin_memory: bool,
     ) -> None:
@@ -79,7 +79,7 @@ class MicroBatches(Generic[B]):
             _start_forkserver(examples, collate)
         loader = DataLoader(
             _Fetch(examples),
-            batch_sampler=plan,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
+            batch_sampler=schedule,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
             collate_fn=_Guarded(collate),
             num_workers=workers,
             pin_memory=pin_memory,
@@ -111,7 +111,7 @@ class MicroBatches(Generic[B]):
             raise
         finally:
             self.waited += time.perf_counter() - started
-        if isinstance(batch, _Fault):
+        if isinstance(batch, _Failure):
             self.close()
             raise batch.error
         return batch  # type: ignore[no-any-return]
@@ -133,7 +133,7 @@ class LoaderDiedError(RuntimeError):
     """A loader process ended by itself; the sentence says how, and what it may mean."""
 
 
-class _Fault:
+class _Failure:
     """A user's mistake on its way out of a loader process; torch would turn it into a traceback's text."""
 
     def __init__(self, error: UserError) -> None:
@@ -141,12 +141,12 @@ class _Fault:
 
 
 class _Fetch(Dataset[Any]):
-    """Draws the items of one line of the plan."""
+    """Draws the items of one line of the schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
 
-    def __getitems__(self, line: Line) -> list[Any] | _Fault:
+    def __getitems__(self, line: Line) -> list[Any] | _Failure:
         try:
             draw = getattr(self.examples, "items", None)
             if not callable(draw):  # there may be data of that name
@@ -154,28 +154,28 @@ class _Fetch(Dataset[Any]):
             items: list[Any] = draw(line.images, line.step)
             _check_count(self.examples, items, len(line.images))
         except Exception as error:
-            return _fault(error)
+            return _failure(error)
         return items
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
+    def __getitem__(self, position: tuple[int, int]) -> Any:
         raise NotImplementedError("items are drawn a micro-batch at a time")
 
 
 class _Guarded:
-    """``collate`` that lets a fault through."""
+    """``collate`` that passes a failure on."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, items: list[Any] | _Fault) -> Any:
-        if isinstance(items, _Fault):
+    def __call__(self, items: list[Any] | _Failure) -> Any:
+        if isinstance(items, _Failure):
             return items
         try:
             batch = self.collate(items)
             if get_worker_info():
                 _share(batch)
         except Exception as error:
-            return _fault(error)
+            return _failure(error)
         return batch
 
 
@@ -211,21 +211,21 @@ def _share(batch: Any) -> None:
 
 def _check_count(examples: Any, items: Any, images: int) -> None:
     if not isinstance(items, list) or len(items) != images:
-        found = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
+        returned = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
         raise UserError(
-            f"items() of {type(examples).__name__} gave {found} for {images} images; expected a list "
+            f"items() of {type(examples).__name__} gave {returned} for {images} images; expected a list "
             "with one item for each (epoch, index), in their order"
         )
 
 
-def _fault(error: Exception) -> _Fault:
-    """What the user is told; any other error goes on its way."""
+def _failure(error: Exception) -> _Failure:
+    """Return what the user should read; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
     if isinstance(known, ShortageError) and not isinstance(error, UserError) and get_worker_info():
         known = UserError(f"a loader process is {'; '.join(known.faults)}; {_LESS}")
-    return _Fault(known)
+    return _Failure(known)
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
@@ -243,7 +243,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 def _start_forkserver(examples: object, collate: object) -> None:
     """Starts the process that loader processes are forked from, which has imported torch but has no threads.
 
-    It imports what examples and batches are made of as well: every evaluation starts loader processes anew,
+    It imports what examples and batches are made of as well: every evaluation starts loader processes again,
     and each would spend seconds on that.
     It is started with the ending signals blocked and its children inherit that: a signal sent to the whole
     process group must not take the data away from a rank that is about to save its last step.

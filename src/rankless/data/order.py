@@ -23,7 +23,7 @@ _LARGEST = 2**62  # the sums below must stay inside 64 bits
 
 
 class Line(NamedTuple):
-    """One line of a plan: what forms one micro-batch.
+    """One line of a schedule: what forms one micro-batch.
 
     Attributes:
         step: the step it belongs to, from 0; 0 in an evaluation.
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:
-    """Where a keyed permutation of 0..n-1 sends ``positions``.
+    """Return where a keyed permutation of 0..n-1 sends ``positions``.
 
     A Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with Arbitrary Finite
     Domains", 2002): each round adds a keyed hash of one half to the other half. Results that are not below
@@ -66,7 +66,7 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
 
 def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """The images at ``positions`` of the endless training stream.
+    """Return the images at ``positions`` of the endless training stream.
 
     Args:
         n: how many images the data has.
@@ -86,7 +86,7 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """The images of one micro-batch of one step, as (epoch, index), whoever computes it."""
+    """Return the images of one micro-batch of one step, as (epoch, index), whoever computes it."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 

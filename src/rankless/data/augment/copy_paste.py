@@ -14,26 +14,26 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""Chance of each object of the other image …"""
+"""Probability that an object of the other image is taken …"""
 MOST = 8
 """… of which at most so many are pasted."""
 TRIES = 5
-"""Places that are tried for one object; if none is free, it is not pasted."""
+"""Positions tried for one object; if none is free, it is not pasted."""
 COVERED = 0.3
-"""A place is free if no more than this share of any box that is there already would be covered."""
+"""A position is free if at most this fraction of any earlier box would be covered."""
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
-    """An image with objects of another.
+    """Return an image with objects of another.
 
     An object is as large on the input as its own image would show it, and lies wholly in the image; one
     that is larger than the image is not pasted. The boxes that were there all stay.
 
     Args:
-        image: what is pasted into; stays as it is.
+        sample: what is pasted into; not changed.
         other: where the objects come from.
         size: the network's input (H, W) in pixels.
-        rng: which objects, and where.
+        rng: draws which objects, and where.
 
     Returns:
         The image with its boxes, then those of the pasted objects.
@@ -48,10 +48,10 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
         rows, columns = patch.shape[-2:]
         if rows > height or columns > width:
             continue
-        place = _free_place(torch.cat(boxes), (columns, rows), (width, height), rng)
-        if place is None:
+        position = _free_position(torch.cat(boxes), (columns, rows), (width, height), rng)
+        if position is None:
             continue
-        left, top = place
+        left, top = position
         image[:, top : top + rows, left : left + columns] = patch
         boxes.append((box + torch.tensor([left, top, left, top]))[None])
         labels.append(other.labels[number : number + 1])
@@ -73,7 +73,7 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
     return patch, box * torch.tensor([right, down, right, down])
 
 
-def _free_place(
+def _free_position(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
     """(left, top) of a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.

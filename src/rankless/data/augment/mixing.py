@@ -13,7 +13,7 @@ Example = tuple[Tensor, Tensor]
 
 
 def target_of(label: int, classes: int) -> Tensor:
-    """The whole of one class, float32 (C,)."""
+    """Return the target of one class, float32 (C,)."""
     target = torch.zeros(classes)
     target[label] = 1
     return target
@@ -21,25 +21,25 @@ def target_of(label: int, classes: int) -> Tensor:
 
 def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
     """λ of one and 1 - λ of the other, pixel by pixel; λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
-    share = float(rng.beta(alpha, alpha))
-    return blended(one[0], other[0], share), _blend(one[1], other[1], share)
+    weight = float(rng.beta(alpha, alpha))
+    return blended(one[0], other[0], weight), _blend(one[1], other[1], weight)
 
 
-def blended(one: Tensor, other: Tensor, share: float) -> Tensor:
-    """``share`` of one image and the rest of another, uint8 of one shape, pixel by pixel."""
-    sum_ = one.numpy() * np.float32(share) + other.numpy() * np.float32(1 - share)
+def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
+    """Return ``weight`` of one image and the rest of another, uint8 of one shape, pixel by pixel."""
+    sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
 
 def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """A rectangle of the other, at its own place, in the one (Yun et al., "CutMix", 2019).
+    """Paste a rectangle of the other, at the same position, in the one (Yun et al., "CutMix", 2019).
 
     It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its middle anywhere; the target
     goes by what is left of it inside.
     """
-    share = float(rng.beta(alpha, alpha))
+    weight = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]
-    side = math.sqrt(1 - share) / 2
+    side = math.sqrt(1 - weight) / 2
     x, y = rng.random(2).tolist()
     left, right = (min(max(round((x + edge) * width), 0), width) for edge in (-side, side))
     top, bottom = (min(max(round((y + edge) * height), 0), height) for edge in (-side, side))
@@ -48,5 +48,5 @@ def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator)
     return image, _blend(one[1], other[1], 1 - (right - left) * (bottom - top) / (width * height))
 
 
-def _blend(one: Tensor, other: Tensor, share: float) -> Tensor:
-    return share * one + (1 - share) * other
+def _blend(one: Tensor, other: Tensor, weight: float) -> Tensor:
+    return weight * one + (1 - weight) * other

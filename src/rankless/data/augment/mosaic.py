@@ -22,8 +22,8 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 SPREAD = 0.3
-"""The point lies at most this share of a side from the middle, before zoom and shift: 0.2 to 0.8, as Darknet
-has it."""
+"""The point lies at most this fraction of a side off the middle, before zoom and shift: 0.2 to 0.8, as
+in Darknet."""
 
 
 def mosaic(
@@ -34,18 +34,18 @@ def mosaic(
     options: Augment,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Image ``index`` and three others on one input.
+    """Return image ``index`` and three others on one input.
 
     Zoom, shift, warp and mirror are of the mosaic, color is of each image. What the border leaves too
     little of is dropped, as in :func:`rankless.data.augment.resample.augment`.
 
     Args:
         read: gives an image by its number; not asked for those of which nothing is seen.
-        index: the image that the input is drawn for; it takes one of the four places.
+        index: the image that the input is drawn for; it is one of the four tiles.
         among: the images, it included, from which the others are drawn.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
-        rng: where the mosaic comes from.
+        rng: draws the mosaic.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
@@ -61,32 +61,32 @@ def mosaic(
         for side, off, shift in zip((size[1], size[0]), draws[:2], draws[2:], strict=True)
     )
     tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, rng))
-    for place, number in enumerate([*others[:own], index, *others[own:]]):
-        if tiles.seen(place):
-            tiles.lay(place, read(number), factor, drawn_color(options, *colors[place]))
+    for tile, number in enumerate([*others[:own], index, *others[own:]]):
+        if tiles.seen(tile):
+            tiles.lay(tile, read(number), factor, drawn_color(options, *colors[tile]))
     clipped, labels = tiles.boxes()
     image, mirrored = mirror(tiles.canvas, clipped, sideways, upside_down)
     return image, mirrored, labels
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Three images other than ``index`` and than each other, as far as there are so many."""
-    taken, found = [among.index(index)], []
+    """Draw three images other than ``index`` and than each other, as far as there are so many."""
+    taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):
             taken = []
-        place = int(draw * (len(among) - len(taken)))
+        tile = int(draw * (len(among) - len(taken)))
         for before in sorted(taken):
-            place += place >= before
-        taken.append(place)
-        found.append(among[place])
-    return found
+            tile += tile >= before
+        taken.append(tile)
+        others.append(among[tile])
+    return others
 
 
 class _Tiles:
-    """The four places of a mosaic, and the input that they are laid on.
+    """The four tiles of a mosaic, and the input that they are laid on.
 
-    Without a warp, a place is the quarter of the input that the meeting point leaves it. With one, the places
+    Without a warp, a tile is the quarter of the input that the meeting point leaves it. With one, the tiles
     have no outer border, and what the input shows of them the warp decides.
     """
 
@@ -94,34 +94,34 @@ class _Tiles:
         self.size, self.meeting, self.warp = size, meeting, warp
         self.canvas = torch.full((3, *size), GRAY, dtype=torch.uint8)
         self._points = None if warp is None else origins(warp, size)
-        self._found: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
+        self._boxes: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
         self._regions = [np.zeros((0, 4), np.float32)]
 
-    def seen(self, place: int) -> bool:
-        """Whether the input shows anything of a place."""
+    def seen(self, tile: int) -> bool:
+        """Return whether the input shows anything of a tile."""
         if self._points is not None:
-            return bool(self._mask(place, self._points).any())
-        x0, y0, x1, y1 = self._quarter(place)
+            return bool(self._mask(tile, self._points).any())
+        x0, y0, x1, y1 = self._quarter(tile)
         return x0 < x1 and y0 < y1
 
-    def lay(self, place: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
+    def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
         """An image, ``factor`` times as large as letterboxed, with its inner corner on the meeting point."""
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
-        left = self.meeting[0] - (0 if place % 2 else scaled(width, scale))
-        top = self.meeting[1] - (0 if place // 2 else scaled(height, scale))
+        left = self.meeting[0] - (0 if tile % 2 else scaled(width, scale))
+        top = self.meeting[1] - (0 if tile // 2 else scaled(height, scale))
         if self._points is None:
-            where = self._lay_flat(place, sample.image, matrix, (scale, left, top))
-            region = np.array([self._quarter(place)], np.float32)
+            where = self._lay_flat(tile, sample.image, matrix, (scale, left, top))
+            region = np.array([self._quarter(tile)], np.float32)
             self._regions.append(region.repeat(len(sample.labels), 0))
         else:
             where = Letterbox(scale, left, top, height, width)
-            self._lay_warped(place, sample.image, matrix, where, self._points)
-        self._found.append((to_input(sample.boxes, where), sample.labels))
+            self._lay_warped(tile, sample.image, matrix, where, self._points)
+        self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self) -> tuple[Tensor, Tensor]:
-        """Boxes (N, 4) as the input shows them, and their labels (N,)."""
-        boxes, labels = (torch.cat(part) for part in zip(*self._found, strict=True))
+        """Return boxes (N, 4) as the input shows them, and their labels (N,)."""
+        boxes, labels = (torch.cat(part) for part in zip(*self._boxes, strict=True))
         region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
             region = np.concatenate(self._regions)
@@ -132,41 +132,41 @@ class _Tiles:
 
     def _lay_flat(
         self,
-        place: int,
+        tile: int,
         image: Tensor,
         matrix: NDArray[np.float32] | None,
         at: tuple[float, int, int],
     ) -> Letterbox:
-        x0, y0, x1, y1 = self._quarter(place)
+        x0, y0, x1, y1 = self._quarter(tile)
         scale, left, top = at
         patch, corner, where = recolored_patch(image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0)
         lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
         return replace(where, left=where.left + x0, top=where.top + y0)
 
     def _lay_warped(
-        self, place: int, image: Tensor, matrix: NDArray[np.float32] | None, where: Letterbox, points: Points
+        self, tile: int, image: Tensor, matrix: NDArray[np.float32] | None, where: Letterbox, points: Points
     ) -> None:
-        mask = self._mask(place, points)
+        mask = self._mask(tile, points)
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
         part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
         patch = warped_image(image, matrix, (points[0][part], points[1][part]), where)
         under = self.canvas[:, part[0], part[1]]
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 
-    def _mask(self, place: int, points: Points) -> NDArray[np.bool_]:
-        """Which pixels of the input come from a place, (H, W)."""
+    def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
+        """Return which pixels of the input come from a tile, (H, W)."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
-        mask: NDArray[np.bool_] = (right if place % 2 else ~right) & (below if place // 2 else ~below)
+        mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask
 
-    def _quarter(self, place: int) -> tuple[int, int, int, int]:
-        """A place without a warp, xyxy in pixels of the input."""
-        x0, x1 = _half(self.meeting[0], self.size[1], place % 2)
-        y0, y1 = _half(self.meeting[1], self.size[0], place // 2)
+    def _quarter(self, tile: int) -> tuple[int, int, int, int]:
+        """Return a tile without a warp, xyxy in pixels of the input."""
+        x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
+        y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:
-    """Pixels [first, last) of the input on one side of the meeting point."""
+    """Return pixels [first, last) of the input on one side of the meeting point."""
     cut = min(max(meeting, 0), side)
     return (cut, side) if second else (0, cut)

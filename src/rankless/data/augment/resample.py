@@ -1,8 +1,8 @@
-"""How one training image is varied: mirror, color, zoom, shift and warp, in one resampling.
+"""How one training image is augmented: mirror, color, zoom, shift and warp, in one resampling.
 
-Zoom and shift only move the place where the letterbox would put the image, so an image is resized once,
+Zoom and shift only move where the letterbox would put the image, so an image is resized once,
 and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,
-perspective) it is sampled once instead, at the places where the warp would have come from.
+perspective) it is sampled once instead, where the warp would have come from.
 
 Color is one 3×3 matrix per image. A round trip through HSV costs about ten times as much, and the two
 agree where it matters: hue turns around the gray axis, saturation moves away from it, value is a factor.
@@ -22,9 +22,9 @@ from rankless.geometry.letterbox import centerd, fit, paste, place, resized, to_
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
-KEPT_SHARE = 0.25
-"""A box is dropped if the input's border leaves less than this share of its area …"""
-KEPT_SIDE = 2.0
+LEAST_AREA = 0.25
+"""A box is dropped if the input's border leaves less than this fraction of its area …"""
+LEAST_SIDE = 2.0
 """… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
 _AT_ONCE = 16384  # pixels that are recolored: what they need fits into a processor's second cache
 
@@ -32,13 +32,13 @@ _AT_ONCE = 16384  # pixels that are recolored: what they need fits into a proces
 def augment(
     sample: Sample, size: tuple[int, int], options: Augment, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """One variation of an image on the network's input.
+    """Return one augmentation of an image on the network's input.
 
     Args:
-        image: the source.
+        sample: the source.
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
-        rng: where the variation comes from.
+        rng: draws the augmentation.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
@@ -71,7 +71,7 @@ def augment(
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
-    """An input (3, H, W) and its boxes (N, 4) as a mirror shows them."""
+    """Return an input (3, H, W) and its boxes (N, 4) as a mirror shows them."""
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -83,7 +83,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """The color matrix of three draws from -1..1; None where the options leave colors as they are."""
+    """Return the color matrix of three draws from -1..1; None where the options leave colors as they are."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
@@ -91,23 +91,23 @@ def drawn_color(options: Augment, hue: float, saturation: float, value: float) -
 
 
 def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """What turns RGB columns into recolored RGB columns, (3, 3).
+    """Return what turns RGB columns into recolored RGB columns, (3, 3).
 
     ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the gray axis by ``hue``
     is Rodrigues' formula, the mean is of the three channels (Haeberli, "Matrix Operations for Image
     Processing", 1993, with equal weights, so that the two commute).
 
     Args:
-        hue: share of the full circle; 1/3 sends red to green.
+        hue: fraction of the full circle; 1/3 sends red to green.
         saturation: factor on the distance from gray; 0 is gray.
         value: factor on everything.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
     gray = (1 - saturation) / 3
-    own = value * (gray + saturation * (math.cos(angle) + along))
+    same = value * (gray + saturation * (math.cos(angle) + along))
     before, after = (value * (gray + saturation * (along + side)) for side in (across, -across))
-    return np.array([[own, after, before], [before, own, after], [after, before, own]], np.float32)
+    return np.array([[same, after, before], [before, same, after], [after, before, same]], np.float32)
 
 
 def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
@@ -143,7 +143,7 @@ def recolored_patch(
     left: int,
     top: int,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """What :func:`visible_part` gives, scaled, and recolored on the smaller side of the resize."""
+    """Return what :func:`visible_part` gives, scaled, and recolored on the smaller side of the resize."""
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
         patch = resized(part, scale)
@@ -183,7 +183,7 @@ def clip(boxes: Tensor, region: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
     width, height = (given[:, 2:] - given[:, :2]).T
     across, down = (clipped[:, 2:] - clipped[:, :2]).T
-    enough = (across * down >= KEPT_SHARE * (width * height)) & (np.minimum(across, down) >= KEPT_SIDE)
+    enough = (across * down >= LEAST_AREA * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
     # The letterbox's own rounding may put a border box a hair outside: that is no cut.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
     stays = (enough | whole) & (across > 0) & (down > 0)

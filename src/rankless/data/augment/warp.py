@@ -26,7 +26,7 @@ _NEAR = 1e-3  # of what is nearer to the horizon than this, nothing is on the in
 
 
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
-    """The warp that the options and rng say; None if they switch all of it off.
+    """Draw a warp as the options say; None if they switch all of it off.
 
     In this order: the corners of the input move, it is slanted, it is turned; the last two about its middle.
 
@@ -111,13 +111,13 @@ def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
 
 def _before_the_horizon(polygon: Matrix) -> Matrix:
     """The part of a polygon, homogeneous points (K, 3), that a homography does not throw to infinity."""
-    kept = []
+    points = []
     for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if one[2] >= _NEAR:
-            kept.append(one)
+            points.append(one)
         if (one[2] >= _NEAR) != (other[2] >= _NEAR):
-            kept.append(one + (other - one) * ((_NEAR - one[2]) / (other[2] - one[2])))
-    return np.array(kept).reshape(-1, 3)
+            points.append(one + (other - one) * ((_NEAR - one[2]) / (other[2] - one[2])))
+    return np.array(points).reshape(-1, 3)
 
 
 def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[float, float]]:
@@ -154,15 +154,15 @@ def sampled(
     Returns:
         uint8 (3, H, W): bilinear, rounded once.
     """
-    shares = [
-        # In shares of the side from -1 to 1, as torch asks; further out than 2 there is only gray.
+    normalized = [
+        # Normalized to -1..1, as torch asks; further out than 2 there is only gray.
         np.clip(2 * (axis - start) / (scale * side) - 1, -2 - 4 / side, 2 + 4 / side).astype(np.float32)
         for axis, start, scale, side in zip(
             points, corner, scales, (image.shape[-1], image.shape[-2]), strict=True
         )
     ]
-    grid = torch.from_numpy(np.stack(shares, -1))[None]  # (1, H, W, 2)
+    grid = torch.from_numpy(np.stack(normalized, -1))[None]  # (1, H, W, 2)
     # Zeros are what torch has outside, so gray becomes zero.
     source = (image.float() - GRAY)[None]
-    found = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
-    return (found + GRAY).round_().clamp_(0, 255).to(torch.uint8)
+    sampled_ = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
+    return (sampled_ + GRAY).round_().clamp_(0, 255).to(torch.uint8)

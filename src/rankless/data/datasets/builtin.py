@@ -43,7 +43,7 @@ _MOST_DIGITS = 12
 # Of glyphs with their soft rim, in pixels of a scene whose shorter side is 256; a box is a tenth lower.
 _HEIGHTS = (15.5, 118.0)
 _SMALLEST_HEIGHT = 13.5  # below this a person cannot read a digit, however small the scene
-_MOST_COVERED = 0.1  # share of a digit's box that another may cover
+_MOST_COVERED = 0.1  # fraction of a digit's box that another may cover
 _LARGEST_IOU = 0.05
 _SHARPEN = 1.6
 _CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
@@ -69,19 +69,19 @@ class DigitScenes(DetectionImages):
     class_names = _NAMES
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
-        faults = []
+        problems = []
         if split not in SPLITS:
             known = " and ".join(SPLITS)
-            faults.append(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
+            problems.append(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
         if images < 1:
-            faults.append(f"digits: {images} scenes asked for, expected 1 or more: raise the number")
+            problems.append(f"digits: {images} scenes asked for, expected 1 or more: raise the number")
         if min(size) < 32:
             asked = f"{size[0]} × {size[1]}"
-            faults.append(
+            problems.append(
                 f"digits: scenes of {asked} pixels asked for, expected sides of 32 or more: enlarge them"
             )
-        if faults:
-            raise UserError(faults)
+        if problems:
+            raise UserError(problems)
         self.split = split
         self.seed = seed
         self.size = size
@@ -143,7 +143,7 @@ class DigitScenes(DetectionImages):
             box = None
             while box is None and height >= low:
                 mask = _warp(rng, glyph, height)
-                box = self._place(rng, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
+                box = self._position(rng, mask, boxes, _LARGEST_IOU, _MOST_COVERED)
                 height = max(0.7 * height, low) if height > low else 0.0  # a smaller one may find room
             if box is not None:
                 masks.append(mask)
@@ -158,12 +158,12 @@ class DigitScenes(DetectionImages):
         placed = []
         for _ in range(rng.below(6)):
             mask = _warp(rng, drawings[rng.below(len(drawings))], rng.log_uniform(low, high))
-            box = self._place(rng, mask, boxes, 0.0, 0.0)
+            box = self._position(rng, mask, boxes, 0.0, 0.0)
             if box is not None:
                 placed.append((mask, box))
         return placed
 
-    def _place(
+    def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
         """A box of the mask's size that overlaps no other too much, or None after 40 trials."""
@@ -182,7 +182,7 @@ class DigitScenes(DetectionImages):
         return [[_enlarged(digit) for digit in digits] for digits in self._digits]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the enlarged digits: a loader process makes them anew."""
+        """Without the enlarged digits: a loader process makes them again."""
         return {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
 
 
@@ -310,7 +310,7 @@ def _ink_curve(rng: Draws, cell: float) -> bytes:
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Whether two boxes overlap by more than the IoU or cover more of the smaller one than the share."""
+    """Whether two boxes overlap by more than the IoU or cover more of the smaller one than the fraction."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:

@@ -70,7 +70,7 @@ def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
 
 
 def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
-    """A color that can be told from nearly all of what lies beneath.
+    """Return a color that differs from nearly all of what lies beneath.
 
     Its luma stays at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or
     below the 3rd; where neither has that much room, it goes as far as it can on the side with more.
@@ -91,16 +91,16 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
 def background(rng: Draws, height: int, width: int) -> Image.Image:
     """A textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
 
-    The palette's lumas span at most 130 of 256 levels, so that some ink can always be told from it.
+    The palette's lumas span at most 130 of 256 levels, so that some ink always differs from it.
     """
     gradients, noises = _textures(height, width)
     gradient = _crop(rng, gradients[rng.below(len(gradients))], height, width)
     noise = _crop(rng, noises[rng.below(len(noises))], height, width)
-    shares = [rng.uniform() ** 2 for _ in range(3)]
+    weights = [rng.uniform() ** 2 for _ in range(3)]
     if rng.uniform() < 0.4:
-        shares[2] = 0.0
-    total = sum(shares) + 1e-9
-    noise_weight, pattern_weight = (round(255 * share / total) for share in shares[1:])
+        weights[2] = 0.0
+    total = sum(weights) + 1e-9
+    noise_weight, pattern_weight = (round(255 * weight / total) for weight in weights[1:])
     mixed = noise * np.uint16(noise_weight)  # the weights add up to 256: 16 bits suffice
     mixed += gradient * np.uint16(256 - noise_weight - pattern_weight)
     if pattern_weight:
@@ -115,7 +115,7 @@ def background(rng: Draws, height: int, width: int) -> Image.Image:
 
 
 def sensor_noise(rng: Draws, planes: Bytes) -> None:
-    """Adds noise to ``planes``, uint8 (3, H, W), in place: none, gray or colored."""
+    """Add noise to ``planes``, uint8 (3, H, W), in place: none, gray or colored."""
     _, height, width = planes.shape
     choice = rng.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):

@@ -1,9 +1,9 @@
-"""How an image fills a classifier's input: placed whole or cropped, and how training varies it.
+"""How an image fills a classifier's input: placed whole or cropped, and how training augments it.
 
 Without a random crop the whole image is stretched onto the input. With one, evaluation and prediction take
 the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.
 
-Chance is keyed, and each part has a key of its own: switching one off leaves the others as they were.
+Draws are keyed, each part separately: switching one off leaves the others as they were.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLICIES = {
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
-    """The image on the input as in evaluation and prediction.
+    """Return the image on the input as in evaluation and prediction.
 
     Args:
         image: uint8, (3, h, w).
@@ -52,7 +52,7 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """How large :func:`place` shows images: how far they may be reduced while they are decoded.
+    """Return how large :func:`place` shows images: how far they may be reduced while they are decoded.
 
     A random crop shows them larger; ``detail`` is counted without it.
     """
@@ -63,7 +63,7 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 @one_thread()
 def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """One variation of an image on the input; with everything off it is ``place``'s, bit for bit.
+    """Return one augmentation of an image on the input; with everything off it is ``place``'s, bit for bit.
 
     In this order: random crop, mirror images, zoom, shift and warp, color, policy, blur, noise and JPEG,
     erasing.
@@ -72,7 +72,7 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
         options: how much of what.
-        key: decides the variation.
+        key: seeds the draws.
 
     Returns:
         uint8 (3, H, W).
@@ -108,13 +108,13 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random part: an even share of the area, a log-even aspect.
+    """(top, left, height, width) of a random part: a uniform fraction of the area, a log-uniform aspect.
 
     Ten trials; then the largest middle part whose aspect is allowed (Szegedy et al., 2015).
     """
     transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
-    found = transform.make_params([image])
-    return found["top"], found["left"], found["height"], found["width"]
+    drawn = transform.make_params([image])
+    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:

@@ -16,52 +16,52 @@ from rankless.files.cache_folder import hold
 def open_annotations(
     root: str, split: str, format: str = "auto", *, max_bad: float = 1.0, rescan: bool = False
 ) -> Annotations:
-    """One split, fit to be trained on.
+    """Open one split, fit to be trained on.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         split: its name.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        max_bad: the largest share of images that may be unreadable.
-        rescan: whether the data is read anew though nothing seems to have changed.
+        max_bad: the largest fraction of images that may be unreadable.
+        rescan: whether the data is read again even if nothing seems to have changed.
 
     Raises:
-        UserError: nothing there, no such split, or faults that stop a training: all of them at once.
+        UserError: nothing there, no such split, or problems that stop a training: all of them at once.
     """
-    found = examine(root, split, format, rescan=rescan)
-    found.findings.stop(f"Mend these; `rankless data check {root}` shows them all.")
-    bad = found.findings.counts.get("unreadable image", 0)
-    if bad > max_bad * len(found):
+    annotations = examine(root, split, format, rescan=rescan)
+    annotations.findings.stop(f"fix these; `rankless data check {root}` shows them all")
+    bad = annotations.findings.counts.get("unreadable image", 0)
+    if bad > max_bad * len(annotations):
         raise UserError(
             [
-                *(f"{one.where}: {one.problem}" for one in found.findings.first["unreadable image"]),
-                f"{root}: {bad} of the {len(found)} images of the split '{split}' cannot be read, which is "
-                f"more than data.max_bad ({max_bad:g}) allows: replace them, or take them out.",
+                *(f"{one.where}: {one.problem}" for one in annotations.findings.first["unreadable image"]),
+                f"{root}: {bad} of the {len(annotations)} images of the split '{split}' cannot be read, "
+                f"more than data.max_bad ({max_bad:g}) allows: replace or remove them",
             ]
         )
-    return found
+    return annotations
 
 
 def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False) -> Annotations:
-    """One split whatever is wrong with it; :attr:`Annotations.findings` says what.
+    """Open one split whatever is wrong with it: see :attr:`Annotations.findings`.
 
-    It is read once and then kept until its files change: see :mod:`rankless.data.index.annotation_cache`.
+    It is read once and then cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
 
     Raises:
         UserError: nothing there, no such split, or its files change while they are read.
     """
-    place = Path(root).expanduser().absolute()
+    path = Path(root).expanduser().absolute()
     name, why = recognize(root, format)
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
-        raw = page.read(place, split)
+        raw = page.read(path, split)
         return validate(raw, name), raw.depends
 
-    kept = cached(Key(str(place), split, name), read, rescan=rescan)
-    # Said anew: another opening may have named the format, or the data by another path.
-    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(kept)} images of '{split}'"
-    found = replace(kept, about=(read_as, *kept.about))
-    if found.folder is not None:
-        hold(Path(found.folder), found)
-    return found
+    known = cached(Key(str(path), split, name), read, rescan=rescan)
+    # Reported again: another opening may have named the format, or the data by another path.
+    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(known)} images of '{split}'"
+    annotations = replace(known, about=(read_as, *known.about))
+    if annotations.folder is not None:
+        hold(Path(annotations.folder), annotations)
+    return annotations

@@ -2,7 +2,7 @@
 
 Sound JPEGs are decoded by libjpeg-turbo straight into the array that is used (simplejpeg). All else, and
 every JPEG that it finds anything wrong with, is decoded by Pillow: it knows more of what is out there, and
-its word on what is damaged is the last. Both decode a JPEG to the same bits.
+decides what is damaged. Both decode a JPEG to the same bits.
 
 An image that is shown much smaller than it is can be made smaller while it is decoded: see :class:`Shown`.
 """
@@ -60,9 +60,7 @@ class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path, self.reason = os.fspath(path), reason
-        super().__init__(
-            f"The image {self.path} cannot be read: {reason}. Replace it, or take it out of the data."
-        )
+        super().__init__(f"{self.path}: the image cannot be read: {reason}; replace or remove it")
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
         return UnreadableImage, (self.path, self.reason)  # it crosses from loader processes
@@ -75,8 +73,8 @@ class Shown:
     Attributes:
         size: the network's input (H, W) in pixels.
         fit: how a whole image would lie on it: inside, stretched, or covering it.
-        detail: an image is halved, up to three times, as long as each side stays at least so many times as
-            long as it is shown; 0 never halves.
+        detail: decode at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the displayed size;
+            0 disables.
     """
 
     size: tuple[int, int]
@@ -97,7 +95,7 @@ class Decoded(NamedTuple):
 
     Attributes:
         image: uint8 RGB, (3, H, W).
-        reduced: one pixel of ``image`` is so many of the file's, from its upper left corner on.
+        reduced: the factor: one pixel of ``image`` stands for ``reduced`` × ``reduced`` of the file's.
         source: (H, W) of the upright image in the file.
     """
 
@@ -107,17 +105,17 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Why a file of so many bytes is not read."""
+    """Return why a file of so many bytes is not read."""
     return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Whether the file's ending is one of :data:`EXTENSIONS`."""
+    """Return whether the file's ending is one of :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:
-    """A whole image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
+    """Read a whole image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
     Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
     color profiles are not applied.
@@ -157,7 +155,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def size(path: Source, *, name: str = "") -> tuple[int, int]:
-    """(H, W) of what :func:`read` would return, from the file's header alone (a TIFF is decoded).
+    """Return (H, W) of what :func:`read` would return, from the file's header alone (a TIFF is decoded).
 
     Args:
         path, name: as for :func:`read`.
@@ -200,12 +198,12 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    found = os.stat(path)  # noqa: PTH116 - half the cost of a Path
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for its writer
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "no file but a pipe or a device"
+    state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
+    if not stat.S_ISREG(state.st_mode):  # to open a pipe would wait for its writer
+        what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"
         raise ValueError(f"it is {what}")
-    if found.st_size > MOST_BYTES:
-        raise ValueError(too_large(found.st_size))
+    if state.st_size > MOST_BYTES:
+        raise ValueError(too_large(state.st_size))
     with open(path, "rb") as file:  # noqa: PTH123 - the same
         yield file
 
@@ -223,13 +221,13 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
     # A last row or column that stands for fewer pixels must not come first: all is read and turned before.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
     early = 1 if uneven else factor
-    found = _jpeg(image, file, early)
-    if found is None:
+    pixels = _jpeg(image, file, early)
+    if pixels is None:
         image.load()
         whole = _rgb(image)
-        found = np.array(whole if early == 1 else whole.reduce(early))
-    found = _upright(found, turn)
-    return np.array(Image.fromarray(found).reduce(factor)) if uneven else found
+        pixels = np.array(whole if early == 1 else whole.reduce(early))
+    pixels = _upright(pixels, turn)
+    return np.array(Image.fromarray(pixels).reduce(factor)) if uneven else pixels
 
 
 def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
@@ -240,10 +238,10 @@ def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
     height, width = -(-image.height // factor), -(-image.width // factor)
     least = (height, width) if factor > 1 else (0, 0)
     try:
-        found = simplejpeg.decode_jpeg(file.read(), min_height=least[0], min_width=least[1], strict=True)
-    except ValueError:  # also for what Pillow mends
+        pixels = simplejpeg.decode_jpeg(file.read(), min_height=least[0], min_width=least[1], strict=True)
+    except ValueError:  # also for what Pillow repairs
         return None
-    return cast(Pixels, found) if found.shape == (height, width, 3) else None
+    return cast(Pixels, pixels) if pixels.shape == (height, width, 3) else None
 
 
 def _orientation(image: Image.Image) -> int:
