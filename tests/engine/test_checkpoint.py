@@ -123,7 +123,7 @@ def test_none_and_none_that_is_whole(run: RunDirectory) -> None:
     for step in (5, 10):
         (run.step_directory(step) / "model.safetensors").write_bytes(b"")
     warnings: list[str] = []
-    with pytest.raises(UserError, match=r"all 2 checkpoints are damaged; start anew"):
+    with pytest.raises(UserError, match=r"all 2 checkpoints are damaged; start again"):
         checkpoint.newest(run, warnings.append)
     assert len(warnings) == 2
 

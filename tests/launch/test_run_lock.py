@@ -10,7 +10,7 @@ from rankless import UserError, load_recipe, train
 from rankless.launch.run_lock import locked
 from rankless.runs.directory import RunDirectory
 
-SAYS = r"is no run directory and holds '.*; give another --run|nothing to resume"
+SAYS = r"not a run directory, but it has '.*; give another --run|nothing to resume"
 STRANGERS = (
     "recipe.yaml",
     "environment.json",
@@ -50,7 +50,9 @@ def test_nor_through_a_link(tmp_path):
     run.mkdir()
     (run / ".lock").symlink_to(theirs / "lock")
     (run / "logs").symlink_to(theirs)
-    with pytest.raises(UserError, match=r"is no run directory and holds '.lock', 'logs', which a run would"):
+    with pytest.raises(
+        UserError, match=r"not a run directory, but it has '.lock', 'logs', which a run would"
+    ):
         train(load_recipe("digits"), run, devices=1)
     assert contents(theirs) == before and (run / ".lock").is_symlink()
 
@@ -65,5 +67,5 @@ def test_a_directory_is_a_runs_by_its_mark_and_by_what_an_earlier_version_record
         if again:
             (run.path / ".lock").write_text("")
     run.environment.write_text("{}")
-    with pytest.raises(UserError, match="is no run directory"), locked(run, resume=True):
+    with pytest.raises(UserError, match="not a run directory"), locked(run, resume=True):
         pass

@@ -109,7 +109,7 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
 
     Args:
         run: where to look.
-        warn: told about every damaged checkpoint that is passed over.
+        warn: called about every damaged checkpoint that is skipped.
 
     Raises:
         UserError: there are checkpoints, but every one is damaged.
@@ -118,9 +118,9 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     steps = run.steps()
     for step in reversed(steps):
         folder = run.step_directory(step)
-        if (fault := _fault(folder, step)) is None:
+        if (problem := _problem(folder, step)) is None:
             return step
-        warn(f"checkpoint {folder} is damaged ({fault}); falling back to the one before")
+        warn(f"checkpoint {folder} is damaged ({problem}); falling back to the one before")
     if steps:
         raise UserError(
             f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
@@ -129,9 +129,9 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     return None
 
 
-def _fault(folder: Path, step: int) -> str | None:
-    if (found := damage(folder)) is not None:
-        return found
+def _problem(folder: Path, step: int) -> str | None:
+    if (problem := damage(folder)) is not None:
+        return problem
     try:
         _state(folder, step)
     except UserError as error:
@@ -164,7 +164,7 @@ class _Best(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What ``state.json`` must hold; more may stand there."""
+    """What ``state.json`` must have; there may be more."""
 
     step: int
     images: int
@@ -184,11 +184,11 @@ def _state(folder: Path, step: int) -> dict[str, Any]:
     path = folder / "state.json"
     try:
         state: dict[str, Any] = json.loads(reading.read_text(path, _LONGEST_STATE))
-        found = msgspec.convert(state, _State).step
+        saved = msgspec.convert(state, _State).step
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
-    if found != step:
-        raise UserError(f"{path}: is the state after step {found}, not {step}; take another copy")
+    if saved != step:
+        raise UserError(f"{path}: is the state after step {saved}, not {step}; take another copy")
     return state
 
 
@@ -204,9 +204,9 @@ def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
     if last is None:  # nothing shows which ones are the newest
         return
     # Those after the last that was written are damaged: the run fell back behind them.
-    kept = [step for step in run.steps() if step <= last][-keep:]
+    newest = [step for step in run.steps() if step <= last][-keep:]
     for step in run.steps():
-        if step not in kept and step != best:
+        if step not in newest and step != best:
             remove(run.step_directory(step))
     for left in remains(run):  # what was just saved is newer
         shutil.rmtree(left, ignore_errors=True)

@@ -68,10 +68,10 @@ def describe(device: torch.device) -> Environment:
 def versions() -> dict[str, str]:
     """Of Python, the packages and the native libraries that compute."""
     built = torch.__config__.show()
-    found = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
+    matches = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     native = {
-        **{name: match[1] for name, match in found.items() if match},
+        **{name: match[1] for name, match in matches.items() if match},
         "CUDA": torch.version.cuda if torch.cuda.is_available() else None,
         "cuDNN": str(cudnn) if cudnn else None,
         "NVIDIA driver": _driver() if torch.cuda.is_available() else None,
@@ -86,10 +86,10 @@ def versions() -> dict[str, str]:
 def _driver() -> str | None:
     """The version of the kernel's NVIDIA driver."""
     try:
-        found = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
+        match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Environment, list[str]]:
@@ -167,8 +167,10 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The entries so far, and what is wrong with the file."""
     why = ""
     try:
-        found = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
-        entries = [found] if isinstance(found, dict) else found  # before there was an entry for every start
+        content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
+        entries = (
+            [content] if isinstance(content, dict) else content
+        )  # before there was an entry for every start
         if isinstance(entries, list) and all(isinstance(one, dict) for one in entries):
             return entries, []
     except FileNotFoundError:
@@ -182,7 +184,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
     """A warning for what two starts differ in, if that changes numbers."""
-    found = []
+    differing = []
     certain = False
     for section, values in now.items():
         old = before.get(section)
@@ -193,13 +195,13 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
             if was != has and not _WITHOUT_EFFECT.fullmatch(name):
-                found.append(f"{_label(section, name)} is {has}, in the run so far {printable(str(was))}")
+                differing.append(f"{_label(section, name)} is {has}, in the run so far {printable(str(was))}")
                 on_cpu = now["hardware"]["device"] == "cpu"
                 certain |= name == "device" or (section == "instruction_set" and on_cpu)
-    if not found:
+    if not differing:
         return []
     return [
-        f"{'; '.join(found)}: the final weights {'will' if certain else 'may'} differ from those of an "
+        f"{'; '.join(differing)}: the final weights {'will' if certain else 'may'} differ from those of an "
         "uninterrupted run"
     ]
 
@@ -212,25 +214,25 @@ def _label(section: str, name: str) -> str:
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
     """A sentence for everything that must be the same on all ranks and is not."""
-    found = []
+    differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "not there") for rank in ranks]
         if len(set(values)) > 1:
-            found.append(f"the ranks differ in {name}: {_by_value(values)}; make it the same everywhere")
-    return found
+            differing.append(f"the ranks differ in {name}: {_by_value(values)}; make it the same everywhere")
+    return differing
 
 
 def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     """A warning where ranks compute with what rounds differently."""
-    found = []
+    differing = []
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
         values = [rank[section].get(name, "none") for rank in ranks]
         if len(set(values)) > 1:
-            found.append(f"{_label(section, name)} is {_by_value(values)}")
-    if not found:
+            differing.append(f"{_label(section, name)} is {_by_value(values)}")
+    if not differing:
         return []
     return [
-        f"the ranks round differently: {'; '.join(found)}; the weights depend on who computes what: "
+        f"the ranks round differently: {'; '.join(differing)}; the weights depend on who computes what: "
         "use machines of one kind, or where CPUs differ cpu_isa=avx2"
     ]
 

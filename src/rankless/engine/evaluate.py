@@ -63,7 +63,7 @@ def evaluate(
         stop: looked at before every batch; the ranks need not get the same answer at the same moment.
 
     Raises:
-        Stopped: on every rank, because ``stop`` said so on one of them before all was predicted.
+        Stopped: on every rank, because ``stop`` returned true on one of them before all was predicted.
         UserError: the task's predictions or scores are not what a task's must be, or more of the images
             than ``data.max_bad`` allows cannot be read.
     """
@@ -159,7 +159,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """What went wrong on any rank, raised on all of them at one place, so that none waits for another.
+    """What went wrong on any rank, raised on all of them together, so that none waits for another.
 
     Args:
         world: the ranks.

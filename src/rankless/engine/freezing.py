@@ -1,7 +1,7 @@
 """The backbone of a model, which stays as it is during the first epochs (``model.freeze``).
 
-Held, its parameters have no gradients and are not in the optimizer, and its batch norms work with the running
-statistics they have.
+While frozen, its parameters have no gradients and are not in the optimizer, and its batch norms work with the
+running statistics they have.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rankless.errors import UserError
 
 
 class Backbone:
-    """Holds the backbone of a model from now on.
+    """Freezes the backbone of a model from now on.
 
     Args:
-        model: the bare model; its method ``backbone()`` gives the modules to hold. What must never be trained
-            has ``requires_grad`` false already and keeps it.
+        model: the bare model; its method ``backbone()`` gives the modules to freeze. What must never be
+            trained has ``requires_grad`` false already and keeps it.
 
     Attributes:
-        norms: the backbone's batch norms while it is held, none once it is released.
+        norms: the backbone's batch norms while it is frozen, none once it is released.
 
     Raises:
         UserError: the model does not say what its backbone is, or nothing is left to train.
@@ -59,8 +59,8 @@ def _backbone_of(model: nn.Module) -> list[nn.Module]:
             "method backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set "
             "model.freeze to 0"
         )
-    found = method()
-    modules = list(found) if isinstance(found, Iterable) and not isinstance(found, nn.Module) else [found]
+    parts = method()
+    modules = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, nn.Module) else [parts]
     own = {id(module) for module in model.modules()}
     strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in own]
     if strangers or not modules:

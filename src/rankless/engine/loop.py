@@ -223,8 +223,8 @@ class _Loop:
         self.sinks.scores(done, scores, self.saver.rank(done, scores, task.score_name))
         return scores
 
-    def _report_left_out(self, done: int, found: Sequence[Unreadable]) -> None:
-        for one in self.state.unreadable.score(found):
+    def _report_left_out(self, done: int, images: Sequence[Unreadable]) -> None:
+        for one in self.state.unreadable.score(images):
             text = f"{one.path} cannot be read ({one.reason}) and is not scored"
             self.sinks.event("unreadable", done, text)
 

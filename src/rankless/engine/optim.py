@@ -33,8 +33,8 @@ def optimizer(model: nn.Module, recipe: Optim, *, portable: bool = False) -> tor
     Args:
         model: what is trained.
         recipe: its section ``optim``.
-        portable: the same bits on unlike CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on the
-            processor; the root in the fused AdamW is IEEE's.
+        portable: the same bits on different CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on
+            the processor; the root in the fused AdamW is IEEE's.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -39,7 +39,7 @@ class Retention:
         self.saved_best: dict[str, Any] | None = state.best
 
     def start(self) -> list[str]:
-        """Make ``best`` name what the state says; the warnings about it."""
+        """Make ``best`` name the state's best step; the warnings about it."""
         warnings = []
         best = self.state.best
         if best is not None and not (math.isfinite(best["score"]) and self._is_there(best)):

@@ -57,7 +57,7 @@ class Saver:
         """Call before the first step, on every rank: everything has been checked.
 
         ``recipe.yaml`` is brought up to date, and restored where a resumed run has lost it; ``best`` is made
-        to name what the state says.
+        to name the state's best step.
         """
         if self.world.is_first and (self.saved or self.run.recipe.exists()):
             with self.run.writing(self.run.recipe):

@@ -48,10 +48,10 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
     gathered = world.gather([layout, checksums(tensors)])
-    found = world.broadcast(_first_difference(gathered) if gathered else None)
-    if found is None:
+    difference = world.broadcast(_first_difference(gathered) if gathered else None)
+    if difference is None:
         return []
-    rank, name, same_layout = found
+    rank, name, same_layout = difference
     if not same_layout:
         raise UserError(
             f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
@@ -66,13 +66,13 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
 
 
 def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
-    """Compare the weights after ``step`` steps across ranks; what to say on every rank if they differ."""
+    """Compare the weights after ``step`` steps across ranks; the error, on every rank, if they differ."""
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])
-    found = world.broadcast(_differing(gathered) if gathered else None)
-    if found is None:
+    difference = world.broadcast(_differing(gathered) if gathered else None)
+    if difference is None:
         return None
-    ranks, name = found
+    ranks, name = difference
     return (
         f"after step {step} the weights on rank {', '.join(map(str, ranks))} differ from those on rank 0 "
         f"(first in '{name}'), so they were not saved; if it happens again, the task uses something that is "
@@ -113,8 +113,8 @@ def _read(scalars: list[Tensor]) -> list[float | int]:
     """Scalars of one kind out of their devices, each device waited for once."""
     read: list[float | int] = [0] * len(scalars)
     for device in {scalar.device for scalar in scalars}:
-        places = [place for place, scalar in enumerate(scalars) if scalar.device == device]
-        values = torch.stack([scalars[place] for place in places]).tolist()
-        for place, value in zip(places, values, strict=True):
-            read[place] = value
+        numbers = [number for number, scalar in enumerate(scalars) if scalar.device == device]
+        values = torch.stack([scalars[number] for number in numbers]).tolist()
+        for number, value in zip(numbers, values, strict=True):
+            read[number] = value
     return read

@@ -167,8 +167,8 @@ class TrainingState:
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
         """Return where fp16's loss scale is to blame; otherwise take the step back and raise."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        found = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
-        unused = self.world.broadcast(sorted(one for rank in found for one in rank) if found else None)
+        gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
+        unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)
         bad = non_finite({name: p.grad for name, p in zip(named, self.trained, strict=True)})
         scale = self.scaler.get_scale()
         if self.scaler.is_enabled() and bad and not unused and scale > SMALLEST_SCALE:

@@ -90,7 +90,7 @@ class Numbers:
         return self.loss / (self.count or 1.0)
 
     def entry(self) -> dict[str, Any]:
-        """What the journal's line of the step says about it."""
+        """The part of the journal's line that comes from the step's sums."""
         entry: dict[str, Any] = {
             "loss": self.mean_loss,
             "parts": {name: value / (self.count or 1.0) for name, value in self.parts.items()},

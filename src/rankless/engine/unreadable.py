@@ -1,6 +1,6 @@
 """The images that a run could not read: each is reported once, and too many end the run.
 
-Whoever met them, all ranks hold the same list, so they decide alike; it is saved with the state.
+Whichever rank met them, all have the same list, so they decide alike; it is saved with the state.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class UnreadableImages:
             The new ones, by number; the same on every rank.
         """
         gathered = world.gather(list(own))
-        found = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
-        return _added(self.trained, found)
+        images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
+        return _added(self.trained, images)
 
-    def score(self, found: Iterable[Unreadable]) -> list[Unreadable]:
-        """Those of an evaluation's that are new; ``found`` is the same on every rank."""
-        return _added(self.scored, found)
+    def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
+        """Those of an evaluation's that are new; ``images`` are the same on every rank."""
+        return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
         """The errors that end the run; none as long as there are few enough."""
@@ -68,7 +68,7 @@ class UnreadableImages:
             self.trained = {}
 
 
-def _added(known: dict[int, Unreadable], found: Iterable[Unreadable]) -> list[Unreadable]:
-    new = {one.index: one for one in found if one.index not in known}
+def _added(known: dict[int, Unreadable], images: Iterable[Unreadable]) -> list[Unreadable]:
+    new = {one.index: one for one in images if one.index not in known}
     known.update(new)
     return list(new.values())

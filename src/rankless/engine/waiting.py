@@ -23,7 +23,7 @@ class Waiting:
         self.advised = False
 
     def step(self, seconds: float, waited: float) -> str:
-        """Count one step; what to say now, which is nothing but once in a run."""
+        """Count one step; the advice to give now, once in a run at most."""
         self.seconds += seconds
         self.waited += waited
         self.recent.append((seconds, waited))

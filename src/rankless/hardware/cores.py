@@ -44,8 +44,8 @@ def _around(mount: Path, path: str) -> Iterator[Path]:
 def _quota(*files: Path) -> Iterator[float]:
     """Microseconds of each period that may be used, over the period: none where it says ``max`` or -1."""
     try:
-        words = [word for file in files for word in file.read_text(encoding="ascii").split()]
-        quota, period = (int(word) for word in words)
+        values = [value for file in files for value in file.read_text(encoding="ascii").split()]
+        quota, period = map(int, values)
     except (OSError, ValueError):
         return
     if quota > 0 and period > 0:

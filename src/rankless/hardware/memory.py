@@ -19,14 +19,14 @@ def available() -> int:
     return max(0, min(_limits(), default=sys.maxsize))
 
 
-def ensure(needed: int, what: str, cure: str, free: int | None = None) -> None:
-    """Raise if there is no room.
+def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None:
+    """Raise if there is not enough memory.
 
     Args:
         needed: bytes that it takes at least.
         what: what takes them, as the beginning of a sentence.
-        cure: what to do about it, as its end.
-        free: bytes that there are; if not given, what :func:`available` says.
+        remedy: what to do about it, as its end.
+        free: bytes that there are; if not given, what :func:`available` returns.
 
     Raises:
         UserError: says how much it takes, and how much there is.
@@ -34,7 +34,7 @@ def ensure(needed: int, what: str, cure: str, free: int | None = None) -> None:
     free = available() if free is None else free
     if needed > free:
         raise UserError(
-            f"{what} takes at least {_size(needed)} of memory, and {_size(free)} are free: {cure}"
+            f"{what} takes at least {_size(needed)} of memory, and {_size(free)} are free: {remedy}"
         )
 
 
@@ -62,17 +62,17 @@ def _container() -> Iterator[int]:
     """What the control groups of this process leave of their limits, from its own to the outermost."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
-            _, controllers, place = line.split(":", 2)
+            _, controllers, path = line.split(":", 2)
             if not controllers:  # version 2
-                yield from _left(_CGROUPS, place, "memory.max", "memory.current")
+                yield from _left(_CGROUPS, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
-                yield from _left(_CGROUPS / "memory", place, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                yield from _left(_CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
-def _left(root: Path, place: str, most: str, used: str) -> Iterator[int]:
-    folder = root / place.lstrip("/")
+def _left(root: Path, path: str, most: str, used: str) -> Iterator[int]:
+    folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
-        with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+        with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
             limit = int((group / most).read_text("ascii"))
             # Pages of files count as used, and go when memory is wanted.
             yield limit - int((group / used).read_text("ascii")) + _file_pages(group)

@@ -1,6 +1,6 @@
 """Errors that mean too little memory, in one sentence each: a restart would only meet them again.
 
-Libraries report it in many ways; what they have in common is some of their words.
+Libraries report it in many ways, recognized by some of their words.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SHM = "/dev/shm"
 
 
 def shortage(error: BaseException) -> UserError | None:
-    """The error in words, where it means that memory ran out; None where it does not.
+    """The error as a sentence, where it means that memory ran out; None where it does not.
 
     Args:
         error: as it was caught.
 
     Returns:
-        A :class:`ShortageError` where less would do, which is for the caller to say who knows of what.
+        A :class:`ShortageError` where less would do, of what, the caller adds.
     """
     text = str(error)
     if any(sign in text for sign in _SHARED) or _is_semaphore(error):
@@ -44,10 +44,10 @@ def shortage(error: BaseException) -> UserError | None:
 
 
 def shared_memory_shortage() -> UserError:
-    """What to say when loader processes cannot hand over their batches."""
+    """The error when loader processes cannot hand over their batches."""
     try:
-        place = os.statvfs(_SHM)
-        size = f", {_gib(place.f_blocks * place.f_frsize)} in all"
+        disk = os.statvfs(_SHM)
+        size = f", {_gib(disk.f_blocks * disk.f_frsize)} in all"
     except OSError:
         size = ""
     return UserError(
@@ -67,10 +67,10 @@ def _is_semaphore(error: BaseException) -> bool:
 
 
 def _asked(text: str) -> str:
-    found = _ASKED.search(text)
-    if not found:
+    match = _ASKED.search(text)
+    if not match:
         return ""
-    number, unit = found[1].rstrip("."), found[2]  # numpy writes "909. TiB"
+    number, unit = match[1].rstrip("."), match[2]  # numpy writes "909. TiB"
     return f": {_gib(int(number)) if unit == 'bytes' else f'{number} {unit}'} more were asked for"
 
 

@@ -1,7 +1,7 @@
 """Torch's elastic agent for the ranks of one machine, with the manners that a person expects.
 
-It restarts the ranks when one dies, but not when they ended on purpose: a fault of the user's would only come
-again. When it is asked to stop it lets the ranks finish their step and save.
+It restarts the ranks when one dies, but not when they ended on purpose: an error of the user's would only
+come again. When it is asked to stop it lets the ranks finish their step and save.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Hooks:
         ended: whether some rank has left a note that it ended on purpose.
         progress: a number that grows as the job gets on.
         saving: the id of the process that saves now, or None.
-        cause: why a rank died, in words, where it could say it before; asked once for each death.
-        died: told of every death that is not another's fault: the rank, how its process ended (the negative
-            number of the signal that killed it), and that in words. No rank is alive then.
-        say: told in a sentence what happened.
+        cause: why a rank died, as a sentence, where it could report it before; asked once for each death.
+        died: called for every death that is not caused by another's: the rank, how its process ended (the
+            negative number of the signal that killed it), and that as a sentence. No rank is alive then.
+        report: called with a sentence about what happened.
     """
 
     ended: Callable[[], bool]
@@ -50,14 +50,14 @@ class Hooks:
     saving: Callable[[], int | None]
     cause: Callable[[int], str | None]
     died: Callable[[int, int, str], None]
-    say: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 class Agent(LocalElasticAgent):
     """Supervises the ranks.
 
     Args:
-        spec: what to run; the file at which the ranks meet is added to its words.
+        spec: what to run; the file at which the ranks meet is added to its arguments.
         rendezvous: the one of ``spec``.
         logs: where torch keeps its own files.
         requests: the signals that this process gets.
@@ -78,17 +78,17 @@ class Agent(LocalElasticAgent):
         hooks: Hooks,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
-        self.rendezvous, self.words = rendezvous, spec.args
+        self.rendezvous, self.arguments = rendezvous, spec.args
         self.requests, self.grace, self.hooks = requests, grace, hooks
         self.reached, self.stuck = hooks.progress(), 0
         self.blamed: int | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the ranks of a round, and say where they meet.
+        """Start the ranks of a round, and pass them the file where they meet.
 
         No signal comes to a rank before it listens: they are blocked until it unblocks them.
         """
-        worker_group.spec.args = (*self.words, str(self.rendezvous.meeting))
+        worker_group.spec.args = (*self.arguments, str(self.rendezvous.meeting))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         try:
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -105,7 +105,7 @@ class Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
             codes = codes or {rank: f.exitcode for rank, f in result.failures.items()}
-            # A rank that could not even leave a note says by its code that it ended on purpose.
+            # A rank that could not even leave a note shows by its code that it ended on purpose.
             if self.hooks.ended() or UserError.exit_code in codes.values():
                 self._remaining_restarts = 0
             else:
@@ -155,11 +155,11 @@ class Agent(LocalElasticAgent):
                 handler.proc.wait()
 
     def _judge(self, codes: Mapping[int, int]) -> None:
-        """Say who died; give up when it happens again and again at the same place."""
+        """Report who died; give up when it happens again and again without a step forward."""
         reached = self.hooks.progress()
         self.stuck = 0 if reached > self.reached else self.stuck + 1
         self.reached = max(self.reached, reached)
-        # Of all that ended, those that a signal killed are the cause, then those with an error of their own.
+        # Of all that ended, those that a signal killed are the cause, then those with their own error.
         rank = min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
         causes = {r: self.hooks.cause(r) or f"rank {r} {_how(code)}" for r, code in codes.items()}
         died = causes[rank]
@@ -169,9 +169,9 @@ class Agent(LocalElasticAgent):
         if self.stuck > HOPELESS:
             self._remaining_restarts = 0
             self.blamed = rank
-            self.hooks.say(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
+            self.hooks.report(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
         else:
-            self.hooks.say(f"{died}; restarting from the newest checkpoint")
+            self.hooks.report(f"{died}; restarting from the newest checkpoint")
 
     def _shutdown(self, death_sig: Any = None, *rest: Any, **named: Any) -> None:
         """Torch allows 30 seconds; a step and its checkpoint may take longer."""
@@ -233,7 +233,7 @@ def supervise(
 
 
 def _hush() -> None:
-    """The agent speaks for torch's loggers, which are cut off at their root: each has a level of its own."""
+    """The agent speaks for torch's loggers, which are cut off at their root: each has its own level."""
     root = logging.getLogger("torch.distributed.elastic")
     root.propagate = False
     if not root.handlers:

@@ -1,4 +1,4 @@
-"""What a launcher asks of its ranks, and how they answer: a job and notes, as JSON in a folder of their own.
+"""What a launcher asks of its ranks, and how they answer: a job and notes, as JSON in a private folder.
 
 Launchers and ranks have nothing else in common. A training's folder lies in its run directory: the system's
 folder for temporary files is swept while long runs last.
@@ -54,7 +54,7 @@ def job_folder(run: Path | None) -> Iterator[Path]:
     """A private folder (mode 0700) for a job and what its ranks leave, gone at the end.
 
     Args:
-        run: the run directory of a training, which is held by this process; None where there is none.
+        run: the run directory of a training, which this process has locked; None where there is none.
 
     Raises:
         OSError: it cannot be made.
@@ -73,10 +73,10 @@ def job_folder(run: Path | None) -> Iterator[Path]:
 
 
 def write_job(job: Job, folder: Path) -> Path:
-    """Put a job into ``folder``; its place."""
-    place = folder / "job.json"
-    place.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    return place
+    """Write a job into ``folder``; its path."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    return path
 
 
 def log_of(logs: Path, rank: int) -> Path:
@@ -84,52 +84,52 @@ def log_of(logs: Path, rank: int) -> Path:
     return logs / f"rank-{rank}.log"
 
 
-def read_job(place: Path) -> Job:
-    """The job at ``place``."""
-    return Job(**json.loads(place.read_text(encoding="utf-8")))
+def read_job(path: Path) -> Job:
+    """The job at ``path``."""
+    return Job(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def reserve_note(place: Path, rank: int) -> None:
-    """Take room on the disk for :func:`leave_note`, which may have to say that the disk is full."""
+def reserve_note(path: Path, rank: int) -> None:
+    """Reserve disk space for :func:`leave_note`, which may have to report that the disk is full."""
     with suppress(OSError):  # then the note itself is tried
-        place.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
+        path.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
 
 
-def leave_note(place: Path, rank: int, note: dict[str, Any]) -> None:
-    """Say how a rank ended, beside the job at ``place``, in the room that was reserved.
+def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
+    """Report how a rank ended, beside the job at ``path``, in the space that was reserved.
 
     Raises:
-        OSError: there is no room, and none was reserved.
+        OSError: the disk is full, and no space was reserved.
     """
-    beside = place.with_name(f".note-{rank}")
+    beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
         file.truncate()
-    beside.replace(place.with_name(f"note-{rank}.json"))
+    beside.replace(path.with_name(f"note-{rank}.json"))
 
 
-def notes(place: Path) -> list[Path]:
-    """The notes that ranks have left beside the job at ``place``, rank 0's first."""
-    return sorted(place.parent.glob("note-*.json"))
+def notes(path: Path) -> list[Path]:
+    """The notes that ranks have left beside the job at ``path``, rank 0's first."""
+    return sorted(path.parent.glob("note-*.json"))
 
 
-def read_notes(place: Path) -> list[dict[str, Any]]:
-    """What the notes beside the job at ``place`` say, rank 0's first."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in notes(place)]
+def read_notes(path: Path) -> list[dict[str, Any]]:
+    """What the notes beside the job at ``path`` say, rank 0's first."""
+    return [json.loads(note.read_text(encoding="utf-8")) for note in notes(path)]
 
 
-def leave_cause(place: Path, rank: int, text: str) -> None:
-    """Say why a rank is about to die of something that a restart may help against."""
+def leave_cause(path: Path, rank: int, text: str) -> None:
+    """Report why a rank is about to die of something that a restart may fix."""
     with suppress(OSError):  # then its exit code is all there is
-        place.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
+        path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
 
-def take_cause(place: Path, rank: int) -> str | None:
-    """What a rank that died has said about it, once; None where it said nothing."""
-    path = place.with_name(f"cause-{rank}")
+def take_cause(path: Path, rank: int) -> str | None:
+    """What a rank that died has reported about it, once; None where it reported nothing."""
+    cause = path.with_name(f"cause-{rank}")
     try:
-        text = path.read_text(encoding="utf-8")
-        path.unlink()
+        text = cause.read_text(encoding="utf-8")
+        cause.unlink()
     except OSError:
         return None
     return text

@@ -1,4 +1,4 @@
-"""Jobs on this machine: how many ranks, one run per directory, and what is said at the end."""
+"""Jobs on this machine: how many ranks, one run per directory, and what is printed at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
 from rankless.launch.resume import check_resume
-from rankless.launch.run_lock import given_back, locked
+from rankless.launch.run_lock import locked, removed_on_error
 from rankless.models.checkpoints import weights
 from rankless.printing import say
 from rankless.recipe.instruction_set import refuse_unable
@@ -48,7 +48,7 @@ class Ending:
     """How a job ended.
 
     Attributes:
-        note: what rank 0 left, or the rank that found a fault; empty when none did.
+        note: of rank 0, or of the rank that met an error; empty without one.
         signal: what ended the launcher, None if nothing did.
         blamed: the rank that died again and again, None if none did.
     """
@@ -69,12 +69,12 @@ def train(
     dry_run_steps: int = 0,
     traces: Path | None = None,
 ) -> int:
-    """Train on this machine and say how it went.
+    """Train on this machine and print how it went.
 
     Args:
         recipe: ``precision: auto`` is resolved here.
         run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 …
-        task: a task of your own, in place of ``recipe.task``: its class, which stands in a module or in a
+        task: a task of your own, in job_path of ``recipe.task``: its class, defined in a module or in a
             script, or its name, ``package.module:Class`` or ``file.py:Class``.
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
         resume: go on in ``run``.
@@ -87,7 +87,7 @@ def train(
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
 
     Raises:
-        UserError: whatever is the user's to mend; a TaskError where the task's own code failed.
+        UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
     """
     refuse_while_opening()
     refuse_unable(recipe.cpu_isa)
@@ -97,7 +97,7 @@ def train(
     recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
-    with given_back(run):
+    with removed_on_error(run):
         recipe = resolve_recipe(recipe)
         ranks = _ranks(devices, recipe)
     with locked(directory, resume):
@@ -106,7 +106,7 @@ def train(
         try:
             if not resume:  # a run that goes on writes it when everything has been checked
                 write_atomically(directory.recipe, dump(recipe))
-                write_atomically(directory.environment, "[]\n")  # rank 0 says what it computes with
+                write_atomically(directory.environment, "[]\n")  # rank 0 records what it computes with
         except OSError as error:
             raise UserError(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
@@ -130,7 +130,7 @@ def train(
         except UserError as error:
             record_error(directory, error.faults)
             raise
-        return _told(ending, directory, quiet=bool(dry_run_steps))
+        return _report(ending, directory, quiet=bool(dry_run_steps))
 
 
 def evaluate(
@@ -159,14 +159,14 @@ def evaluate(
             ``task`` is given.
     """
     path = weights_of(target)
-    found = weights.load(path)
+    trained = weights.load(path)
     if task is not None:
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
     if not any(override.startswith("task=") for override in overrides):
-        refuse_unasked(found.recipe.task, path)
+        refuse_unasked(trained.recipe.task, path)
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
-        text.write_text(dump(found.recipe), encoding="utf-8")
+        text.write_text(dump(trained.recipe), encoding="utf-8")
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
@@ -183,55 +183,55 @@ def evaluate(
 
 @contextmanager
 def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
-    """The job's place, in ``traces`` or a folder of its own."""
+    """The job's path, in ``traces`` or a private folder."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None))
-            place = write_job(job, folder)
+            job_path = write_job(job, folder)
         except OSError as error:
             raise UserError(f"the job for the ranks cannot be written ({error}); make room") from error
-        yield place
+        yield job_path
 
 
 def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     """Start the ranks, wait for them, and read what they left."""
     run = RunDirectory(Path(job.run))
-    with _job_written(job, traces) as place:
+    with _job_written(job, traces) as job_path:
 
         def warn(sentence: str) -> None:
             with suppress(OSError):  # nobody may be there to hear it
                 say(f"warning: {sentence}", file=sys.stderr)
 
         ended_by, blamed = supervise(
-            place,
+            job_path,
             ranks,
             grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
             hooks=Hooks(
-                ended=lambda: bool(notes(place)),
+                ended=lambda: bool(notes(job_path)),
                 progress=progress,
                 saving=lambda: saving_process(run) if job.run else None,
-                cause=partial(take_cause, place),
+                cause=partial(take_cause, job_path),
                 died=partial(record_death, run) if job.run else lambda *_: None,
-                say=warn,
+                report=warn,
             ),
         )
         if sys.stdout.isatty():
             print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
-        found = read_notes(place)
-        if blamed is not None and not found:
+        left = read_notes(job_path)
+        if blamed is not None and not left:
             log = last_traceback(log_of(Path(job.logs), blamed))
             print("\n".join(map(escaped, log[-_SHOWN:])), end="\n" if log else "", file=sys.stderr)
-    faults = [note for note in found if note.get("faults")]
-    for note in faults:
+    failed = [note for note in left if note.get("faults")]
+    for note in failed:
         if note.get("once"):
             raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["faults"])
-    if faults:
-        raise UserError(dict.fromkeys(sentence for note in faults for sentence in note["faults"]))
-    return Ending(found[0] if found else {}, ended_by, blamed)
+    if failed:
+        raise UserError(dict.fromkeys(sentence for note in failed for sentence in note["faults"]))
+    return Ending(left[0] if left else {}, ended_by, blamed)
 
 
-def _told(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
-    """Say how a training ended; the exit code."""
+def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
+    """Print how a training ended; the exit code."""
     again = f"rankless train --resume --run {run.path}"
     stopped_by = ending.signal or (
         signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None

@@ -17,16 +17,16 @@ def record_death(run: RunDirectory, rank: int, code: int, text: str) -> None:
         run: no rank of it is alive.
         rank: which.
         code: how its process ended; the negative number of the signal that killed it.
-        text: the same in words.
+        text: the same as a sentence.
     """
     how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
     _append(run, {"event": "death", "at": _step(run), "rank": rank, **how, "text": text})
 
 
-def record_error(run: RunDirectory, faults: Sequence[str]) -> None:
+def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
     """Write down why a run that had begun was ended by an error; one that had not leaves nothing."""
     if run.journal.exists():
-        _append(run, {"event": "error", "at": _step(run), "text": "\n".join(faults)})
+        _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
 
 
 def _step(run: RunDirectory) -> int:

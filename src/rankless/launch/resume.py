@@ -28,7 +28,7 @@ FREE = (
     "checkpoint.every",
     "checkpoint.keep",
 )
-_PLACE = "data.root"  # may change when the same data lies there
+_ROOT = "data.root"  # may change when the same data is there
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
@@ -46,7 +46,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
         # What it meant is written down with the run; another machine must not change it.
         recipe = replace(recipe, precision=before.precision)
     different = _deciding(before, recipe)
-    if [key for key, _, _ in different] == [_PLACE]:
+    if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in different]
@@ -55,8 +55,8 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{run.path} cannot go on with another recipe; {len(different)} "
                 f"{'keys differ' if len(different) > 1 else 'key differs'}:",
                 *listed,
-                f"leave them as they were, or start anew; what may change: {', '.join(FREE)}, "
-                f"and {_PLACE} where the same data lies",
+                f"leave them as they were, or start a new run; what may change: {', '.join(FREE)}, "
+                f"and {_ROOT} where the same data lies",
             ]
         )
     _refuse_the_past(run, recipe)
@@ -74,19 +74,19 @@ def recipe_of_run(
         warn: called with a sentence where ``recipe.yaml`` is damaged or missing.
 
     Raises:
-        UserError: it is damaged or missing and there is no whole checkpoint, or faults of the overrides.
+        UserError: it is damaged or missing and there is no whole checkpoint, or errors in the overrides.
     """
-    fault = _damage(run)
-    if not fault:
+    problem = _damage(run)
+    if not problem:
         return load(run.recipe, overrides)
-    kept = _recipe_in_checkpoint(run)
-    if kept is None:
+    saved = _recipe_in_checkpoint(run)
+    if saved is None:
         raise UserError(
-            f"{run.recipe}: {fault}, and there is no whole checkpoint to take the recipe from; "
+            f"{run.recipe}: {problem}, and there is no whole checkpoint to take the recipe from; "
             "start again with the recipe in another run directory"
         )
-    warn(f"{run.recipe}: {fault}; going on with the recipe in the newest checkpoint")
-    return changed(kept, overrides)
+    warn(f"{run.recipe}: {problem}; going on with the recipe in the newest checkpoint")
+    return changed(saved, overrides)
 
 
 def _damage(run: RunDirectory) -> str:
@@ -120,13 +120,13 @@ def _deciding(before: Recipe, now: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise unless the data was only moved: the same classes, sizes and annotations in another place."""
+    """Raise unless the data was only moved: the same classes, sizes and annotations at another path."""
     if run.pointed("last") is None:
         return  # nothing was trained on it yet
-    used, found = _state(run).get("data"), data_digest(recipe)
-    if used is None or found is None:
+    used, now = _state(run).get("data"), data_digest(recipe)
+    if used is None or now is None:
         why = "whether that is the same data cannot be told"
-    elif used != found:
+    elif used != now:
         why = "what is annotated there differs from what the run was trained on"
     else:
         return
@@ -138,13 +138,13 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """What the newest checkpoint says of itself; whether it is whole is for those to say who load it."""
-    place = run.step_directory(run.pointed("last") or 0) / "state.json"
+    """The state in the newest checkpoint; whether that is whole is checked where it is loaded."""
+    path = run.step_directory(run.pointed("last") or 0) / "state.json"
     try:
-        found = json.loads(reading.read_text(place, 256 * reading.MIB))
+        state = json.loads(reading.read_text(path, 256 * reading.MIB))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Holding a run directory for one training at a time, and leaving it clean."""
+"""Lock a run directory for one training at a time, and leave it clean."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rankless.launch.job import JOB
 from rankless.runs.directory import RunDirectory, recover, to_stderr
 
 _MARK = "rankless run\n"
-"""In the lock of a run directory; it says that the other files there are of a run."""
+"""In the lock of a run directory; it shows that the other files there are a run's."""
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextmanager
 def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
-    """Hold the run directory; the lock of a dead process is gone with it."""
+    """Lock the run directory; the lock of a dead process is gone with it."""
     if resume:
         refuse_nothing(run)
     _refuse_a_strangers(run)
@@ -68,17 +68,17 @@ def refuse_nothing(run: RunDirectory) -> None:
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
     """Raise where a run would write to files of somebody else's; other files may lie there."""
-    names = (".lock", JOB, *(place.name for place in (run.recipe, run.environment, run.journal, run.logs)))
+    names = (".lock", JOB, *(path.name for path in (run.recipe, run.environment, run.journal, run.logs)))
     there = [name for name in (*names, run.checkpoints.name) if os.path.lexists(run.path / name)]
     if there and not _is_run(run):
         raise UserError(
-            f"{run.path}: is no run directory and holds {listed(there)}, which a run would replace; "
+            f"{run.path}: not a run directory, but it has {listed(there)}, which a run would replace; "
             "give another --run"
         )
 
 
 def _is_run(run: RunDirectory) -> bool:
-    """Whether its lock says so, or what a run recorded: an earlier version left its lock empty."""
+    """Whether its lock shows it, or what a run recorded: an earlier version left its lock empty."""
     mark = recorded = ""
     with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
@@ -94,10 +94,10 @@ def _lock(run: RunDirectory) -> IO[str]:
 
 
 def _take(file: IO[str], path: Path) -> None:
-    """Take the lock, or say that this file system has none: clusters mount Lustre and NFS like that.
+    """Take the lock, or warn that this file system has none: clusters mount Lustre and NFS like that.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process has it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def _take(file: IO[str], path: Path) -> None:
 
 
 @contextmanager
-def given_back(path: Path) -> Iterator[None]:
+def removed_on_error(path: Path) -> Iterator[None]:
     """Leave no empty directory behind where a start fails, so that the next try may have its name."""
     try:
         yield
@@ -134,9 +134,9 @@ def _refuse_another(run: RunDirectory, resume: bool) -> None:
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Leave nothing of a run that a fault kept from beginning, so that the next try may have its name."""
-    for place in (run.recipe, run.environment, run.path / ".lock"):
-        place.unlink(missing_ok=True)
+    """Leave nothing of a run that an error kept from starting, so that the next try may have its name."""
+    for path in (run.recipe, run.environment, run.path / ".lock"):
+        path.unlink(missing_ok=True)
     shutil.rmtree(run.logs, ignore_errors=True)
     with suppress(OSError):  # something else lies there
         run.path.rmdir()

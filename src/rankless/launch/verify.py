@@ -72,7 +72,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
         echo: takes the table line by line.
 
     Raises:
-        UserError: too many ranks for the recipe, or whatever training finds at fault.
+        UserError: too many ranks for the recipe, or any error of the training.
     """
     most = recipe.batch.micro_batches
     if over := [world for world in worlds if world > most]:

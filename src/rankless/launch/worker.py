@@ -3,9 +3,9 @@
 MEETING is the file at which the ranks of our own launcher meet; under any other, such as torchrun, they meet
 at the address that the environment names.
 
-It settles into the process (threads, signals, output, bound to its launcher's life), joins the others, does
-the job, and leaves a note of how it ended beside the job. Only rank 0 speaks, on the standard output; all the
-rest that libraries and interpreters have to say goes into logs.
+It initializes the process (signals, output, bound to its launcher's life), joins the others, does the job and
+leaves a note of how it ended beside the job. Only rank 0 prints, on the standard output; everything that
+libraries and interpreters print goes into logs.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ from rankless.user_code import blamed
 
 def main() -> int:
     """Do the job that the first argument names; the exit code."""
-    place = Path(sys.argv[1])
-    job = read_job(place)
+    path = Path(sys.argv[1])
+    job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
-    _settle(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
-    reserve_note(place, rank)
+    _init_process(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+    reserve_note(path, rank)
     try:
         fix(json.loads(job.recipe).get("cpu_isa", "native"))
         from rankless.engine.loop import StopRequest  # torch is imported from here on
 
         stop = StopRequest()
         stop.listen()
-        answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, place, stop)
+        answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, path, stop)
     except UserError as error:
-        return _left(error, job, place, rank)
+        return _left(error, job, path, rank)
     except Exception as error:
         from rankless.data.loader import LoaderDiedError
         from rankless.world.process_group import is_lost_peer
 
         short = shortage(error)
         if not short and is_lost_peer(error):
-            # The agent names the worker that died; a traceback of everyone who missed it says nothing more.
+            # The agent names the worker that died; a traceback of everyone who missed it adds nothing.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             return LOST_PEER
-        if told := short or of_a_path(error) or blamed(error):
+        if known := short or of_a_path(error) or blamed(error):
             traceback.print_exc()  # the whole of it, into the log
-            return _left(told, job, place, rank)
+            return _left(known, job, path, rank)
         if isinstance(error, LoaderDiedError):
-            leave_cause(place, rank, f"a loader process of rank {rank} {error}")
+            leave_cause(path, rank, f"a loader process of rank {rank} {error}")
         raise
     if rank == 0:
-        leave_note(place, rank, answer)
+        leave_note(path, rank, answer)
     return 0
 
 
-def _left(error: UserError, job: Job, place: Path, rank: int) -> int:
+def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
     """Leave a note of an error that a restart would only meet again; the exit code."""
     note = _note(error, job)
     try:
-        leave_note(place, rank, note)
+        leave_note(path, rank, note)
     except OSError:  # the disk is full there, too; rank 0's output is the terminal
         with contextlib.suppress(OSError):
-            print("\n".join(f"error: {fault}" for fault in note["faults"]), flush=True)
+            print("\n".join(f"error: {sentence}" for sentence in note["faults"]), flush=True)
     return error.exit_code
 
 
@@ -113,19 +113,19 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
     return UserError(f"{'; '.join(error.faults)}; {advice}")
 
 
-def _with_a_way_on(fault: TaskError, job: Job) -> TaskError:
-    """The error in the user's code, with the task's name and what to do when it is mended."""
+def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
+    """The error in the user's code, with the task's name and what to do when it is fixed."""
     from rankless.recipe.load import from_json
 
-    text = f"the task {from_json(job.recipe).task} failed: {fault}"
+    text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:
-        text += f"\nthe checkpoint of step {step} is whole; once it is mended, go on with: "
+        text += f"\nthe checkpoint of step {step} is whole; once the error is fixed, go on with: "
         text += f"rankless train --resume --run {job.run}"
     return TaskError(text)
 
 
-def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
+def _train(job: Job, path: Path, stop: Any) -> dict[str, Any]:
     from rankless.engine.loop import train
     from rankless.engine.settings import computes_like
     from rankless.engine.setup import DryRun
@@ -136,7 +136,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
 
     recipe = from_json(job.recipe)
     with computes_like(recipe), join(_meeting()) as world:
-        trace = Trace(place.parent / f"trace-{world.rank}.jsonl") if job.dry_run_steps else None
+        trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.dry_run_steps else None
         finished = train(
             recipe,
             RunDirectory(Path(job.run)),
@@ -153,7 +153,7 @@ def _train(job: Job, place: Path, stop: Any) -> dict[str, Any]:
     return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
 
 
-def _evaluate(job: Job, place: Path, stop: Any) -> dict[str, Any]:
+def _evaluate(job: Job, path: Path, stop: Any) -> dict[str, Any]:
     from rankless.engine.evaluate import evaluate, listed
     from rankless.engine.settings import computes_like
     from rankless.models.checkpoints.weights import load, load_into
@@ -186,13 +186,13 @@ def _meeting() -> Path | None:
     return Path(sys.argv[3]) if len(sys.argv) > 3 else None
 
 
-def _settle(job: Job, rank: int, launcher: int) -> None:
-    """Die with the launcher, and leave the terminal to what rank 0 says on purpose."""
+def _init_process(job: Job, rank: int, launcher: int) -> None:
+    """Die with the launcher, and leave the terminal to what rank 0 prints on purpose."""
     die_with_parent(launcher)
     try:
         before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
         log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
-    except OSError:  # a full disk; what needs it will say so
+    except OSError:  # a full disk; what needs it will report it
         log = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2) if rank else (2,):
         os.dup2(log, stream)

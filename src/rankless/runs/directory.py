@@ -4,7 +4,7 @@ runs/NAME/
   recipe.yaml  environment.json  journal.jsonl  logs/
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  SHA256SUMS
-  checkpoints/last  checkpoints/best      (text files that hold the name of a step, replaced atomically)
+  checkpoints/last  checkpoints/best      (text files that name a step, replaced atomically)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The places in one run directory. Creates nothing by itself.
+    """The paths in one run directory. Creates nothing by itself.
 
     Args:
         path: the run directory.
@@ -51,10 +51,10 @@ class RunDirectory:
         """The steps that have a checkpoint directory, whole or not, rising."""
         if not self.checkpoints.is_dir():
             return []
-        # What is called like one and is no directory (a pipe, a link) is nobody's to open or to remove.
+        # What has such a name and is not a directory (a pipe, a link) is neither opened nor removed.
         entries = (entry for entry in self.checkpoints.iterdir() if entry.is_dir() and not entry.is_symlink())
-        found = (_STEP.fullmatch(entry.name) for entry in entries)
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_STEP.fullmatch(entry.name) for entry in entries)
+        return sorted(int(match[1]) for match in matches if match)
 
     def pointed(self, name: str) -> int | None:
         """The step that ``last`` or ``best`` names; None without one, or where the file is damaged."""
@@ -111,7 +111,7 @@ def new_run_directory(name: str) -> Path:
 
 
 def beside(folder: Path, kind: str) -> Path:
-    """The name of ``folder`` while it is not in its place; :func:`recover` knows it.
+    """The temporary name of ``folder``; :func:`recover` knows it.
 
     Args:
         folder: a checkpoint.
@@ -147,12 +147,12 @@ def damage(folder: Path) -> str | None:
 
 
 def remains(run: RunDirectory) -> list[Path]:
-    """The checkpoints that are not in their places, by :func:`beside`."""
+    """The checkpoints under temporary names, by :func:`beside`."""
     return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
 
 
 def recover(run: RunDirectory) -> None:
-    """Put back whole checkpoints that a killed process left out of their place, and remove its other remains.
+    """Rename whole checkpoints back that a killed process left under temporary names; remove the others.
 
     Nobody may be writing to the run.
     """

@@ -1,7 +1,7 @@
 """The journal of a run: one JSON object a line.
 
 Numbers (lines with ``step`` or ``evaluation``) are the same however the run was disturbed and resumed, and
-stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` tell what
+stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` record what
 happened.
 """
 
@@ -42,15 +42,15 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.left_out, self.original = 0, path
         if path.exists():
-            kept = []
+            lines = []
             for text, entry in _lines(path):
                 if entry is None:
                     self.left_out += 1
                 elif step_of(entry) <= step:
-                    kept.append(text)
+                    lines.append(text)
             if self.left_out:
-                self.original = _set_aside(path)
-            write_atomically(path, "".join(kept))
+                self.original = _back_up(path)
+            write_atomically(path, "".join(lines))
         # Without a buffer: what a full disk refused must not come again when the file is closed.
         self.file = path.open("ab", buffering=0)
 
@@ -83,7 +83,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a journal; what is none is left out.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     return (entry for _, entry in _lines(path) if entry is not None)
 
@@ -121,8 +121,8 @@ def _entry(text: str) -> dict[str, Any] | None:
     return entry
 
 
-def _set_aside(path: Path) -> Path:
-    """Keep a damaged journal as it is under a free name beside it, which is returned."""
+def _back_up(path: Path) -> Path:
+    """Copy a damaged journal as it is to a free name in its folder, which is returned."""
     names = (path.with_name(f"{path.stem}.damaged{number}{path.suffix}") for number in ("", *range(2, 10**6)))
     free = next(name for name in names if not os.path.lexists(name))
     try:
@@ -136,7 +136,7 @@ def tail(path: Path) -> list[dict[str, Any]]:
     """The last entries of a journal, however long it is.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with reading.opened(path) as file:
         start = max(file.seek(0, os.SEEK_END) - _TAIL, 0)
@@ -163,7 +163,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def ending(path: Path) -> str | None:
-    """Why the run that wrote a journal does not go on, in words; None without a journal."""
+    """Why the run that wrote a journal ended, as a sentence; None without a journal."""
     try:
         entries = tail(path)
     except OSError:

@@ -185,7 +185,7 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
     try:
         check(predictions)
     except UnsendableError as error:
-        who, found = f"predict() of {_named(task)}", f"{error.found} (prediction{error.place})"
+        who, found = f"predict() of {_named(task)}", f"{error.found} (prediction{error.position})"
         if found.startswith("a tensor on "):
             raise UserError(f"{who} gave {found}; expected predictions on the CPU, as of .cpu()") from None
         raise UserError(

@@ -61,7 +61,7 @@ def quiet_output() -> Iterator[None]:
         os.close(output)
 
 
-_PLACES: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]  # type: ignore[attr-defined]
+_SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]  # type: ignore[attr-defined]
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
@@ -73,18 +73,18 @@ def set_tf32(allowed: bool) -> Callable[[], None]:
     Returns:
         What sets everything back.
     """
-    before = [place.fp32_precision for place in _PLACES]
+    before = [setting.fp32_precision for setting in _SETTINGS]
     older = _older_tf32()
     on_cuda = "tf32" if allowed else "ieee"
     _set_older_tf32("high" if allowed else "highest", allowed)
-    for place in _PLACES:
-        place.fp32_precision = on_cuda if place in (cuda.matmul, cudnn.conv, cudnn.rnn) else "ieee"  # type: ignore[attr-defined]
+    for setting in _SETTINGS:
+        setting.fp32_precision = on_cuda if setting in (cuda.matmul, cudnn.conv, cudnn.rnn) else "ieee"  # type: ignore[attr-defined]
 
     def restore() -> None:
         if older:
             _set_older_tf32(*older)
-        for place, value in zip(_PLACES, before, strict=True):
-            place.fp32_precision = value
+        for setting, value in zip(_SETTINGS, before, strict=True):
+            setting.fp32_precision = value
 
     return restore
 

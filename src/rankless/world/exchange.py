@@ -1,4 +1,4 @@
-"""Adding what the ranks hold along the fixed tree: the same bits whoever computed which leaf.
+"""Add what the ranks have along the fixed tree: the same bits whoever computed which leaf.
 
 Every rank holds the sums of the largest whole nodes it owns. They are exchanged shard by shard (all-to-all),
 each rank adds one shard of all of them in tree order, and the shards are gathered. Where the number of ranks
@@ -24,7 +24,7 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """Adds what the ranks hold, along the tree; knows which rank holds which nodes.
+    """Adds what the ranks have, along the tree; knows which rank has which nodes.
 
     Args:
         micro_batches: leaves of the tree.
@@ -41,7 +41,7 @@ class Exchange:
         self.nodes = [owned_nodes(micro_batches, r, size) for r in range(size)]
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Begin to add ``sums`` to what the other ranks hold.
+        """Begin to add ``sums`` to those of the other ranks.
 
         Every rank must start, combine and finish its exchanges in the same order.
 

@@ -47,16 +47,16 @@ class UnsendableError(TypeError):
     """A value of a type that is not sent.
 
     Attributes:
-        found: what it is, in words.
-        place: where it stands in the whole, such as ``[3].mask``.
+        found: what it is, as a phrase.
+        position: where it is in the whole, such as ``[3].mask``.
     """
 
     def __init__(self, found: str) -> None:
         super().__init__(found)
-        self.found, self.place = found, ""
+        self.found, self.position = found, ""
 
     def __str__(self) -> str:
-        return f"{self.place or 'it'} is {self.found}"
+        return f"{self.position or 'it'} is {self.found}"
 
 
 def pack(value: Any) -> Tensor:
@@ -93,7 +93,7 @@ def unpack(packed: Tensor) -> Any:
     data = packed.numpy()
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     classes, node = json.loads(data[8 : 8 + length].tobytes())
-    return _Reader(data, 8 + length, [_known(*words) for words in classes]).value(node)
+    return _Reader(data, 8 + length, [_known(*names) for names in classes]).value(node)
 
 
 def check(value: Any) -> None:
@@ -148,12 +148,12 @@ class _Writer:
         return self.object(value)
 
     def each(self, parts: Iterable[tuple[Any, Any]], of: str = "[{!r:.40}]") -> Iterator[Any]:
-        """The nodes of the parts of a value, each with its place and how a place is written."""
-        for place, part in parts:
+        """The nodes of the parts of a value, each with its position; ``of`` formats one."""
+        for position, part in parts:
             try:
                 yield self.node(part)
             except UnsendableError as error:
-                error.place = of.format(place) + error.place
+                error.position = of.format(position) + error.position
                 raise
 
     def blob(self, data: NDArray[np.uint8], *words: Any) -> list[Any]:
@@ -275,7 +275,7 @@ def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     made = _found(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
-            f"{module}.{qualname} is no data class that was loaded here; import it with the task"
+            f"{module}.{qualname} is not a data class that was loaded here; import it with the task"
         )
     if any(name.startswith("__") for name in names):
         raise ValueError(f"{module}.{qualname}: names of Python's own are never sent")

@@ -1,4 +1,4 @@
-"""Joining the other ranks: the one place that reads what torchrun, Slurm or Kubernetes set.
+"""Join the other ranks: the one place that reads what torchrun, Slurm or Kubernetes set.
 
 A process that nobody launched is a world of one; nothing below knows the difference.
 """
@@ -148,7 +148,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
 
 
 def _device_and_backend() -> tuple[torch.device, str]:
-    """NCCL only where each local rank has a GPU of its own; ranks that share a card talk through gloo."""
+    """NCCL only where each local rank has its own GPU; ranks that share a card talk through gloo."""
     local_rank, local_size = (
         int(os.environ.get("LOCAL_RANK", "0")),
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

@@ -35,15 +35,15 @@ class OneMachine(RendezvousHandler):
     Torch's own rendezvous listens on every interface, takes no password and unpickles what it is sent.
 
     Args:
-        kept: a folder whose files, like the meeting, are kept from those who sweep what is old.
+        folder: its files, like the meeting, are touched now and then, so that no cleaner takes them for old.
 
     Attributes:
         meeting: the file at which the ranks of the current round meet, in a folder that only this user can
             enter; every round has another.
     """
 
-    def __init__(self, kept: Path) -> None:
-        self._kept, self._touched = kept, time.monotonic()
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._touched = folder, time.monotonic()
         self._run_id = str(uuid.uuid4())
         self.meeting: Path | None = None
 
@@ -53,7 +53,7 @@ class OneMachine(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self.shutdown()
         self.meeting = _private_file()
-        # The agent is alone: its own store needs no place. No rank uses the address.
+        # The agent is alone: its own store needs no address. No rank uses the address.
         return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
 
     def is_closed(self) -> bool:
@@ -70,7 +70,7 @@ class OneMachine(RendezvousHandler):
 
     def _touch(self) -> None:
         self._touched = time.monotonic()
-        for folder in filter(None, (self._kept, self.meeting and self.meeting.parent)):
+        for folder in filter(None, (self._folder, self.meeting and self.meeting.parent)):
             for path in (folder, *folder.rglob("*")):
                 with suppress(OSError):  # gone meanwhile
                     os.utime(path)

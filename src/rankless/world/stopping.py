@@ -39,6 +39,6 @@ class SharedStop:
 
     def agreed(self) -> bool:
         """Whether any rank is to stop, the same answer everywhere; all ranks must call it."""
-        found = self.world.gather(self())
-        self._raised = bool(self.world.broadcast(any(found) if found is not None else None))
+        answers = self.world.gather(self())
+        self._raised = bool(self.world.broadcast(any(answers) if answers is not None else None))
         return self._raised

@@ -24,7 +24,7 @@ from rankless.world.exchange import Exchange
 Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
-"""In place of a norm: the forward pass has ended."""
+"""Instead of a norm's index: the forward pass has ended."""
 
 
 class SideBySide:
@@ -36,7 +36,7 @@ class SideBySide:
         exchange: who holds which part of the tree.
 
     Attributes:
-        replicas: one module per own micro-batch, each with gradients of its own.
+        replicas: one module per own micro-batch, each with its own gradients.
 
     Raises:
         UserError: the module holds a batch norm that is not one of PyTorch's plain ones.
@@ -66,8 +66,8 @@ class SideBySide:
         self.turn = threading.Condition()
         for number, replica in enumerate(self.replicas):
             meeting = [m for m in replica.modules() if type(m) in _PLAIN and m.training]
-            for place, norm in enumerate(meeting):
-                norm.forward = _Meeting(self, number, place, norm)
+            for index, norm in enumerate(meeting):
+                norm.forward = _Meeting(self, number, index, norm)
 
     def run(self, work: Callable[[int], Result], seed: Callable[[int], None]) -> tuple[list[Result], Tensor]:
         """``work(i)`` for the i-th own micro-batch.
@@ -126,23 +126,23 @@ class SideBySide:
         """The norms of the module itself that the last run called."""
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
-    def _follow(self, number: int, place: int) -> None:
+    def _follow(self, number: int, index: int) -> None:
         """Replica ``number`` comes to a norm, or to its end; the first replica of the first run leads."""
         at = self.met[number]
-        if number == 0 and not self.is_agreed and place != _END:
-            self.order.append(place)
+        if number == 0 and not self.is_agreed and index != _END:
+            self.order.append(index)
         expected = self.order[at] if at < len(self.order) else _END
-        if place != expected:
+        if index != expected:
             if self.is_agreed and expected != _END:
                 self._poison(at)
-            self._compare(expected, place)
+            self._compare(expected, index)
         self.met[number] += 1
 
-    def _agree(self, place: int) -> None:
+    def _agree(self, index: int) -> None:
         """See that all ranks have come to the same norm, in the first run; to the end, in every run."""
-        if self.is_agreed and place != _END:
+        if self.is_agreed and index != _END:
             return
-        self._compare(place, place)
+        self._compare(index, index)
 
     def _poison(self, at: int) -> None:
         """Let the other ranks, which add up their sums for a norm that this one does not call, know of it."""
@@ -150,31 +150,31 @@ class SideBySide:
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
 
-    def check(self, place: int, number: Tensor) -> None:
-        """See that all ranks are at the norm ``place``: one that is not has made the number of values a NaN.
+    def check(self, index: int, number: Tensor) -> None:
+        """See that all ranks are at the norm ``index``: one that is not has made the number of values a NaN.
 
         Raises:
             UserError: on every rank; not all are.
         """
         if self.exchange.size > 1 and number.isnan():
-            self._compare(place, place)
+            self._compare(index, index)
 
-    def _compare(self, expected: int, place: int) -> None:
-        """Raise on every rank, in the same words, unless all are where they are to be.
+    def _compare(self, expected: int, index: int) -> None:
+        """Raise on every rank, with the same message, unless all are where they are to be.
 
         Args:
             expected: what was to come.
-            place: what this rank has come to.
+            index: what this rank has come to.
         """
-        found = self.exchange.gather(place)
-        known = self.is_agreed or len(set(found)) == 1  # what was to come, by every rank
-        if others := list(dict.fromkeys([expected, *found] if known else found))[1:]:
-            raise UserError(self._parted(expected if known else found[0], others[0]))
+        reached = self.exchange.gather(index)
+        known = self.is_agreed or len(set(reached)) == 1  # what was to come, by every rank
+        if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
+            raise UserError(self._parted(expected if known else reached[0], others[0]))
 
     def _parted(self, one: int, other: int) -> str:
         here, there = (
-            "has called its last norm" if place == _END else f"calls '{self.names[place]}'"
-            for place in (one, other)
+            "has called its last norm" if index == _END else f"calls '{self.names[index]}'"
+            for index in (one, other)
         )
         return (
             "batch_norm is 'sync', but not every micro-batch calls the same batch norms in the same order: "
@@ -182,30 +182,30 @@ class SideBySide:
             "batch_norm: micro"
         )
 
-    def meet(self, number: int, norm: Any, place: int, values: Tensor) -> Tensor:
+    def meet(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
         """Called by replica ``number`` at its norm: wait for the others, get the normalized values."""
         if not self.is_running or not torch.is_grad_enabled():
             when = "without gradients" if self.is_running else "again in the backward pass"
             raise UserError(
-                f"batch_norm is 'sync', but '{self.names[place]}' is called {when}, as activation "
+                f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, as activation "
                 "checkpointing does: keep batch norms out of what is checkpointed, or use batch_norm: micro"
             )
-        self._follow(number, place)
+        self._follow(number, index)
         if number == 0 and not self.is_agreed:
             self.dtypes.append(_wide(values[:0]).dtype)
         self.arrived[number] = values
-        norms = [self._norm(i, place) for i in range(len(self.replicas))]
+        norms = [self._norm(i, index) for i in range(len(self.replicas))]
         self.random[number] = _random_state(values.device)
         if number == len(self.replicas) - 1:
-            self._agree(place)
-            self.calls[place] += 1
+            self._agree(index)
+            self.calls[index] += 1
             # The running statistics hold the mean over a norm's calls.
-            share = float(norm.momentum or 0) / self.calls[place]
+            momentum = float(norm.momentum or 0) / self.calls[index]
             channels = values.new_zeros(values.shape[1], dtype=_wide(values[:0]).dtype)
             weights = [channels + 1 if n.weight is None else n.weight for n in norms]
             biases = [channels if n.bias is None else n.bias for n in norms]
             *answers, self.token = _GlobalNorm.apply(
-                self, norms[0], place, share, len(norms), self.token, *self.arrived, *weights, *biases
+                self, norms[0], index, momentum, len(norms), self.token, *self.arrived, *weights, *biases
             )
             self.answers = list(answers)
             following = 0
@@ -222,9 +222,9 @@ class SideBySide:
             raise RuntimeError("the replicas of one model met at different batch norms")
         return answer
 
-    def _norm(self, number: int, place: int) -> nn.Module:
+    def _norm(self, number: int, index: int) -> nn.Module:
         meetings = [m.forward for m in self.replicas[number].modules() if isinstance(m.forward, _Meeting)]
-        return meetings[place].norm
+        return meetings[index].norm
 
     def _wait_for_turn(self, number: int) -> None:
         with self.turn:
@@ -236,11 +236,11 @@ class SideBySide:
 class _Meeting:
     """Stands in for a norm's ``forward`` in a replica."""
 
-    def __init__(self, side: SideBySide, number: int, place: int, norm: nn.Module) -> None:
-        self.side, self.number, self.place, self.norm = side, number, place, norm
+    def __init__(self, side: SideBySide, number: int, index: int, norm: nn.Module) -> None:
+        self.side, self.number, self.index, self.norm = side, number, index, norm
 
     def __call__(self, values: Tensor) -> Tensor:
-        return self.side.meet(self.number, self.norm, self.place, values)
+        return self.side.meet(self.number, self.norm, self.index, values)
 
 
 class _GlobalNorm(torch.autograd.Function):
@@ -251,8 +251,8 @@ class _GlobalNorm(torch.autograd.Function):
         ctx: Any,
         side: SideBySide,
         norm: Any,
-        place: int,
-        share: float,
+        index: int,
+        momentum: float,
         count: int,
         token: Tensor,
         *tensors: Tensor,
@@ -264,15 +264,15 @@ class _GlobalNorm(torch.autograd.Function):
         size = values[0].new_tensor([0.0], dtype=wide[0].dtype)
         first = side.exchange.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
         number = first[-1]
-        side.check(place, number)
+        side.check(index, number)
         mean = first[:-1] / number
         squares = side.exchange.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
         variance = squares / number
         inverse = torch.rsqrt(variance + norm.eps)
         if norm.running_mean is not None:
             unbiased = squares / (number - 1).clamp(min=1)
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
-            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
         normal = [(v - _shaped(mean, v)) * _shaped(inverse, v) for v in wide]
         outputs = [
             (n * _shaped(w, n) + _shaped(b, n)).to(v.dtype)
@@ -308,7 +308,7 @@ def _shaped(channels: Tensor, like: Tensor) -> Tensor:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are the same memory, with gradients of its own."""
+    """A copy whose parameters and buffers are the same memory, with its own gradients."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }
