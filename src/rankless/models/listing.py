@@ -52,12 +52,16 @@ class _Whole(nn.Module):
         return boxes, scores
 
 
+def listed_detector(name: str) -> Listed:
+    """Return a detector as published."""
+    spec, published = zoo.spec(schema.Model(name=name)), MODELS[name]
+    parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
+    return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
+
+
 def listed() -> Iterator[Listed]:
     """Detectors, then classifiers."""
-    for name, published in MODELS.items():
-        spec, classes = zoo.spec(schema.Model(name=name)), published.classes
-        parameters, gflops = parameters_and_gflops(partial(_Whole, spec, classes), spec.size)
-        yield Listed(name, "detect", classes, spec.size, parameters, gflops, published.source)
+    yield from map(listed_detector, MODELS)
     for name, known in CLASSIFIERS.items():
         size = (known.side, known.side)
         source = known.source.partition(", arXiv")[0]

@@ -9,12 +9,15 @@ from torch import nn
 
 from rankless.errors import UserError
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
-from rankless.models.detectors import darknet
+from rankless.models.detectors import darknet, torchvision
 from rankless.models.detectors.protocol import DetectorSpec, Published
 from rankless.recipe import schema
 
 Validate = Callable[[schema.Model, schema.Loss], DetectorSpec]
-_FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = ((darknet.MODELS, darknet.spec),)
+_FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
+    (darknet.MODELS, darknet.spec),
+    (torchvision.MODELS, torchvision.spec),
+)
 
 MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, one in models.items()}
 
