@@ -155,7 +155,7 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("evaluate:", "'evaluate' is empty: expected a section with keys among "
          "every, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, tta"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
-         "name, cfg, image_size, width, dropout, activation, anchors, involution, dfl, pretrained, freeze, "
+         "name, image_size, pretrained, freeze, width, dropout, activation, involution, cfg, anchors, dfl, "
          "densenet"),
         ("task: ''", "'task' is '': expected text that is not empty"),
         ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
@@ -169,7 +169,7 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "or a list, each a list of 2, each a number above 0"),
         ("checkpoint: {every: 10 minutes}", "'checkpoint.every' is '10 minutes': expected a whole number of "
          "at least 1, or minutes as in '10 min'"),
-        ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected steps that rise, "
+        ("schedule: {milestones: [2, 1]}", "'schedule.milestones' is [2, 1]: expected increasing steps, "
          "each larger than the one before"),
         ("schedule: {name: step}", "'schedule.name' is 'step', which needs schedule.milestones: "
          "give the steps at which the rate falls, as in [4000, 4500]"),

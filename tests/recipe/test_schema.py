@@ -23,7 +23,7 @@ def test_whole_numbers_serve_as_floats():
     [
         (lambda: Batch(images=10, micro=4), "'batch.micro' is 4, which does not divide batch.images (10)"),
         (lambda: Schedule(name="step"), "needs schedule.milestones"),
-        (lambda: Schedule(name="step", milestones=(5, 5)), "steps that rise"),
+        (lambda: Schedule(name="step", milestones=(5, 5)), "increasing steps"),
         (lambda: Schedule(milestones=[1, "2"]), "milestones"),
         (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not know"),
         (lambda: Optim(nesterov=True, momentum=0.0), "optim.momentum is 0"),

@@ -141,10 +141,6 @@ def test_labels_mean_the_same_in_every_split(tmp_path):
 def test_faults_of_the_recipe():
     with pytest.raises(UserError, match=r"model.name is 'yolov4-tiny'.*resnet18"):
         open_task(Recipe(task="classify"))
-    with pytest.raises(UserError, match=r"loss\.anchor_iou"):
-        Classify(digits(loss=Loss(anchor_iou=0.5)))
-    with pytest.raises(UserError, match=r"data.augment.mosaic is 0.5.*\n.*copy_paste is 1"):
-        Classify(digits(augment=Augment(mosaic=0.5, copy_paste=1, close_mosaic=3)))
     with pytest.raises(UserError, match="has 2 numbers: expected 10"):
         Classify(digits(loss=Loss(class_weights=(1.0, 2.0))))
     with pytest.raises(UserError, match="expected 'detect' or 'classify', or"):

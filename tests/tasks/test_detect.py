@@ -12,7 +12,7 @@ from rankless.errors import UserError
 from rankless.geometry.letterbox import to_input
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.heads.yolo.codec import YoloHead
-from rankless.recipe.schema import Data, Evaluate, Loss, Model, Recipe
+from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 from rankless.structures import DetectionBatch, Detections, Letterbox
 from rankless.tasks.detect import Detect, network_input
 
@@ -241,8 +241,6 @@ def test_data_with_other_classes_than_the_model_is_a_fault():
         task.evaluation_data()
 
 
-def test_faults_of_the_recipe_are_told_at_once():
+def test_an_unknown_model_is_refused():
     with pytest.raises(UserError, match="no such model"):
         Detect(Recipe(model=Model(name="yolov9")), NAMES)
-    with pytest.raises(UserError, match="anchor_iou"):
-        Detect(Recipe(model=Model(name="yolov3-tiny"), loss=Loss(anchor_iou=0.5)), NAMES)

@@ -13,6 +13,7 @@ from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.darknet import network
+from rankless.recipe.kinds import AnchorFreeModel, YoloModel
 from rankless.runs.directory import weights_of
 
 
@@ -56,7 +57,10 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     if recipe.task != "detect":
         raise UserError(f"{source}: is of the task '{recipe.task}'; Darknet's format takes detectors only")
     # Dropout adds no weights, and rests in what is exported.
-    made = network(replace(recipe.model, dropout=0.0), len(loaded.class_names))
+    model = recipe.model
+    if isinstance(model, YoloModel | AnchorFreeModel):
+        model = replace(model, dropout=0.0)
+    made = network(model, len(loaded.class_names))
     size = recipe.model.image_size
     if size != "auto":
         made = replace(made, size=(size, size) if isinstance(size, int) else size)

@@ -7,20 +7,18 @@ float32, whatever the precision of the network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.errors import UserError
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import LossSum
 
-# Settings of the recipe's loss that mean something to a classifier; 'gamma' with focal alone.
-_OWN = frozenset({"name", "gamma", "smoothing", "class_weights"})
+Options = kinds.CrossEntropyLoss | kinds.FocalLoss
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,12 @@ class ClassificationLoss:
     """Which loss, and its numbers.
 
     Attributes:
-        name: ``cross-entropy``, or ``focal``: each image's cross-entropy times (1 - p)^γ, p being the
-            probability of what is right (Lin et al., "Focal Loss for Dense Object Detection", 2017, over a
-            softmax); of a mixed image the mean probability of its classes, weighted by their shares.
-        gamma: γ.
-        smoothing: ε of the label smoothing, y (1 - ε) + ε / C (Szegedy et al., 2016).
+        options: the recipe's; of a mixed image the focal loss's probability is the mean over its classes,
+            weighted by their fractions.
         class_weights: factor of each class, length C; None is 1 for all.
     """
 
-    name: Literal["cross-entropy", "focal"] = "cross-entropy"
-    gamma: float = 2.0
-    smoothing: float = 0.0
+    options: Options = field(default_factory=kinds.CrossEntropyLoss)
     class_weights: tuple[float, ...] | None = None
 
     def __call__(self, logits: Tensor, targets: Tensor) -> LossSum:
@@ -56,13 +49,13 @@ class ClassificationLoss:
         logits = logits.float()
         weights = None if self.class_weights is None else _on(logits.device, self.class_weights)
         losses = F.cross_entropy(
-            logits, targets, weight=weights, label_smoothing=self.smoothing, reduction="none"
+            logits, targets, weight=weights, label_smoothing=self.options.smoothing, reduction="none"
         )  # (B,)
-        if self.name == "focal":
+        if isinstance(self.options, kinds.FocalLoss):
             # What the wrong classes sum to: 1 - p itself would round to 0 when p is nearly 1.
             wrong = (logits.softmax(1) * (1 - targets)).sum(1)
             # Below γ = 1 the slope at 0 is infinite.
-            losses = losses * wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** self.gamma
+            losses = losses * wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** self.options.gamma
         if weights is None:
             count = losses.new_full((), len(losses))
         else:
@@ -70,54 +63,23 @@ class ClassificationLoss:
         return LossSum(losses.sum(), count)
 
 
-def from_recipe(loss: schema.Loss, counts: Sequence[int]) -> ClassificationLoss:
-    """The recipe's loss; ``auto`` is cross-entropy without smoothing.
+def from_recipe(
+    options: kinds.CrossEntropyLoss | kinds.FocalLoss, counts: Sequence[int]
+) -> ClassificationLoss:
+    """The recipe's loss.
 
     Args:
-        loss: the recipe's part.
+        options: the recipe's part.
         counts: training images of each class, length C.
 
     Raises:
-        UserError: settings that only detectors have, and weights that do not fit the classes: all of them.
+        UserError: weights that do not fit the classes.
     """
-    focal = loss.name == "focal"
-    faults = [*_strange(loss, focal), *_misfits(loss.class_weights, counts)]
-    if faults:
-        raise UserError(faults)
-    weights: tuple[float, ...] | None = None
-    if loss.class_weights == "balanced":
-        weights = tuple(sum(counts) / (len(counts) * count) for count in counts)
-    elif loss.class_weights != "none":
-        weights = tuple(loss.class_weights)
-    return ClassificationLoss(
-        name="focal" if focal else "cross-entropy",
-        gamma=loss.gamma,
-        smoothing=0.0 if loss.smoothing == "auto" else loss.smoothing,
-        class_weights=weights,
-    )
-
-
-def _strange(loss: schema.Loss, focal: bool) -> list[str]:
-    """A sentence for each setting that a classifier's loss does not know."""
-    faults = []
-    if loss.name not in ("auto", "cross-entropy", "focal"):
-        faults.append(
-            f"loss.name is '{loss.name}', a loss of detectors: expected auto, cross-entropy or focal "
-            "for a classifier."
-        )
-    default = schema.Loss()
-    own = _OWN if focal else _OWN - {"gamma"}
-    for name in (field.name for field in fields(loss)):
-        value = getattr(loss, name)
-        if name in own or value == getattr(default, name):
-            continue
-        if name == "gamma":
-            faults.append(f"loss.gamma is {value}, which only the focal loss has: set loss.name to focal.")
-        elif name == "alpha":
-            faults.append(f"loss.alpha is {value}, which only detectors have: give loss.class_weights.")
-        else:
-            faults.append(f"loss.{name} is {value}, which only detectors have: leave it out.")
-    return faults
+    if problems := _misfits(options.class_weights, counts):
+        raise UserError(problems)
+    if options.class_weights == "balanced":
+        return ClassificationLoss(options, tuple(sum(counts) / (len(counts) * count) for count in counts))
+    return ClassificationLoss(options, None if options.class_weights == "none" else options.class_weights)
 
 
 def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]:

@@ -14,7 +14,7 @@ from rankless.models.classifiers.catalog import CLASSIFIERS
 from rankless.models.detectors.protocol import DetectorSpec
 from rankless.models.work import parameters_and_gflops
 from rankless.models.zoo import MODELS
-from rankless.recipe import schema
+from rankless.recipe import kinds
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Whole(nn.Module):
 
 def listed_detector(name: str) -> Listed:
     """Return a detector as published."""
-    spec, published = zoo.spec(schema.Model(name=name)), MODELS[name]
+    spec, published = zoo.spec(kinds.Model(name=name)), MODELS[name]
     parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 

@@ -11,9 +11,9 @@ from rankless.errors import UserError
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import darknet, torchvision
 from rankless.models.detectors.protocol import DetectorSpec, Published
-from rankless.recipe import schema
+from rankless.recipe import kinds
 
-Validate = Callable[[schema.Model, schema.Loss], DetectorSpec]
+Validate = Callable[[kinds.Model, kinds.Loss], DetectorSpec]
 _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
     (darknet.MODELS, darknet.spec),
     (torchvision.MODELS, torchvision.spec),
@@ -22,7 +22,7 @@ _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
 MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, one in models.items()}
 
 
-def spec(model: schema.Model, loss: schema.Loss | None = None) -> DetectorSpec:
+def spec(model: kinds.Model, loss: kinds.Loss | None = None) -> DetectorSpec:
     """Return the detector that a recipe asks for.
 
     Args:
@@ -32,14 +32,14 @@ def spec(model: schema.Model, loss: schema.Loss | None = None) -> DetectorSpec:
     Raises:
         UserError: no such model, a faulty cfg, or options that do not go together.
     """
-    loss = loss or schema.Loss()
-    if model.cfg:
+    loss = kinds.resolved_loss(loss or kinds.AutoLoss(), model)
+    if isinstance(model, kinds.YoloModel) and model.cfg:
         return darknet.spec(model, loss)
     check_name(model.name)
     return next(validate for models, validate in _FAMILIES if model.name in models)(model, loss)
 
 
-def build(model: schema.Model, classes: int, loss: schema.Loss | None = None) -> nn.Module:
+def build(model: kinds.Model, classes: int, loss: kinds.Loss | None = None) -> nn.Module:
     """Return a freshly initialized :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
 
     Its weights are drawn from torch's global generator.

@@ -9,11 +9,12 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
-from rankless.recipe.schema import Recipe
+from rankless.recipe.kinds import KINDS, foreign, loss_kind, losses_of, model_kind
+from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 _FAR = 10_000
 """A largest value from here on is a guard, and no part of what a key expects."""
@@ -24,16 +25,54 @@ KeyPath = tuple[str, ...]
 adapter = TypeAdapter(Recipe)
 
 
+class Kinds(NamedTuple):
+    """What decides which keys a recipe has: its task, and the tags of its model and its loss."""
+
+    task: str
+    model: str
+    loss: str
+
+    @classmethod
+    def of(cls, task: Any, model: Any, loss: Any) -> Kinds:
+        """Of a recipe's parts, as instances or as mappings; a loss that does not fit counts as auto."""
+        known = losses_of(model)
+        return cls(str(task), model_kind(model), name if (name := loss_kind(loss)) in known else known[0])
+
+
 @cache
-def leaves() -> dict[KeyPath, dict[str, Any]]:
-    """The JSON Schema of every key that holds a value, by path, in the recipe's order."""
-    return {path: schema for path, schema in _walk() if "properties" not in schema}
+def leaves(kinds: Kinds | None = None) -> dict[KeyPath, dict[str, Any]]:
+    """The JSON Schema of every key that holds a value, by path, in the recipe's order.
+
+    Args:
+        kinds: of a recipe, whose keys alone are wanted; of a key that several have, the first otherwise.
+    """
+    found: dict[KeyPath, dict[str, Any]] = {}
+    for path, schema in _walk(kinds):
+        if "properties" not in schema:
+            found.setdefault(path, schema)
+    return found
 
 
 @cache
 def sections() -> dict[KeyPath, tuple[str, ...]]:
-    """The keys of every section, by path; the recipe itself is ``()``."""
-    return {path: tuple(schema["properties"]) for path, schema in _walk() if "properties" in schema}
+    """The keys of every section, by path, of all kinds; the recipe itself is ``()``."""
+    every = [path for path, _ in _walk(None)]
+    outer = [path for path, schema in _walk(None) if "properties" in schema]
+    return {path: tuple(dict.fromkeys(p[-1] for p in every if p and p[:-1] == path)) for path in outer}
+
+
+def no_effect(path: KeyPath, kinds: Kinds, model: str) -> str:
+    """The message about a key that recipes of other kinds have.
+
+    Args:
+        path: of the key.
+        kinds: of the recipe.
+        model: its model's name.
+    """
+    if path[0] in KINDS:
+        return foreign(path[0], ".".join(path[1:]), kinds.model if path[0] == "model" else kinds.loss, model)
+    other = leaves()[path]["x-task"]
+    return f"key '{'.'.join(path)}': it has an effect only with task '{other}', and task is '{kinds.task}'"
 
 
 def shown(value: Any) -> str:
@@ -99,9 +138,9 @@ def expected(schema: Mapping[str, Any]) -> str:
     return described
 
 
-def mistake(path: KeyPath, value: Any) -> str:
-    """What is wrong with the value of a key, what was expected and the nearest that is right."""
-    schema = leaves()[path]
+def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
+    """What is wrong with the value of a key, what was expected and the nearest valid one."""
+    schema = leaves(kinds)[path]
     what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if value is None:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
@@ -111,14 +150,25 @@ def mistake(path: KeyPath, value: Any) -> str:
     return what
 
 
-def _walk() -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+def _walk(kinds: Kinds | None) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Path and JSON Schema of every key and section; those of the kinds alone, once for each that has it."""
     whole = adapter.json_schema()
 
     def walk(path: KeyPath, schema: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+        if "oneOf" in schema:
+            classes = KINDS[path[0]].items()
+            chosen = {one.__name__ for tag, one in classes if not kinds or tag == getattr(kinds, path[0])}
+            names = (option["$ref"].rpartition("/")[2] for option in schema["oneOf"])
+            for name in names:
+                if name in chosen:
+                    yield from walk(path, whole["$defs"][name])
+            return
         schema = whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         yield path, schema
         for name, inner in schema.get("properties", {}).items():
-            yield from walk((*path, name), inner)
+            task = inner.get("x-task")
+            if not (kinds and task and kinds.task in BUILT_IN_TASKS and kinds.task != task):
+                yield from walk((*path, name), inner)
 
     return walk((), whole)
 

@@ -6,6 +6,7 @@ recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,9 @@ from typing import Any
 
 from rankless.errors import UserError
 from rankless.files import reading
-from rankless.recipe import yaml12
-from rankless.recipe.keys import KeyPath, adapter, nearest
+from rankless.recipe import kinds, yaml12
+from rankless.recipe import schema as classes
+from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, nearest
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import Fault, Given, Place, build, collect
 
@@ -55,7 +57,13 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     Raises:
         UserError: every fault of the overrides.
     """
-    return _parse(dump(recipe), "recipe", overrides)
+    known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
+    defaults = {path: one["default"] for path, one in known.items()}
+    # What is as by default is not given, so that another model may have other keys.
+    defaults["loss", "name"] = kinds.losses_of(recipe.model)[0]
+    given, _ = collect(_tree(recipe), lambda path: Place("recipe"))
+    said = {path: one for path, one in given.items() if one.value != defaults[path]}
+    return _over(said, [], overrides)
 
 
 def is_cut(path: Path) -> bool:
@@ -72,12 +80,12 @@ def is_cut(path: Path) -> bool:
 
 def dump(recipe: Recipe) -> str:
     """The whole recipe as YAML; reading it back gives an equal recipe."""
-    return yaml12.write(adapter.dump_python(recipe, mode="json"))
+    return yaml12.write(_tree(recipe))
 
 
 def to_json(recipe: Recipe) -> str:
     """The whole recipe as JSON on one line, for weights files and states."""
-    return adapter.dump_json(recipe).decode()
+    return json.dumps(_tree(recipe), ensure_ascii=False, separators=(",", ":"))
 
 
 def from_json(text: str, place: str = "recipe in JSON") -> Recipe:
@@ -99,27 +107,36 @@ def from_json(text: str, place: str = "recipe in JSON") -> Recipe:
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """The dotted keys whose values differ, in the recipe's order, with the old and the new value."""
-    after = dict(_flat(new))
-    return [(key, value, after[key]) for key, value in _flat(old) if value != after[key]]
+    before, after = dict(_flat(old)), dict(_flat(new))
+    keys = dict.fromkeys((*before, *after))
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
 def schema() -> dict[str, Any]:
     """The recipe's JSON Schema (draft 2020-12), for editors; every key with its description.
 
-    Descriptions are the ``Attributes:`` of the classes in ``recipe.py``.
+    Descriptions are the ``Attributes:`` of the classes in ``schema.py`` and ``kinds.py``.
     """
     whole = adapter.json_schema()
     for definition in (whole, *whole["$defs"].values()):
-        definition["description"], _, attributes = definition["description"].partition("\n\nAttributes:\n")
-        described = _attributes(attributes)
-        for name, one in definition["properties"].items():
-            one.pop("title", None)
+        kind = {**vars(kinds), **vars(classes)}[definition["title"]]
+        described: dict[str, str] = {}
+        for one in reversed(kind.__mro__):
+            described |= _attributes(inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2])
+        definition["description"] = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")[0]
+        for name, key in definition["properties"].items():
+            key.pop("title", None)
             if name in described:  # a section's description stands with its class
-                one["description"] = described[name]
-            section = whole["$defs"][one["$ref"].rpartition("/")[2]]["properties"] if "$ref" in one else {}
-            if "preset" in section:  # the section may be its preset's name alone
-                options = [{"$ref": one["$ref"]}, {"enum": section["preset"]["enum"]}]
-                definition["properties"][name] = {"anyOf": options, "description": described[name]}
+                key["description"] = described[name]
+        if issubclass(kind, kinds.Model) and kind.pattern:
+            definition["properties"]["name"]["pattern"] = kind.pattern
+            definition["required"] = [] if re.search(kind.pattern, kinds.Model.name) else ["name"]
+    sections = whole["properties"]
+    for name in kinds.KINDS:  # a loss without a name may be of any kind
+        sections[name]["anyOf"] = sections[name].pop("oneOf")
+    augment = whole["$defs"]["Data"]["properties"]["augment"]  # may be a preset's name alone
+    presets = whole["$defs"]["Augment"]["properties"]["preset"]["enum"]
+    augment["anyOf"] = [{"$ref": augment.pop("$ref")}, {"enum": presets}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 
@@ -156,7 +173,10 @@ def _parse(text: str, name: str, overrides: Sequence[str]) -> Recipe:
         known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
         return Place(name, next(known, 1))
 
-    given, faults = collect(tree, place)
+    return _over(*collect(tree, place), overrides)
+
+
+def _over(given: dict[KeyPath, Given], faults: list[Fault], overrides: Sequence[str]) -> Recipe:
     changed, more = _overridden(overrides)
     # A preset on the command line is meant instead of what the file says of its section, key by key.
     kept = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
@@ -211,6 +231,20 @@ def _text(source: str | Path) -> tuple[str, str]:
         ) from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def _tree(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON has it, without the keys that only another task reads."""
+    known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
+
+    def kept(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
+        return {
+            name: kept(value, (*at, name)) if isinstance(value, dict) else value
+            for name, value in tree.items()
+            if isinstance(value, dict) or (*at, name) in known
+        }
+
+    return kept(adapter.dump_python(recipe, mode="json"), ())
 
 
 def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:

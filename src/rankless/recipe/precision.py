@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from rankless.errors import UserError
+from rankless.recipe.fields import Precision
 from rankless.recipe.instruction_set import computes_bf16
-from rankless.recipe.schema import Precision
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

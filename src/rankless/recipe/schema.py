@@ -6,120 +6,56 @@ weights is here. A recipe is frozen, written into the run directory and into eve
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
+from pydantic_core import ArgsKwargs
 
+from rankless.recipe.fields import (
+    Clash,
+    Count,
+    CountOrZero,
+    Factor,
+    Fraction,
+    Images,
+    Milestones,
+    Minutes,
+    Name,
+    NotNegative,
+    Positive,
+    Precision,
+    ProperFraction,
+    Seed,
+    clash,
+    clashes,
+    config,
+)
+from rankless.recipe.kinds import (
+    AnchorFreeLoss,
+    AnchorFreeModel,
+    AnyLoss,
+    AnyModel,
+    AutoLoss,
+    Loss,
+    Model,
+    YoloModel,
+    losses_of,
+    resolved_loss,
+)
 from rankless.recipe.presets import Preset, expanded
 
-_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+__all__ = ["Loss", "Model"]
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-# Every number has an end, and what is made of it one too: a digit too many is told before memory is taken.
-Positive = Annotated[float, Field(gt=0, le=1e9)]
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
-Seed = Annotated[int, Field(ge=0, le=10**40)]
-Images = Annotated[int, Field(ge=1, le=10_000_000)]
-Side = Annotated[int, Field(ge=8, le=16_384)]
-Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
-Factor = Annotated[float, Field(ge=0, le=1000)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Name = Annotated[str, StringConstraints(min_length=1)]
-Text = Annotated[str, Field(description="text")]
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-Minutes = Annotated[
-    str,
-    StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
-    Field(description="minutes as in '10 min'"),
-]
+# What a key's JSON Schema says where one of the built-in tasks alone reads it.
+_DETECT: Any = Field(json_schema_extra={"x-task": "detect"})
+_CLASSIFY: Any = Field(json_schema_extra={"x-task": "classify"})
+BUILT_IN_TASKS = ("detect", "classify")
 
 
-def _clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Values that are each right and do not go together.
-
-    Args:
-        sentence: what is wrong, whole.
-        keys: the keys of this class that are involved, the one the sentence is about first.
-    """
-    return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
-
-
-def _rising(milestones: tuple[int, ...]) -> tuple[int, ...]:
-    if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
-        raise PydanticCustomError("rising", "expected steps that rise, each larger than the one before")
-    return milestones
-
-
-Anchors = Annotated[
-    tuple[Annotated[tuple[Positive, Positive], Field(strict=False)], ...], Field(strict=False, min_length=1)
-]
-ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
-Milestones = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_rising)]
-
-
-@dataclass(frozen=True, config=_config)
-class Densenet:
-    """What a DenseNet of your own is made of; ``auto`` is as published.
-
-    Attributes:
-        growth: channels that each layer adds.
-        compression: share of the channels that a transition keeps.
-        bottleneck: a 1×1 convolution before each 3×3.
-        stem: ``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of some 32 pixels).
-        separable: depthwise-separable 3×3 convolutions.
-    """
-
-    growth: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Annotated[float, Field(gt=0, le=1)] = 0.5
-    bottleneck: bool = True
-    stem: Literal["auto", "imagenet", "small"] = "auto"
-    separable: bool = False
-
-
-@dataclass(frozen=True, config=_config)
-class Model:
-    """The network.
-
-    Attributes:
-        name: one that ``rankless models`` lists, or ``timm/NAME``.
-        cfg: a Darknet cfg file that describes the network in place of ``name``, or its text.
-        image_size: the network's input in pixels: one side, or [height, width]; multiples of 32 in a
-            detector; ``auto`` is the size the model was published with.
-        width: factor on every channel count of a detector's backbone and neck.
-        dropout: share dropped: of the channels before each head's last convolution (detectors), of the new
-            features (DenseNet), before the last layer (other classifiers).
-        activation: replaces the published one everywhere; ``auto`` leaves it.
-        anchors: ``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in
-            pixels of the input.
-        involution: side of the involution kernels before the heads; 0 is none.
-        dfl: bins per side of the anchor-free head's distances (distribution focal loss); 0 predicts them
-            directly.
-        pretrained: weights to start from: a file that Rankless wrote or imported, or ``timm``.
-        freeze: epochs during which the backbone stays as it is.
-        densenet: options of the DenseNets.
-    """
-
-    name: Name = "yolov4-tiny"
-    cfg: Text = ""
-    image_size: Literal["auto"] | Side | Size = "auto"
-    width: Annotated[float, Field(gt=0, le=64)] = 1.0
-    dropout: Share = 0.0
-    activation: Literal["auto", "leaky", "mish", "swish", "relu", "prelu"] = "auto"
-    anchors: Literal["default", "kmeans"] | Anchors = "default"
-    involution: Literal[0, 3, 5, 7] = 0
-    dfl: Annotated[int, Field(ge=0, le=1024)] = 0
-    pretrained: Text = ""
-    freeze: CountOrZero = 0
-    densenet: Densenet = field(default_factory=Densenet)
-
-
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Augment:
     """How training images are varied; a preset's name, or keys. Zero switches a part off.
 
@@ -157,22 +93,22 @@ class Augment:
     saturation: Factor = 0.5
     value: Factor = 0.3
     scale: Factor = 0.3
-    translate: Share = 0.1
+    translate: ProperFraction = 0.1
     rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
     perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
-    mosaic: Fraction = 0.0
+    mosaic: Annotated[Fraction, _DETECT] = 0.0
     close_mosaic: CountOrZero = 0
-    partners: Literal["data", "batch"] = "data"
-    copy_paste: Fraction = 0.0
+    partners: Annotated[Literal["data", "batch"], _DETECT] = "data"
+    copy_paste: Annotated[Fraction, _DETECT] = 0.0
     crop: Annotated[float, Field(gt=0, le=1)] = 1.0
     blur: Fraction = 0.0
     noise: Fraction = 0.0
     jpeg: Fraction = 0.0
-    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    erase: Fraction = 0.0
+    policy: Annotated[Literal["none", "randaugment", "trivialaugment"], _CLASSIFY] = "none"
+    erase: Annotated[Fraction, _CLASSIFY] = 0.0
     mixup: NotNegative = 0.0
-    cutmix: NotNegative = 0.0
+    cutmix: Annotated[NotNegative, _CLASSIFY] = 0.0
     mixup_chance: Fraction = 1.0
 
     @model_validator(mode="before")
@@ -184,7 +120,7 @@ class Augment:
         """Nothing is left to do: the preset has become values."""
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Data:
     """The images.
 
@@ -209,18 +145,18 @@ class Data:
     format: Literal["auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "image-folder"] = "auto"
     train: Name = "train"
     val: Name = "val"
-    fit: Literal["letterbox", "stretch"] = "letterbox"
+    fit: Annotated[Literal["letterbox", "stretch"], _DETECT] = "letterbox"
     detail: NotNegative = 2.0
-    multi_scale: Annotated[float, Field(ge=0, le=15)] = 0.0
-    multi_scale_every: Count = 10
+    multi_scale: Annotated[Annotated[float, Field(ge=0, le=15)], _DETECT] = 0.0
+    multi_scale_every: Annotated[Count, _DETECT] = 10
     cache: Literal["none", "ram", "disk"] = "none"
     max_bad: Fraction = 0.01
-    train_images: Images = 4096
-    val_images: Images = 256
+    train_images: Annotated[Images, _DETECT] = 4096
+    val_images: Annotated[Images, _DETECT] = 256
     augment: Augment = field(default_factory=Augment)
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Batch:
     """One step's images: ``images`` of them, worked through ``micro`` at a time.
 
@@ -244,7 +180,7 @@ class Batch:
             below = max(d for d in divisors if d < self.micro)
             above = min((d for d in divisors if d > self.micro), default=None)
             nearest = f"{below} and {above}" if above else f"{below}"
-            raise _clash(
+            raise clash(
                 f"'batch.micro' is {self.micro}, which does not divide batch.images ({self.images}); "
                 f"nearest that do: {nearest}",
                 "micro",
@@ -253,46 +189,7 @@ class Batch:
         return self
 
 
-@dataclass(frozen=True, config=_config)
-class Loss:
-    """The loss. ``auto`` is what the model was published with.
-
-    Attributes:
-        name: which loss; ``anchor-free``, ``yolov3`` and ``yolov4`` are of detectors, ``cross-entropy`` and
-            ``focal`` of classifiers.
-        box, objectness, classes: factors on a detector's parts.
-        box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of center and size.
-        objectness_loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU.
-        gamma: exponent of the focal losses.
-        alpha: the focal losses' weight of what is there; what is not there weighs 1 - alpha. ``none``
-            weighs both alike.
-        ignore: predictions that overlap any truth by more than this IoU are no negatives (YOLO).
-        anchor_iou: YOLOv4: every anchor of a layer whose shape matches by more than this IoU is positive
-            too (1: only the best).
-        assign: the anchor-free head's choice of positives: ``simota`` or ``task-aligned``.
-        dfl: factor on the distribution focal loss.
-        smoothing: label smoothing of the classes.
-        class_weights: factor of each class (classification), or ``balanced``, in inverse proportion to their
-            number of training images.
-    """
-
-    name: Literal["auto", "yolov3", "yolov4", "anchor-free", "cross-entropy", "focal"] = "auto"
-    box: Literal["auto"] | NotNegative = "auto"
-    objectness: Literal["auto"] | NotNegative = "auto"
-    classes: Literal["auto"] | NotNegative = "auto"
-    box_loss: Literal["auto", "mse", "iou", "giou", "diou", "ciou", "eiou", "siou"] = "auto"
-    objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
-    gamma: NotNegative = 2.0
-    alpha: Literal["none"] | Fraction = "none"
-    ignore: Literal["auto"] | Fraction = "auto"
-    anchor_iou: Literal["auto"] | Fraction = "auto"
-    assign: Literal["auto", "simota", "task-aligned"] = "auto"
-    dfl: Literal["auto"] | NotNegative = "auto"
-    smoothing: Literal["auto"] | Share = "auto"
-    class_weights: Literal["none", "balanced"] | ClassWeights = "none"
-
-
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Optim:
     """The optimizer.
 
@@ -308,23 +205,23 @@ class Optim:
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.01
-    momentum: Share = 0.9
+    momentum: ProperFraction = 0.9
     nesterov: bool = False
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[ProperFraction, ProperFraction], Field(strict=False)] = (0.9, 0.999)
     weight_decay: NotNegative = 5e-4
     clip: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Self:
         if self.nesterov and self.name != "sgd":
-            raise _clash(
+            raise clash(
                 f"'optim.nesterov' is true, which optim.name '{self.name}' does not know: "
                 "leave it out, or use 'sgd'",
                 "nesterov",
                 "name",
             )
         if self.nesterov and self.momentum == 0:
-            raise _clash(
+            raise clash(
                 "'optim.nesterov' is true, which needs momentum, and optim.momentum is 0: "
                 "give a momentum such as 0.9, or leave nesterov out",
                 "nesterov",
@@ -333,7 +230,7 @@ class Optim:
         return self
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Schedule:
     """The learning rate as a function of the step.
 
@@ -356,7 +253,7 @@ class Schedule:
     @model_validator(mode="after")
     def _steps_are_named(self) -> Self:
         if self.name == "step" and not self.milestones:
-            raise _clash(
+            raise clash(
                 "'schedule.name' is 'step', which needs schedule.milestones: give the steps at which "
                 "the rate falls, as in [4000, 4500]",
                 "name",
@@ -365,7 +262,7 @@ class Schedule:
         return self
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Ema:
     """An exponential moving average of the weights; it is what is evaluated and what predicts.
 
@@ -373,10 +270,10 @@ class Ema:
         decay: share kept each step; 0 switches it off. Ramps up as ``min(decay, (1 + step) / (10 + step))``.
     """
 
-    decay: Share = 0.0
+    decay: ProperFraction = 0.0
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Evaluate:
     """Scoring during the run and after it.
 
@@ -395,17 +292,17 @@ class Evaluate:
     """
 
     every: CountOrZero = 1
-    confidence: Fraction = 0.001
-    nms: Literal["iou", "diou"] = "iou"
-    iou: Fraction = 0.6
-    class_agnostic: bool = False
-    multi_label: bool = True
-    detections: Annotated[int, Field(ge=1, le=100_000)] = 100
-    rectangular: bool = False
+    confidence: Annotated[Fraction, _DETECT] = 0.001
+    nms: Annotated[Literal["iou", "diou"], _DETECT] = "iou"
+    iou: Annotated[Fraction, _DETECT] = 0.6
+    class_agnostic: Annotated[bool, _DETECT] = False
+    multi_label: Annotated[bool, _DETECT] = True
+    detections: Annotated[Annotated[int, Field(ge=1, le=100_000)], _DETECT] = 100
+    rectangular: Annotated[bool, _DETECT] = False
     tta: Literal["none", "flip", "full"] = "none"
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Checkpoint:
     """When the state is saved.
 
@@ -418,13 +315,15 @@ class Checkpoint:
     keep: Count = 2
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=config)
 class Recipe:
     """A whole recipe; see the classes of its parts.
 
     Attributes:
         task: ``detect``, ``classify``, or for a task of your own ``package.module:Class`` or
             ``file.py:Class``.
+        model: the network; which keys there are follows from ``model.name``.
+        loss: which keys there are follows from ``loss.name``.
         epochs: passes over the training images.
         seed: keys all chance.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
@@ -441,12 +340,12 @@ class Recipe:
     """
 
     task: Name = "detect"
-    model: Model = field(default_factory=Model)
+    model: AnyModel = field(default_factory=YoloModel)
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     epochs: Count = 100
     seed: Seed = 0
-    loss: Loss = field(default_factory=Loss)
+    loss: AnyLoss = field(default_factory=AutoLoss)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = "auto"
@@ -460,15 +359,74 @@ class Recipe:
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_follows_the_model(cls, given: Any) -> Any:
+        if isinstance(given, ArgsKwargs):
+            keys = given.kwargs or {}
+            model, loss = keys.get("model", YoloModel()), keys.get("loss", AutoLoss())
+            if isinstance(model, Model) and isinstance(loss, Loss):
+                return ArgsKwargs(given.args, {**keys, "loss": resolved_loss(loss, model)})
+        elif isinstance(given, dict) and isinstance(loss := given.get("loss", {}), dict):
+            name = loss.get("name", "auto")
+            name = losses_of(given.get("model", {}))[0] if name == "auto" else name
+            return {**given, "loss": {**loss, "name": name}}
+        return given
+
     @model_validator(mode="after")
-    def _detectors_halve_five_times(self) -> Self:
-        size = self.model.image_size
+    def _parts_go_together(self) -> Self:
+        if found := [*self._of_model_and_loss(), *self._without_effect()]:
+            raise clashes(found)
+        return self
+
+    def _of_model_and_loss(self) -> Iterator[Clash]:
+        size, loss, model = self.model.image_size, self.loss, self.model
         sides = () if size == "auto" else (size,) if isinstance(size, int) else size
         if self.task == "detect" and any(side % 32 for side in sides):
-            shown = list(size) if isinstance(size, tuple) else size
-            raise _clash(
-                f"'model.image_size' is {shown}: a detector needs multiples of 32, such as "
-                f"{' and '.join(str(max(32, round(side / 32) * 32)) for side in sides)}",
-                "model.image_size",
+            near = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
+            written = list(size) if isinstance(size, tuple) else size
+            yield (
+                f"'model.image_size' is {written}: a detector needs multiples of 32, such as {near}",
+                ("model.image_size",),
             )
-        return self
+        if loss.name not in (known := losses_of(model)):
+            yield (
+                f"'loss.name' is '{loss.name}': expected one of auto, {', '.join(known)} for the model "
+                f"'{model.name}'",
+                ("loss.name",),
+            )
+        without_bins = isinstance(model, AnchorFreeModel) and not model.dfl
+        if without_bins and isinstance(loss, AnchorFreeLoss) and loss.dfl != AnchorFreeLoss.dfl:
+            yield (
+                f"'loss.dfl' is {loss.dfl}, but model.dfl is 0, so the distances have no distributions: "
+                "leave loss.dfl out, or set model.dfl to a number of bins such as 16",
+                ("loss.dfl", "model.dfl"),
+            )
+
+    def _without_effect(self) -> Iterator[Clash]:
+        """Keys that the task does not read and whose values are not the defaults."""
+        augment = self.data.augment
+        sections: Mapping[str, Any] = {"data": self.data, "data.augment": augment, "evaluate": self.evaluate}
+        other = {"detect": "classify", "classify": "detect"}.get(self.task, "")
+        for path, section in sections.items():
+            for name, info in section.__pydantic_fields__.items():
+                value, extra = getattr(section, name, info.default), info.json_schema_extra or {}
+                if extra.get("x-task") == other and value != info.default:
+                    written = str(value).lower() if isinstance(value, bool) else repr(value)
+                    yield (
+                        f"'{path}.{name}' is {written}, which has an effect only with task '{other}': "
+                        "leave it out",
+                        (f"{path}.{name}", "task"),
+                    )
+        if self.task == "classify" and augment.close_mosaic and not (augment.mixup or augment.cutmix):
+            yield (
+                f"'data.augment.close_mosaic' is {augment.close_mosaic}, but mixup and cutmix are both off: "
+                "leave it out",
+                ("data.augment.close_mosaic", "data.augment.mixup", "data.augment.cutmix"),
+            )
+        if self.task == "classify" and self.evaluate.tta == "full":
+            yield (
+                "'evaluate.tta' is 'full', which needs an input of any size, and many classifiers take only "
+                "one: expected none or flip",
+                ("evaluate.tta",),
+            )

@@ -10,10 +10,38 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankless.errors import UserError
-from rankless.recipe.keys import KeyPath, adapter, instead_of, leaves, mistake, sections, shown
+from rankless.recipe.keys import (
+    KeyPath,
+    Kinds,
+    adapter,
+    instead_of,
+    leaves,
+    mistake,
+    nearest,
+    no_effect,
+    sections,
+    shown,
+)
+from rankless.recipe.kinds import Model, losses_of
 from rankless.recipe.schema import Recipe
 
 _MOST_KEYS = 1000
+# Rankless 0.1 wrote the keys of all kinds into every recipe; no later version writes these into one.
+_OF_0_1 = {
+    ("model", "anchors"),
+    ("model", "dfl"),
+    ("loss", "assign"),
+    ("loss", "class_weights"),
+    ("threads",),
+}
+_RECORDED_BY_0_1 = (
+    "this recipe was recorded by rankless 0.1, whose runs and weights this version does not read; "
+    "expected a recipe of this version; train again, or use rankless 0.1"
+)
+
+
+class OldRecipeError(UserError):
+    """The recipe was recorded by a version whose recipes this one does not read."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +122,47 @@ def build(given: Mapping[KeyPath, Given], faults: Iterable[Fault] = ()) -> Recip
 
     Args:
         given: values by the path of their key.
-        faults: what was found wrong before; told together with what is wrong with the values.
+        faults: what was found wrong before; reported together with what is wrong with the values.
 
     Raises:
         UserError: every fault, in the order of the lines, the command line's last.
     """
-    bad = {path: mistake(path, one.value) for path, one in given.items() if not _is_plain(one.value)}
-    recipe, wrong, clashes = _validate(given, bad)
+    values = {path: one.value for path, one in given.items()}
+    name = values.get(("model", "name"), Model.name)
+    model = {"name": name, "cfg": values.get(("model", "cfg"), "")}
+    loss = values.get(("loss", "name"), "auto")
+    kinds = Kinds.of(values.get(("task",), Recipe.task), model, {"name": loss})
+    if given.keys() >= _OF_0_1 and kinds.model != "custom":
+        raise OldRecipeError(f"{next(iter(given.values())).place.name}: {_RECORDED_BY_0_1}")
+    bad: dict[KeyPath, str] = {}
+    for path, value in values.items():
+        if path not in leaves(kinds):
+            bad[path] = no_effect(path, kinds, name)
+        elif path == ("loss", "name") and value not in ("auto", kinds.loss):
+            known = ["auto", *losses_of(model)]
+            bad[path] = (
+                f"'loss.name' is {shown(value)}: expected one of {', '.join(known)} for the model '{name}'"
+            )
+            bad[path] += nearest(str(value).lower(), known)
+        elif not _is_plain(value):
+            bad[path] = mistake(path, value, kinds)
+    recipe, wrong, found = _validate(given, bad, kinds)
     if wrong:
         bad |= wrong
         # Once more without the wrong values: the keys of a section are compared only if each is right.
-        recipe, _, clashes = _validate(given, bad)
-    found = [*faults, *(Fault(given[path].place, sentence) for path, sentence in bad.items())]
-    for sentence, keys in clashes:
+        recipe, _, found = _validate(given, bad, kinds)
+    every = [*faults, *(Fault(given[path].place, sentence) for path, sentence in bad.items())]
+    for sentence, keys in found:
         if not any(key in bad for key in keys):
-            found.append(Fault(next(given[key].place for key in keys if key in given), sentence))
-    if recipe is None or found:
-        found.sort(key=lambda fault: (fault.place.line is None, fault.place.line or 0))
-        raise UserError(str(fault) for fault in found)
+            every.append(Fault(next(given[key].place for key in keys if key in given), sentence))
+    if recipe is None or every:
+        every.sort(key=lambda fault: (fault.place.line is None, fault.place.line or 0))
+        raise UserError(str(fault) for fault in every)
     return recipe
 
 
 def _validate(
-    given: Mapping[KeyPath, Given], left_out: Mapping[KeyPath, str]
+    given: Mapping[KeyPath, Given], left_out: Mapping[KeyPath, str], kinds: Kinds
 ) -> tuple[Recipe | None, dict[KeyPath, str], list[tuple[str, tuple[KeyPath, ...]]]]:
     """The recipe without some values; the keys whose values are wrong; the values that do not go together."""
     tree: dict[str, Any] = {}
@@ -134,17 +180,18 @@ def _validate(
         clashes = []
         for detail in error.errors(include_url=False):
             location = tuple(str(part) for part in detail["loc"])
+            if location[:1] in (("model",), ("loss",)):
+                location = (location[0], *location[2:])  # without the tag of the kind
             if detail["type"] == "clash":
-                context = detail["ctx"]
-                keys = tuple((*location, *key.split(".")) for key in context["keys"])
-                clashes.append((context["sentence"], keys))
+                for sentence, keys in detail["ctx"]["found"]:
+                    clashes.append((sentence, tuple((*location, *key.split(".")) for key in keys)))
                 continue
-            # Behind the key's own path stand the branches of a union and the places in a list.
-            path = next(location[:n] for n in range(1, len(location) + 1) if location[:n] in leaves())
+            # Behind the key's own path stand the branches of a union and the indices in a list.
+            path = next(location[:n] for n in range(1, len(location) + 1) if location[:n] in leaves(kinds))
             if detail["type"] == "rising":
                 wrong[path] = f"'{'.'.join(path)}' is {shown(given[path].value)}: {detail['msg']}"
             else:
-                wrong[path] = mistake(path, given[path].value)
+                wrong[path] = mistake(path, given[path].value, kinds)
         return None, wrong, clashes
 
 

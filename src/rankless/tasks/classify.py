@@ -13,10 +13,10 @@ from rankless.data.datasets.classification_input import place
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
+from rankless.recipe import kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 from rankless.tasks.tta import VIEWS, mean_of_logs, seen
-from rankless.tasks.without_effect import refuse_without_effect
 
 
 class Classify:
@@ -38,8 +38,6 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
-        if not class_names:
-            refuse_without_effect(recipe, "classify")
         if class_names is None:
             self.class_names = tuple(self._training.images.class_names)
             _ = self._loss  # its faults are told now, not when the first step is taken
@@ -110,7 +108,9 @@ class Classify:
     @cached_property
     def _loss(self) -> ClassificationLoss:
         counts = self._training.labels().bincount(minlength=len(self.class_names))
-        return from_recipe(self.recipe.loss, counts.tolist())
+        options = self.recipe.loss
+        assert isinstance(options, kinds.CrossEntropyLoss | kinds.FocalLoss)  # as of every classifier
+        return from_recipe(options, counts.tolist())
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = self.recipe.data

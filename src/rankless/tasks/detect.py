@@ -20,10 +20,10 @@ from rankless.geometry.nms import nms
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Detector
+from rankless.recipe import kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.tta import VIEWS, seen, unseen
-from rankless.tasks.without_effect import refuse_without_effect
 
 # The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
 SCENE_SIZE = (256, 256)
@@ -37,8 +37,7 @@ class Detect:
         class_names: of a trained model; the training data then is not opened to learn them.
 
     Raises:
-        UserError: no such model, a setting that only classifiers have, a loss setting that the loss does not
-            have, or data that cannot be opened.
+        UserError: no such model, options that do not fit it, or data that cannot be opened.
     """
 
     score_name = "AP"
@@ -48,8 +47,8 @@ class Detect:
         self.spec = zoo.spec(recipe.model, recipe.loss)
         side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        if not class_names:
-            refuse_without_effect(recipe, "detect", [*_without_effect(recipe, self.size)])
+        if not class_names and (problems := [*_without_effect(recipe, self.size)]):
+            raise UserError(problems)
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
@@ -215,8 +214,8 @@ def resolve_detection(recipe: Recipe) -> Recipe:
     Raises:
         UserError: a faulty cfg, or data without enough boxes.
     """
-    model = zoo.spec(recipe.model, recipe.loss).self_contained()
-    if model.anchors == "kmeans":
+    model = cast(kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
+    if isinstance(model, kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=replace(model, anchors="default")))
         sizes = box_sizes(task.training_data().images, task.size)
         model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))

@@ -179,6 +179,7 @@ def reference(
         loss: its factors, its smoothing and the name of its assignment are read.
         fixed: the assignments of an earlier call, image by image; filled if it is empty.
     """
+    options = loss.options
     parts = {"box": 0.0, "classes": 0.0, **({"dfl": 0.0} if bins else {})}
     count = 0.0
     fixed = [] if fixed is None else fixed
@@ -188,22 +189,23 @@ def reference(
         if not known:
             lists = (batch.boxes[b].tolist(), batch.labels[b].tolist(), batch.valid[b].tolist())
             truths = [(box, label) for box, label, valid in zip(*lists, strict=True) if valid]
-            fixed.append(RULES[loss.assign](points, truths))
+            fixed.append(RULES[options.assign](points, truths))
         for p, point in enumerate(points):
             answer = fixed[b].get(p)
             for c, logit in enumerate(point.logits):
                 wanted = 0.0
                 if answer:
-                    smooth = (1.0 if c == answer.label else 0.0) * (1 - loss.smoothing) + loss.smoothing / 2
+                    own = 1.0 if c == answer.label else 0.0
+                    smooth = own * (1 - options.smoothing) + options.smoothing / 2
                     wanted = answer.quality * smooth
                 entropy = -wanted * math.log(sigmoid(logit)) - (1 - wanted) * math.log(1 - sigmoid(logit))
-                parts["classes"] += loss.classes * entropy
+                parts["classes"] += options.classes * entropy
             if answer:
                 count += answer.weight
-                like = {"iou": overlap, "giou": generalized}[loss.box_loss](point.box, answer.box)
-                parts["box"] += loss.box * answer.weight * (1 - like)
+                like = {"iou": overlap, "giou": generalized}[options.box_loss](point.box, answer.box)
+                parts["box"] += options.box * answer.weight * (1 - like)
                 if bins:
-                    parts["dfl"] += loss.dfl * answer.weight * distribution_loss(point, answer.box, bins)
+                    parts["dfl"] += options.dfl * answer.weight * distribution_loss(point, answer.box, bins)
     return parts, count
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankless.errors import UserError
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
-from rankless.models.heads.anchor_free.loss import BOX_LOSSES, AnchorFreeLoss, from_recipe
-from rankless.recipe import schema
+from rankless.models.heads.anchor_free.loss import BOX_LOSSES, AnchorFreeLoss
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,10 +25,16 @@ from reference_for_anchor_free import (
     reference,
 )
 
+
+def loss_of(**options) -> AnchorFreeLoss:
+    """The loss with these options."""
+    return AnchorFreeLoss(kinds.AnchorFreeLoss(**options))
+
+
 LOSSES = [
     AnchorFreeLoss(),
-    AnchorFreeLoss("simota", box_loss="iou", box=5.0, classes=0.5, dfl=1.5),
-    AnchorFreeLoss("task-aligned", box_loss="iou", box=0.7, classes=2.0, dfl=0.3, smoothing=0.1),
+    loss_of(assign="simota", box_loss="iou", box=5.0, classes=0.5, dfl=1.5),
+    loss_of(assign="task-aligned", box_loss="iou", box=0.7, classes=2.0, dfl=0.3, smoothing=0.1),
 ]
 LOSS_IDS = ["plain", "simota", "smooth"]
 CASES = ["random", "hard", "crowded", "one-empty", "empty"]
@@ -111,7 +116,7 @@ def test_without_positives_all_is_finite_and_connected(loss, truths, bins):
 @pytest.mark.parametrize("value", [0.0, 30.0, -30.0, 1e4, -1e4])
 def test_a_training_that_ran_away_still_has_a_finite_gradient(box_loss, value, bins):
     raw = [torch.full_like(r, value).requires_grad_() for r in make_raw(bins, 2, 3, torch.float32)]
-    found = AnchorFreeLoss(box_loss=box_loss)(raw, heads_of(bins), case("hard"))
+    found = loss_of(box_loss=box_loss)(raw, heads_of(bins), case("hard"))
     found.sum.backward()
     assert found.sum.isfinite() and found.count.isfinite()
     assert all(r.grad.isfinite().all() for r in raw)
@@ -213,43 +218,3 @@ def test_on_a_gpu_it_is_the_same_loss_and_repeats_bit_for_bit(loss):
     assert runs[0][0].item() == pytest.approx(here.sum.item(), rel=1e-4)
     for run in runs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(run, runs[0], strict=True))
-
-
-def test_the_recipe_overrides():
-    loss = schema.Loss(
-        name="anchor-free", box=0.5, classes=3.0, box_loss="ciou", assign="simota", dfl=1.5, smoothing=0.1
-    )
-    assert from_recipe(loss, bins=16) == AnchorFreeLoss("simota", "ciou", 0.5, 3.0, 1.5, 0.1)
-    assert from_recipe(schema.Loss()) == from_recipe(schema.Loss(name="anchor-free")) == AnchorFreeLoss()
-
-
-def test_every_setting_of_other_losses_is_refused_at_once():
-    loss = schema.Loss(
-        name="yolov4",
-        objectness=1.0,
-        box_loss="mse",
-        objectness_loss="focal",
-        gamma=1.5,
-        alpha=0.25,
-        ignore=0.7,
-        anchor_iou=0.2,
-        dfl=1.0,
-        class_weights="balanced",
-    )
-    with pytest.raises(UserError) as caught:
-        from_recipe(loss)
-    told = " ".join(caught.value.faults)
-    for key in (
-        "name",
-        "objectness",
-        "box_loss",
-        "objectness_loss",
-        "gamma",
-        "alpha",
-        "ignore",
-        "anchor_iou",
-    ):
-        assert f"loss.{key} is" in told
-    assert "loss.dfl is 1.0, but model.dfl is 0" in told
-    assert "loss.class_weights is balanced" in told
-    assert len(caught.value.faults) == 10

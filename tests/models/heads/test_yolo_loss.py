@@ -15,8 +15,14 @@ from rankless.models.heads.truths import SMALLEST_SIDE
 from rankless.models.heads.yolo import assign as assign_page
 from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch
+
+
+def yolo(name: str, **options) -> YoloLoss:
+    """The loss of a model that was published with it."""
+    return YoloLoss(kinds.Loss(name=name, **options), name)
+
 
 ANCHORS = ((6.0, 8.0), (11.0, 9.0), (16.0, 24.0), (30.0, 28.0))
 # Two heads that share an anchor, as YOLOv4-tiny's do; anchor 0 belongs to none.
@@ -26,14 +32,14 @@ HEADS = (
 )
 HEIGHT, WIDTH, CLASSES = 32, 48, 3
 LOSSES = [
-    YoloLoss("yolov3", ignore=0.3),
-    YoloLoss("yolov3", box=2.0, objectness=0.5, classes=3.0, ignore=0.5, smoothing=0.1),
-    YoloLoss("yolov4", box=0.07, ignore=0.3),
-    YoloLoss("yolov4", box=0.5, objectness=2.0, classes=0.7, ignore=0.2, anchor_iou=1.0, smoothing=0.1),
-    YoloLoss("yolov4", box=0.07, ignore=0.4, anchor_iou=0.1),
-    YoloLoss("yolov3", ignore=0.4, box_loss="ciou", objectness_loss="focal", gamma=1.5, alpha=0.25),
-    YoloLoss("yolov4", ignore=0.3, box_loss="mse", objectness_loss="quality-focal"),
-    YoloLoss("yolov4", ignore=0.3, objectness_loss="quality-focal", gamma=1.0, alpha=0.7),
+    yolo("yolov3", ignore=0.3),
+    yolo("yolov3", box=2.0, objectness=0.5, classes=3.0, ignore=0.5, smoothing=0.1),
+    yolo("yolov4", box=0.07, ignore=0.3),
+    yolo("yolov4", box=0.5, objectness=2.0, classes=0.7, ignore=0.2, anchor_iou=1.0, smoothing=0.1),
+    yolo("yolov4", box=0.07, ignore=0.4, anchor_iou=0.1),
+    yolo("yolov3", ignore=0.4, box_loss="ciou", objectness_loss="focal", gamma=1.5, alpha=0.25),
+    yolo("yolov4", ignore=0.3, box_loss="mse", objectness_loss="quality-focal"),
+    yolo("yolov4", ignore=0.3, objectness_loss="quality-focal", gamma=1.0, alpha=0.7),
 ]
 LOSS_IDS = [
     *("v3", "v3-factors", "v4", "v4-best-only", "v4-many"),
@@ -97,27 +103,32 @@ def reference(loss: YoloLoss, raws: list[Tensor], batch: DetectionBatch, alphas:
             ]
             added = one_image(loss, raw[b].tolist(), head, truths, alphas, (number, b))
             parts = [part + more for part, more in zip(parts, added, strict=True)]
-    factors = (first(loss.box, 1.0 if compares(loss) == "mse" else 0.07), loss.objectness, loss.classes)
+    factors = (
+        first(loss.options.box, 1.0 if compares(loss) == "mse" else 0.07),
+        loss.options.objectness,
+        loss.options.classes,
+    )
     return [first(factor, 1.0) * part for factor, part in zip(factors, parts, strict=True)]
 
 
-def first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+def first(*values: float | str) -> float:
+    return next(value for value in values if value != "auto")
 
 
 def compares(loss: YoloLoss) -> str:
-    return loss.box_loss or {"yolov3": "mse", "yolov4": "ciou"}[loss.name]
+    return first(loss.options.box_loss, {"yolov3": "mse", "yolov4": "ciou"}[loss.name])
 
 
 def objectness(loss: YoloLoss, logit: float, present: bool, quality: float) -> float:
     """Of one cell that counts; ``quality`` is its IoU with its truth, 0 for a negative."""
     p = sigmoid(logit)
-    weight = 1.0 if loss.alpha is None else loss.alpha if present else 1 - loss.alpha
-    if loss.objectness_loss == "focal":
+    alpha = loss.options.alpha
+    weight = 1.0 if alpha == "none" else alpha if present else 1 - alpha
+    if loss.options.objectness_loss == "focal":
         right = p if present else 1 - p
-        return -weight * (1 - right) ** loss.gamma * math.log(right)
-    if loss.objectness_loss == "quality-focal":
-        return weight * abs(quality - p) ** loss.gamma * bce(logit, quality)
+        return -weight * (1 - right) ** loss.options.gamma * math.log(right)
+    if loss.options.objectness_loss == "quality-focal":
+        return weight * abs(quality - p) ** loss.options.gamma * bce(logit, quality)
     return bce(logit, 1.0 if present else 0.0)
 
 
@@ -127,7 +138,7 @@ def one_image(loss, raw, head, truths, alphas, name):
     def cell(a, j, i):
         return [raw[a * (5 + CLASSES) + k][j][i] for k in range(5 + CLASSES)]
 
-    threshold = head.anchor_iou if loss.anchor_iou is None else loss.anchor_iou
+    threshold = first(getattr(loss.options, "anchor_iou", "auto"), head.anchor_iou)
     slots: dict[tuple, list[tuple]] = {}
     for t, (box, label) in enumerate(truths):
         w, h = max(box[2] - box[0], SMALLEST_SIDE), max(box[3] - box[1], SMALLEST_SIDE)
@@ -146,7 +157,9 @@ def one_image(loss, raw, head, truths, alphas, name):
                 t = cell(a, j, i)
                 here = slots.get((a, j, i), [])
                 found = decoded(t, i, j, ANCHORS[anchor], head)
-                near = max((overlap(found, box) for box, _ in truths), default=0.0) > first(loss.ignore, 0.7)
+                near = max((overlap(found, box) for box, _ in truths), default=0.0) > first(
+                    loss.options.ignore, 0.7
+                )
                 if loss.name == "yolov4":
                     near = near and max(sigmoid(c) for c in t[5:]) > 0.25
                 if here or not near:
@@ -160,7 +173,7 @@ def one_image(loss, raw, head, truths, alphas, name):
                 labels = {truth[-1] for truth in here}
                 for c in range(CLASSES):
                     y = 1.0 if c in labels else 0.0
-                    epsilon = first(loss.smoothing, 0.0)
+                    epsilon = first(loss.options.smoothing, 0.0)
                     class_sum += bce(t[5 + c], y * (1 - epsilon) + epsilon / 2)
                 for k, cx, cy, w, h, _ in here if loss.name == "yolov4" else here[-1:]:
                     if compares(loss) == "ciou":
@@ -290,7 +303,7 @@ def test_yolov4_cuts_each_truths_box_gradient_before_any_outer_factor():
     heads = (YoloHead(ANCHORS, mask=(2,), stride=16),)
     for outer in (1.0, 1 / 64, 65536.0):
         raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
-        loss = YoloLoss("yolov4", box=1e4, objectness=0, classes=0)
+        loss = yolo("yolov4", box=1e4, objectness=0, classes=0)
         (loss([raw], heads, batch).sum * outer).backward()
         cut = raw.grad[0, :4, 1, 1] / outer
         assert cut.abs().tolist() == [10.0] * 4
@@ -401,10 +414,10 @@ PLAIN = YoloHead(ANCHORS, mask=(2,), stride=16)
 
 def test_auto_is_what_was_published():
     for heeds in (True, False):
-        published = from_recipe(schema.Loss(), "yolov3" if heeds else "yolov4").settings(PLAIN)
+        published = yolo("yolov3" if heeds else "yolov4").settings(PLAIN)
         assert published[1:5] == (1.0, 1.0, 0.7, 0.0)  # objectness, classes, ignore, smoothing
         assert published.objectness_loss == "bce"
-    v3, v4 = (from_recipe(schema.Loss(), name).settings(PLAIN) for name in ("yolov3", "yolov4"))
+    v3, v4 = (yolo(name).settings(PLAIN) for name in ("yolov3", "yolov4"))
     assert (v3.box_loss, v3.box) == ("mse", 1.0)
     assert (v4.box_loss, v4.box, v4.largest_gradient) == ("ciou", 0.07, 5.0)
 
@@ -423,17 +436,17 @@ OWN_HEAD = YoloHead(ANCHORS, mask=(2,), stride=16, loss=OWN)
 
 
 def test_a_heads_own_numbers_stand_between_the_recipe_and_the_published():
-    own = from_recipe(schema.Loss(), "yolov4").settings(OWN_HEAD)
+    own = yolo("yolov4").settings(OWN_HEAD)
     assert own == (0.05, 4.0, 0.5, 0.6, 0.02, "giou", "smooth", 2.0)
     given = {"box": 0.3, "objectness": 2.0, "classes": 3.0, "ignore": 0.4, "smoothing": 0.0}
-    loss = schema.Loss(**given, box_loss="siou", objectness_loss="bce")
-    assert from_recipe(loss, "yolov4").settings(OWN_HEAD) == (0.3, 2.0, 3.0, 0.4, 0.0, "siou", "bce", 2.0)
+    loss = yolo("yolov4", **given, box_loss="siou", objectness_loss="bce")
+    assert loss.settings(OWN_HEAD) == (0.3, 2.0, 3.0, 0.4, 0.0, "siou", "bce", 2.0)
 
 
 def test_a_heads_own_numbers_are_of_the_loss_it_was_published_with():
-    other = from_recipe(schema.Loss(name="yolov3"), "yolov4")
-    assert other.settings(OWN_HEAD) == from_recipe(schema.Loss(), "yolov3").settings(PLAIN)
-    same = from_recipe(schema.Loss(name="yolov4"), "yolov4")
+    other = YoloLoss(kinds.Yolov3Loss(), "yolov4")
+    assert other.settings(OWN_HEAD) == yolo("yolov3").settings(PLAIN)
+    same = YoloLoss(kinds.CfgLoss(), "yolov4")
     assert same.settings(OWN_HEAD).objectness == 4.0
 
 
@@ -448,8 +461,8 @@ def test_a_heads_own_numbers_are_of_the_loss_it_was_published_with():
 )
 def test_a_heads_box_factor_is_of_its_kind_of_box_loss(name, own, box_loss, box):
     head = YoloHead(ANCHORS, mask=(2,), stride=16, loss=HeadLoss(box=own, box_loss="giou" if own else None))
-    assert from_recipe(schema.Loss(box_loss=box_loss), name).settings(head).box == box
-    assert from_recipe(schema.Loss(box_loss=box_loss, box=0.2), name).settings(head).box == 0.2
+    assert yolo(name, box_loss=box_loss).settings(head).box == box
+    assert yolo(name, box_loss=box_loss, box=0.2).settings(head).box == 0.2
 
 
 @pytest.mark.parametrize("box_loss", ["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"])
@@ -460,9 +473,9 @@ def test_each_head_is_trained_by_its_own_numbers(box_loss):
     )
     heads = tuple(replace(head, loss=own) for head, own in zip(HEADS, owns, strict=True))
     batch, raw = case("hard"), make_raw(2, 12)
-    together = YoloLoss("yolov4")(raw, heads, batch)
+    together = yolo("yolov4")(raw, heads, batch)
     alone = [
-        YoloLoss("yolov4", **{key: value for key, value in asdict(own).items() if value and key in FIELDS})(
+        yolo("yolov4", **{key: value for key, value in asdict(own).items() if value and key in FIELDS})(
             [r], [head], batch
         )
         for own, head, r in zip(owns, HEADS, raw, strict=True)
@@ -473,7 +486,7 @@ def test_each_head_is_trained_by_its_own_numbers(box_loss):
         )
 
 
-FIELDS = {field.name for field in fields(YoloLoss)}
+FIELDS = {field.name for field in fields(kinds.Yolov4Loss)}
 
 
 def test_a_heads_cut_is_its_own():
@@ -481,11 +494,11 @@ def test_a_heads_cut_is_its_own():
     for limit, cut in ((0.5, 0.5), (None, 5.0)):
         head = replace(PLAIN, loss=HeadLoss(largest_gradient=limit))
         raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
-        YoloLoss("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
+        yolo("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
         assert raw.grad[0, :4, 1, 1].abs().tolist() == [cut] * 4
     head = replace(PLAIN, loss=HeadLoss(largest_gradient=math.inf))
     raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
-    YoloLoss("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
+    yolo("yolov4", box=1e4, objectness=0, classes=0)([raw], [head], batch).sum.backward()
     assert raw.grad[0, :4, 1, 1].abs().min() > 5
 
 
@@ -495,77 +508,35 @@ def test_smooth_objectness_wants_the_overlap_where_a_negative_would_be_left_out(
     head = replace(PLAIN, loss=HeadLoss(smooth_objectness=True))
     raw = torch.zeros(1, 5 + CLASSES, 2, 3, dtype=torch.float64)
     raw[0, 4] = 0.3
-    own = YoloLoss("yolov4", ignore=0.5)
+    own = yolo("yolov4", ignore=0.5)
     found = own([raw], [head], batch).parts["objectness"].item()
     # The other five overlap too little, whatever they believe.
     assert found == pytest.approx(5 * bce(0.3, 0.0) + bce(0.3, 0.6))
     # A class probability below 0.25 makes a negative of it; so does a stricter threshold.
     unsure = raw.clone()
     unsure[0, 5:] = -2.0
-    for loss, values in ((own, unsure), (YoloLoss("yolov4", ignore=0.65), raw)):
+    for loss, values in ((own, unsure), (yolo("yolov4", ignore=0.65), raw)):
         assert loss([values], [head], batch).parts["objectness"].item() == pytest.approx(6 * bce(0.3, 0.0))
     # The recipe's objectness loss comes before the head's.
-    plain = replace(own, objectness_loss="bce")([raw], [head], batch).parts["objectness"].item()
+    plain = yolo("yolov4", ignore=0.5, objectness_loss="bce")([raw], [head], batch).parts["objectness"].item()
     assert plain == pytest.approx(5 * bce(0.3, 0.0) + bce(0.3, 1.0))
 
 
 def test_the_target_of_quality_focal_has_no_gradient():
     batch = make_batch([[([8.0, 8.0, 24.0, 30.0], 1)]])
     raw = torch.zeros(1, 5 + CLASSES, 2, 3, requires_grad=True)
-    loss = YoloLoss("yolov4", box=0.0, classes=0.0, objectness_loss="quality-focal")
+    loss = yolo("yolov4", box=0.0, classes=0.0, objectness_loss="quality-focal")
     loss([raw], [PLAIN], batch).sum.backward()
     assert (raw.grad[0, :4] == 0).all() and (raw.grad[0, 5:] == 0).all() and (raw.grad[0, 4] != 0).all()
 
 
-def test_the_recipe_overrides():
-    loss = schema.Loss(
-        name="yolov4",
-        box=0.5,
-        objectness=2.0,
-        classes=3.0,
-        ignore=0.6,
-        anchor_iou=0.213,
-        smoothing=0.1,
-        box_loss="siou",
-        objectness_loss="focal",
-        gamma=1.5,
-        alpha=0.25,
-    )
-    assert from_recipe(loss, "yolov4") == YoloLoss(
-        "yolov4", 0.5, 2.0, 3.0, 0.6, 0.213, 0.1, "siou", "focal", 1.5, 0.25
-    )
-
-
-def test_yolov3_has_no_further_anchors():
-    with pytest.raises(UserError, match=r"loss.anchor_iou is 0.2.*leave it at auto"):
-        from_recipe(schema.Loss(anchor_iou=0.2), "yolov3")
-
-
-def test_settings_of_other_losses_are_named_all_at_once():
-    loss = schema.Loss(
-        name="cross-entropy",
-        anchor_iou=0.2,
-        assign="simota",
-        dfl=1.5,
-        class_weights=(1.0, 2.0),
-        gamma=1.0,
-        alpha=0.25,
-    )
-    with pytest.raises(UserError) as error:
-        from_recipe(loss, "yolov3")
-    assert [fault.split(",")[0].split(":")[0] for fault in error.value.faults] == [
-        "loss.name is 'cross-entropy'",
-        "loss.anchor_iou is 0.2",
-        "loss.assign is 'simota'",
-        "loss.dfl is 1.5",
-        "loss.class_weights is [1.0",
-        "loss.gamma is 1.0",
-        "loss.alpha is 0.25",
-    ]
-    assert all("leave it at" in fault or "expected" in fault for fault in error.value.faults)
+def test_yolov3_of_a_cfg_has_no_further_anchors():
+    assert from_recipe(kinds.CfgLoss(anchor_iou=0.2), "yolov4").name == "yolov4"
+    with pytest.raises(UserError, match=r"'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3"):
+        from_recipe(kinds.CfgLoss(anchor_iou=0.2), "yolov3")
 
 
 @pytest.mark.parametrize("kind", ["focal", "quality-focal"])
 def test_gamma_and_alpha_belong_to_both_focal_losses(kind):
-    found = from_recipe(schema.Loss(objectness_loss=kind, gamma=1.0, alpha=0.25), "yolov4")
+    found = yolo("yolov4", objectness_loss=kind, gamma=1.0, alpha=0.25).options
     assert (found.gamma, found.alpha) == (1.0, 0.25)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -28,9 +28,9 @@ from rankless.models.classifiers.adapters import (
     timm_knows,
 )
 from rankless.models.classifiers.densenet import DenseNet
+from rankless.models.layers import Activation
 from rankless.models.work import parameters_and_gflops
-from rankless.recipe import schema
-from rankless.recipe.keys import shown
+from rankless.recipe import kinds
 
 TIMM = "timm/"
 
@@ -41,7 +41,6 @@ HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
 _MANY_CLASSES = 20_000  # of ImageNet's all; up to here a head is no matter of memory
-_DETECTORS_ONLY = ("cfg", "width", "anchors", "involution", "dfl")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Classifier:
 
     @cached_property
     def _work(self) -> tuple[int, float]:
-        build = partial(_build, self, schema.Model(name=self.name), self.classes)
+        build = partial(_build, self, kinds.Model(name=self.name), self.classes)
         return parameters_and_gflops(build, (self.side, self.side))
 
 
@@ -143,27 +142,28 @@ CLASSIFIERS: dict[str, Classifier] = {found.name: found for found in _ALL}
 """Those with a name of their own; besides them there is every ``timm/NAME``."""
 
 
-def variant(model: schema.Model) -> Classifier:
+def variant(model: kinds.Model) -> Classifier:
     """The classifier that a recipe asks for, with its options.
 
     Raises:
-        UserError: there is none of that name (names the nearest), or keys do not apply to it; all faults.
+        UserError: there is none of that name (names the nearest), or the input is too small for it.
     """
-    faults: list[str] = []
-    found = None
-    try:
-        found = _named(model.name)
-    except UserError as error:
-        faults += error.faults
-    faults += _faults(model, found)
-    if faults or found is None:
-        raise UserError(faults)
-    if found.densenet is None:
+    found = _named(model.name)
+    if found.densenet is None or not isinstance(model, kinds.DensenetModel):
         return found
-    return _with_densenet(found, found.densenet.with_options(model.densenet))
+    chosen = found.densenet.with_options(model.densenet)
+    size = _size(model)
+    if size is not None and min(size) < chosen.least_side:
+        sides = model.image_size if isinstance(model.image_size, int) else list(size)
+        small = "" if chosen.stem == "small" else ", or model.densenet.stem 'small'"
+        raise UserError(
+            f"'model.image_size' is {sides}: nothing would be left of it in {model.name}; "
+            f"expected at least {chosen.least_side}{small}"
+        )
+    return _with_densenet(found, chosen)
 
 
-def build_classifier(model: schema.Model, classes: int) -> nn.Module:
+def build_classifier(model: kinds.Model, classes: int) -> nn.Module:
     """A freshly initialized classifier on the CPU, drawn from torch's global generator.
 
     Its forward takes normalized images, float (B, 3, H, W), and gives logits, (B, classes).
@@ -177,7 +177,7 @@ def build_classifier(model: schema.Model, classes: int) -> nn.Module:
         ``"fc."``).
 
     Raises:
-        UserError: no such model, keys that do not apply to it, or fewer than two classes; all faults.
+        UserError: no such model, an input too small for it, or fewer than two classes; all problems.
     """
     faults: list[str] = []
     found = None
@@ -194,9 +194,10 @@ def build_classifier(model: schema.Model, classes: int) -> nn.Module:
     return _build(found, model, classes)
 
 
-def _refuse_giant(found: Classifier, model: schema.Model, classes: int) -> None:
+def _refuse_giant(found: Classifier, model: kinds.Model, classes: int) -> None:
     """Raise if the machine has no room for the weights; published ones are known to be small."""
-    if classes <= _MANY_CLASSES and model.densenet.growth == "auto":
+    growth = model.densenet.growth if isinstance(model, kinds.DensenetModel) else "auto"
+    if classes <= _MANY_CLASSES and growth == "auto":
         return
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         count = sum(tensor.numel() for tensor in _build(found, model, classes).parameters())
@@ -269,82 +270,35 @@ def _named(name: str) -> Classifier:
     )
 
 
-def _faults(model: schema.Model, found: Classifier | None) -> list[str]:
-    """Keys that are set and do not apply; those that depend on the classifier, where it is known."""
-    default = schema.Model()
-    faults = [
-        f"'model.{key}' is {_shown(getattr(model, key))}: it is of detectors, a classifier has none; "
-        "leave it out"
-        for key in _DETECTORS_ONLY
-        if getattr(model, key) != getattr(default, key)
-    ]
-    if found is None:
-        return faults
-    if found.family != "densenet":
-        faults += [
-            f"'model.densenet.{key}' is {_shown(getattr(model.densenet, key))}: it is of the DenseNets, "
-            f"and model.name is '{model.name}'; leave it out, or take a model such as densenet121"
-            for key in (field.name for field in fields(schema.Densenet))
-            if getattr(model.densenet, key) != getattr(default.densenet, key)
-        ]
-    if found.family == "resnet" and model.activation == "prelu":
-        faults.append(
-            "'model.activation' is 'prelu': the places in a ResNet's block would share one slope; take auto, "
-            "leaky, mish, swish or relu, or a model such as densenet121"
-        )
-    if found.family == "timm" and model.activation != "auto":
-        faults.append(
-            f"'model.activation' is '{model.activation}': a model of timm's keeps its own; leave it out, or "
-            "take a model such as resnet18"
-        )
-    if found.densenet is not None:
-        faults += _too_small(model, found.densenet.with_options(model.densenet))
-    return faults
-
-
-def _too_small(model: schema.Model, variant: densenet.Variant) -> list[str]:
-    size = _size(model)
-    if size is None or min(size) >= variant.least_side:
-        return []
-    small = "" if variant.stem == "small" else ", or model.densenet.stem 'small'"
-    return [
-        f"'model.image_size' is {_shown(model.image_size)}: nothing would be left of it in {model.name}; "
-        f"take at least {variant.least_side}{small}"
-    ]
-
-
-def _size(model: schema.Model) -> tuple[int, int] | None:
+def _size(model: kinds.Model) -> tuple[int, int] | None:
     """(height, width) in pixels, where the recipe says."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
 
 
-def _shown(value: Any) -> str:
-    listed = (
-        [list(item) if isinstance(item, tuple) else item for item in value]
-        if isinstance(value, tuple)
-        else value
-    )
-    return shown(listed)
-
-
-def _build(found: Classifier, model: schema.Model, classes: int) -> nn.Module:
-    activation = "relu" if model.activation == "auto" else model.activation
+def _build(found: Classifier, model: kinds.Model, classes: int) -> nn.Module:
     net: Any  # nn.Module takes no attributes that are neither tensors nor modules, as far as mypy knows
-    if found.family == "timm":
+    if isinstance(model, kinds.TimmModel):
         net = build_timm(found.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
         inside = {id(layer) for layer in timm_heads(net)}
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
-            raise UserError(f"model.name is '{found.name}': it has no layer for classes; take another model")
-    elif found.densenet is not None:
-        net = DenseNet(found.densenet, classes, activation=activation, dropout=model.dropout)
+            raise UserError(
+                f"model.name is '{found.name}': it has no layer for classes; choose another model"
+            )
+    elif isinstance(model, kinds.DensenetModel) and found.densenet is not None:
+        net = DenseNet(found.densenet, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("classifier.",)
     else:
-        net = build_resnet(found.name, classes, activation=activation, dropout=model.dropout)
+        assert isinstance(model, kinds.ResnetModel)
+        net = build_resnet(found.name, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("fc.",)
     net.variant, net.head_names = found, heads
     net.backbone = partial(backbone_modules, net)  # what a recipe's model.freeze holds
     built: nn.Module = net
     return built
+
+
+def _activation(model: kinds.ResnetModel | kinds.DensenetModel) -> Activation:
+    return "relu" if model.activation == "auto" else model.activation

@@ -25,7 +25,7 @@ from rankless.models.layers import (
     max_pool,
     upsample,
 )
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch, LossSum
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
@@ -36,16 +36,19 @@ Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
 """The loss of raw outputs, of which the heads say what they mean."""
 
 
-def criterion_of(network: net.Network, loss: schema.Loss) -> Criterion:
-    """Return the loss of the network's heads with the recipe's settings.
+def criterion_of(network: net.Network, options: kinds.Loss) -> Criterion:
+    """Return the loss of the network's heads with the recipe's options.
 
     Raises:
-        UserError: settings that this loss does not have, all of them.
+        UserError: options that this loss does not have.
     """
+    if isinstance(options, kinds.AutoLoss):
+        options = kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
-        bins = max(layer.bins for layer in network.layers if isinstance(layer, net.AnchorFree))
-        return anchor_free.from_recipe(loss, bins)
-    return yolo.from_recipe(loss, network.loss)
+        assert isinstance(options, kinds.AnchorFreeLoss)  # as the recipe has validated
+        return anchor_free.AnchorFreeLoss(options)
+    assert isinstance(options, yolo.Options)
+    return yolo.from_recipe(options, network.loss)
 
 
 class Route(nn.Module):
@@ -140,7 +143,7 @@ class DetectionModel(nn.Module):
             refuse_giant(network)
         self.network = network
         self.heads = network.heads()
-        self.criterion = criterion or criterion_of(network, schema.Loss())
+        self.criterion = criterion or criterion_of(network, kinds.Loss())
         self.sources = [network.inputs(number) for number in range(len(network.layers))]
         self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
         self.layers = nn.ModuleDict()

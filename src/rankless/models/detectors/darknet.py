@@ -23,7 +23,7 @@ from rankless.models.darknet.reshape import (
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
 from rankless.models.detectors.protocol import Published
-from rankless.recipe import schema
+from rankless.recipe import kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ MODELS: dict[str, DarknetModel] = {
 class DarknetSpec:
     """A network as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: schema.Model
+    model: kinds.Model
     criterion: Criterion
     size: tuple[int, int]
     anchors: tuple[tuple[float, float], ...]
@@ -83,15 +83,16 @@ class DarknetSpec:
         """Count what each convolution puts out for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
-    def self_contained(self) -> schema.Model:
+    def self_contained(self) -> kinds.Model:
         """Return the recipe's part with the text of the cfg file in place of its path."""
-        if not self.model.cfg or "\n" in self.model.cfg:
-            return self.model
-        cfg = read_cfg(self.model.cfg)
-        return replace(self.model, cfg=write_cfg(cfg.network, letterbox=cfg.letterbox, nms=cfg.nms))
+        model = self.model
+        if not isinstance(model, kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
+            return model
+        cfg = read_cfg(model.cfg)
+        return replace(model, cfg=write_cfg(cfg.network, letterbox=cfg.letterbox, nms=cfg.nms))
 
 
-def spec(model: schema.Model, loss: schema.Loss) -> DarknetSpec:
+def spec(model: kinds.Model, loss: kinds.Loss) -> DarknetSpec:
     """Return the network and the loss that a recipe asks for.
 
     Raises:
@@ -102,7 +103,7 @@ def spec(model: schema.Model, loss: schema.Loss) -> DarknetSpec:
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
 
 
-def network(model: schema.Model, classes: int) -> Network:
+def network(model: kinds.Model, classes: int) -> Network:
     """The network that the recipe's part asks for.
 
     Args:
@@ -112,39 +113,21 @@ def network(model: schema.Model, classes: int) -> Network:
     Raises:
         UserError: no such network, a faulty cfg, or options that do not go together.
     """
-    chosen = None if model.cfg else MODELS.get(model.name)
-    if not model.cfg and chosen is None:
+    cfg = model.cfg if isinstance(model, kinds.YoloModel) else ""
+    named = MODELS.get(model.name)
+    if not isinstance(model, kinds.YoloModel | kinds.AnchorFreeModel) or not (cfg or named):
         raise UserError(f"model.name is '{model.name}', which is not one of Darknet's networks")
-    made = chosen.network() if chosen else read_cfg(model.cfg).network
-    anchor_free = chosen is not None and chosen.anchor_free
-    _check(model, made, anchor_free)
+    made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
-    if not isinstance(model.anchors, str):
+    if isinstance(model, kinds.YoloModel) and not isinstance(model.anchors, str):
+        if len(model.anchors) != (wanted := len(made.anchors)):
+            name = "the cfg" if cfg else model.name
+            raise UserError(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
         made = with_anchors(made, model.anchors)
     if model.involution:
         made = with_involution(made, model.involution)
-    if anchor_free:
+    if isinstance(model, kinds.AnchorFreeModel):
         made = with_anchor_free_heads(made, model.dfl)
     if model.activation != "auto":
         made = with_activation(made, model.activation)
     return with_dropout(made, model.dropout) if model.dropout else made
-
-
-def _check(model: schema.Model, made: Network, anchor_free: bool) -> None:
-    faults = []
-    name = "the cfg" if model.cfg else model.name
-    if anchor_free and model.anchors != "default":
-        faults.append(f"model.anchors is given, but {name} has no anchors: leave it out")
-    if model.dfl and not anchor_free:
-        faults.append(
-            f"model.dfl is {model.dfl}, but {name} has anchors, whose boxes have no bins: leave it at 0, or "
-            "choose an anchor-free model, such as yolov4-tiny-anchor-free"
-        )
-    if not isinstance(model.anchors, str):
-        wanted = len(made.anchors)
-        if len(model.anchors) != wanted:
-            faults.append(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
-    if model.densenet != schema.Densenet():
-        faults.append(f"model.densenet is given, but {name} is no DenseNet: leave it out")
-    if faults:
-        raise UserError(faults)

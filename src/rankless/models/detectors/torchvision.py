@@ -17,17 +17,16 @@ State dicts have torchvision's names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankless.errors import UserError
 from rankless.models.detectors.protocol import CANDIDATES, Published
 from rankless.models.heads.truths import Truths
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch, LossSum
 
 _PREFIX = "torchvision/"
@@ -388,14 +387,13 @@ MODELS: dict[str, TorchvisionModel] = {
         "Howard et al. 2019, torchvision", 90, make=_ssdlite, size=(320, 320)
     ),
 }
-_CHANGEABLE = {"name", "image_size", "pretrained", "freeze"}
 
 
 @dataclass(frozen=True)
 class TorchvisionSpec:
     """One of them as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: schema.Model
+    model: kinds.Model
 
     @property
     def size(self) -> tuple[int, int]:
@@ -415,28 +413,11 @@ class TorchvisionSpec:
         """Return nothing: they are not known before it is built."""
         return []
 
-    def self_contained(self) -> schema.Model:
+    def self_contained(self) -> kinds.Model:
         """Return the recipe's part as it is."""
         return self.model
 
 
-def spec(model: schema.Model, loss: schema.Loss) -> TorchvisionSpec:
-    """Return the detector that a recipe asks for.
-
-    Raises:
-        UserError: settings that torchvision's detectors do not have, all of them.
-    """
-    plain_model, plain_loss = schema.Model(), schema.Loss()
-    model_keys = [f.name for f in fields(model) if f.name not in _CHANGEABLE]
-    errors = [
-        f"model.{key} is given, but {model.name} is built as torchvision publishes it: leave it out"
-        for key in model_keys
-        if getattr(model, key) != getattr(plain_model, key)
-    ] + [
-        f"loss.{f.name} is given, but {model.name} has the loss it was published with: leave it out"
-        for f in fields(loss)
-        if getattr(loss, f.name) != getattr(plain_loss, f.name)
-    ]
-    if errors:
-        raise UserError(errors)
+def spec(model: kinds.Model, loss: kinds.Loss) -> TorchvisionSpec:
+    """Return the detector that a recipe asks for; its loss is part of it."""
     return TorchvisionSpec(model)

@@ -12,48 +12,30 @@ soft target and for the distributions of the distances.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankless.errors import UserError
 from rankless.geometry import boxes
-from rankless.models.heads.anchor_free.assign import Assignment, Predicted, Targets, assign
+from rankless.models.heads.anchor_free.assign import Predicted, Targets, assign
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neighbors, place, points, split
 from rankless.models.heads.truths import Truths
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch, LossSum
-
-BoxLoss = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
 
 # How alike two boxes are; the loss is 1 less that.
 BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    name: getattr(boxes, name)
-    for name in ("iou", "giou", "diou", "ciou", "eiou", "siou")
-    if hasattr(boxes, name)
+    name: getattr(boxes, name) for name in ("iou", "giou", "diou", "ciou", "eiou", "siou")
 }
 
 
 @dataclass(frozen=True)
 class AnchorFreeLoss:
-    """Which loss, and its numbers.
+    """The loss with the recipe's options."""
 
-    Attributes:
-        assign: which points answer for a truth: ``simota`` or ``task-aligned``.
-        box_loss: how a box is compared with the truth's, a name in ``BOX_LOSSES``.
-        box, classes, dfl: factors on the parts.
-        smoothing: label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2).
-    """
-
-    assign: Assignment = "task-aligned"
-    box_loss: BoxLoss = "giou"
-    box: float = 2.5
-    classes: float = 1.0
-    dfl: float = 0.5
-    smoothing: float = 0.0
+    options: kinds.AnchorFreeLoss = field(default_factory=kinds.AnchorFreeLoss)
 
     def __call__(
         self, raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead], batch: DetectionBatch
@@ -77,13 +59,13 @@ class AnchorFreeLoss:
             # A box that has to hold its point never fits a truth beside it well: no such point may answer.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(found.detach(), logits.detach(), torch.cat(at), strides, radius)
-            targets = assign(self.assign, predicted, truths)
+            targets = assign(self.options.assign, predicted, truths)
         parts = {
-            "box": self.box * self._box(found, targets),
-            "classes": self.classes * self._classes(logits, targets),
+            "box": self.options.box * self._box(found, targets),
+            "classes": self.options.classes * self._classes(logits, targets),
         }
         if heads[0].bins:
-            parts["dfl"] = self.dfl * _distributions(numbers, at, heads, targets)
+            parts["dfl"] = self.options.dfl * _distributions(numbers, at, heads, targets)
         return LossSum(
             sum=torch.stack(list(parts.values())).sum(),
             count=targets.weight.sum(),
@@ -95,7 +77,7 @@ class AnchorFreeLoss:
         positive = targets.positive.unsqueeze(-1)
         # The others compare a plain box with itself, so that nothing can come of them, not even 0 · infinity.
         plain = _unit_box(found)
-        likeness = BOX_LOSSES[self.box_loss](
+        likeness = BOX_LOSSES[self.options.box_loss](
             torch.where(positive, found, plain), torch.where(positive, targets.boxes, plain)
         )
         return torch.where(targets.positive, targets.weight * (1 - likeness), 0).sum()
@@ -105,7 +87,7 @@ class AnchorFreeLoss:
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
             own = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
-            smooth = own * (1 - self.smoothing) + self.smoothing / 2
+            smooth = own * (1 - self.options.smoothing) + self.options.smoothing / 2
             wanted = targets.quality.unsqueeze(-1) * smooth
         return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
 
@@ -146,66 +128,3 @@ def _distributions(
 def _unit_box(like: Tensor) -> Tensor:
     """(4,) the box from (0, 0) to (1, 1), made where it is needed: a copy would make the GPU's queue wait."""
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)
-
-
-def from_recipe(loss: schema.Loss, bins: int = 0) -> AnchorFreeLoss:
-    """The recipe's loss; what it leaves open (``auto``) is as :class:`AnchorFreeLoss` has it.
-
-    Args:
-        loss: the recipe's part.
-        bins: the heads' (``model.dfl``).
-
-    Raises:
-        UserError: choices that this loss does not have; all of them.
-    """
-    faults = [*_not_known(loss), *_impossible(loss, bins)]
-    if faults:
-        raise UserError(faults)
-    return AnchorFreeLoss(
-        assign="task-aligned" if loss.assign == "auto" else loss.assign,
-        box_loss="giou" if loss.box_loss == "auto" or loss.box_loss == "mse" else loss.box_loss,
-        box=2.5 if loss.box == "auto" else loss.box,
-        classes=1.0 if loss.classes == "auto" else loss.classes,
-        dfl=0.5 if loss.dfl == "auto" else loss.dfl,
-        smoothing=0.0 if loss.smoothing == "auto" else loss.smoothing,
-    )
-
-
-def _not_known(loss: schema.Loss) -> list[str]:
-    """A sentence for each setting that belongs to other losses and is not as it stands by default."""
-    why = {
-        "objectness": "has no objectness",
-        "objectness_loss": "has no objectness",
-        "gamma": "has no focal part",
-        "alpha": "has no focal part",
-        "ignore": "leaves no negatives out",
-        "anchor_iou": "has no anchors",
-        "class_weights": "weighs all classes alike",
-    }
-    plain = schema.Loss()
-    return [
-        f"loss.{key} is {getattr(loss, key)}, but the anchor-free loss {reason}: expected "
-        f"{getattr(plain, key)}; leave the key out."
-        for key, reason in why.items()
-        if getattr(loss, key) != getattr(plain, key)
-    ]
-
-
-def _impossible(loss: schema.Loss, bins: int) -> list[str]:
-    """A sentence for each setting whose value does not serve here."""
-    faults = []
-    if loss.name not in ("auto", "anchor-free"):
-        faults.append(
-            f"loss.name is '{loss.name}', but the model's head is anchor-free: expected auto or anchor-free."
-        )
-    if loss.box_loss not in ("auto", *BOX_LOSSES):
-        faults.append(
-            f"loss.box_loss is '{loss.box_loss}', which the anchor-free loss does not have: expected auto, "
-            f"{', '.join(BOX_LOSSES)}."
-        )
-    if loss.dfl != "auto" and not bins:
-        faults.append(
-            f"loss.dfl is {loss.dfl}, but model.dfl is 0 and the distances have no distributions: leave "
-            "loss.dfl out, or give model.dfl a number of bins such as 16."
-        )
-    return faults

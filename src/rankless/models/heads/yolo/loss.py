@@ -33,11 +33,12 @@ from rankless.models.heads.yolo.assign import (
 )
 from rankless.models.heads.yolo.box_terms import placed, squared_error, unlikeness
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss, YoloHead, place_all, predictions
-from rankless.recipe import schema
+from rankless.recipe import kinds
 from rankless.structures import DetectionBatch, LossSum
 
 Name = Literal["yolov3", "yolov4"]
-ObjectnessLoss = Literal["bce", "focal", "quality-focal"]
+Objectness = Literal["bce", "smooth", "focal", "quality-focal"]
+Options = kinds.Yolov3Loss | kinds.Yolov4Loss | kinds.CfgLoss
 
 # YOLOv4 leaves out a negative that overlaps a truth only if it also believes in some class by more than this.
 SURE_CLASS = 0.25
@@ -55,39 +56,27 @@ class Settings(NamedTuple):
     ignore: float
     smoothing: float
     box_loss: BoxLoss
-    objectness_loss: Literal["bce", "smooth", "focal", "quality-focal"]
+    objectness_loss: Objectness
     largest_gradient: float
 
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """Which loss, and its numbers. None takes each head's own, or else the one published with ``name``.
+    """The loss with the recipe's options; ``auto`` takes each head's number, or the one published.
 
     Attributes:
-        name: ``yolov3`` or ``yolov4``.
-        box, objectness, classes: factors on the parts.
-        ignore: a negative that overlaps any truth by more than this IoU may be left out.
-        anchor_iou: anchors of like shape that are positive beside the best; None takes the heads' own.
-        smoothing: label smoothing ε of the classes: y (1 - ε) + ε / 2.
-        box_loss: ``mse``, or by which likeness a box is compared with the truth.
-        objectness_loss: of each cell; see :mod:`rankless.losses.logits`. What ``quality-focal`` wants of a
-            positive is its IoU with its truth, the best of several.
-        gamma, alpha: of the focal losses.
-        heeds_heads: the heads' own numbers count. They belong to the loss a model was published with.
+        options: the recipe's. The target of ``quality-focal`` for a positive is its IoU with its truth, the
+            best of several.
+        published: the loss the model was published with, to which the heads' numbers belong.
     """
 
-    name: Name
-    box: float | None = None
-    objectness: float | None = None
-    classes: float | None = None
-    ignore: float | None = None
-    anchor_iou: float | None = None
-    smoothing: float | None = None
-    box_loss: BoxLoss | None = None
-    objectness_loss: ObjectnessLoss | None = None
-    gamma: float = 2.0
-    alpha: float | None = None
-    heeds_heads: bool = True
+    options: Options
+    published: Name
+
+    @property
+    def name(self) -> Name:
+        """Which loss it is."""
+        return self.published if self.options.name == "cfg" else self.options.name
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
         """The loss of one micro-batch.
@@ -111,20 +100,22 @@ class YoloLoss:
 
     def settings(self, head: YoloHead) -> Settings:
         """The numbers of one head."""
-        own = head.loss if self.heeds_heads else HeadLoss()
+        own = head.loss if self.name == self.published else HeadLoss()
+        options = self.options
         published = own.box_loss or _BOX_LOSS[self.name]
-        box_loss = self.box_loss or published
+        box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # Pixels and shares are not weighed alike: the factor was meant for the other kind.
+            # Pixels and normalized coordinates are not weighed alike: the factor was meant for the other.
             own = replace(own, box=None)
+        objectness: Objectness = "smooth" if own.smooth_objectness else "bce"
         return Settings(
-            box=_first(self.box, own.box, 1.0 if box_loss == "mse" else 0.07),
-            objectness=_first(self.objectness, own.objectness, 1.0),
-            classes=_first(self.classes, own.classes, 1.0),
-            ignore=_first(self.ignore, own.ignore, 0.7),
-            smoothing=_first(self.smoothing, own.smoothing, 0.0),
+            box=_first(options.box, own.box, 1.0 if box_loss == "mse" else 0.07),
+            objectness=_first(options.objectness, own.objectness, 1.0),
+            classes=_first(options.classes, own.classes, 1.0),
+            ignore=_first(options.ignore, own.ignore, 0.7),
+            smoothing=_first(options.smoothing, own.smoothing, 0.0),
             box_loss=box_loss,
-            objectness_loss=self.objectness_loss or ("smooth" if own.smooth_objectness else "bce"),
+            objectness_loss=objectness if options.objectness_loss == "auto" else options.objectness_loss,
             largest_gradient=_first(own.largest_gradient, LARGEST_BOX_GRADIENT),
         )
 
@@ -149,7 +140,9 @@ class YoloLoss:
     @property
     def _anchor_iou(self) -> float | None:
         """YOLOv3 knows only the best anchor."""
-        return 1.0 if self.name == "yolov3" else self.anchor_iou
+        if self.name == "yolov3" or isinstance(self.options, kinds.Yolov3Loss):
+            return 1.0
+        return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
 
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
@@ -182,17 +175,18 @@ class YoloLoss:
         logits, positive = cells[..., 4], matches.positive
         with torch.no_grad():
             overlap, near = self._near(cells, head, truths, settings.ignore)
+        alpha = None if self.options.alpha == "none" else self.options.alpha
         if settings.objectness_loss == "smooth":
             # Darknet's `objectness_smooth`: a prediction is worth what it overlaps, whichever slot it is.
             return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
         if settings.objectness_loss == "focal":
-            loss = focal(logits, positive, self.gamma, self.alpha)
+            loss = focal(logits, positive, self.options.gamma, alpha)
         elif settings.objectness_loss == "quality-focal":
             with torch.no_grad():
                 quality = slot_values(
                     iou(placed(chosen[..., :4], head, matches), truths.solid.unsqueeze(2)), matches
                 )
-            loss = quality_focal(logits, quality, positive, self.gamma, self.alpha)
+            loss = quality_focal(logits, quality, positive, self.options.gamma, alpha)
         else:
             loss = cross_entropy(logits, positive.to(cells.dtype))
         return torch.where(positive | ~near, loss, 0).sum()
@@ -207,73 +201,21 @@ class YoloLoss:
         return overlap, near
 
 
-def _first(*values: float | None) -> float:
+def _first(*values: float | Literal["auto"] | None) -> float:
     """The first that is given."""
-    return next(value for value in values if value is not None)
+    return next(value for value in values if value is not None and value != "auto")
 
 
-def from_recipe(loss: schema.Loss, published: Name) -> YoloLoss:
-    """The recipe's loss; what it leaves open (``auto``) is as the model was published.
+def from_recipe(options: Options, published: Name) -> YoloLoss:
+    """The recipe's loss.
 
     Raises:
-        UserError: settings that the chosen loss does not have, all of them.
+        UserError: ``anchor_iou`` for a cfg file whose loss is YOLOv3's.
     """
-    name: Name = loss.name if loss.name == "yolov3" or loss.name == "yolov4" else published
-    if faults := _foreign(loss, name):
-        raise UserError(faults)
-    return YoloLoss(
-        name=name,
-        box=_given(loss.box),
-        objectness=_given(loss.objectness),
-        classes=_given(loss.classes),
-        ignore=_given(loss.ignore),
-        anchor_iou=_given(loss.anchor_iou),
-        smoothing=_given(loss.smoothing),
-        box_loss=None if loss.box_loss == "auto" else loss.box_loss,
-        objectness_loss=None if loss.objectness_loss == "auto" else loss.objectness_loss,
-        gamma=loss.gamma,
-        alpha=None if loss.alpha == "none" else loss.alpha,
-        heeds_heads=name == published,
-    )
-
-
-def _given(value: float | Literal["auto"]) -> float | None:
-    return None if value == "auto" else value
-
-
-def _foreign(loss: schema.Loss, name: Name) -> list[str]:
-    """A sentence for each setting that a YOLO head's loss does not have."""
-    faults = []
-    if loss.name not in ("auto", "yolov3", "yolov4"):
-        faults.append(f"loss.name is '{loss.name}': expected auto, yolov3 or yolov4 for a YOLO head.")
-    if name == "yolov3" and loss.anchor_iou not in ("auto", 1.0):
-        faults.append(
-            f"loss.anchor_iou is {loss.anchor_iou}, but the yolov3 loss gives a truth to its best anchor "
-            "alone: leave it at auto, or choose loss.name yolov4."
+    of_yolov4 = isinstance(options, kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
+    if of_yolov4 and published == "yolov3":
+        raise UserError(
+            "key 'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3; leave it out, or set "
+            "loss.name to yolov4"
         )
-    if loss.assign != "auto":
-        faults.append(
-            f"loss.assign is '{loss.assign}', but a YOLO head gives truths to its anchors by their shape: "
-            "leave it at auto, or choose an anchor-free model."
-        )
-    if loss.dfl != "auto":
-        faults.append(
-            f"loss.dfl is {loss.dfl}, but the boxes of a YOLO head have no bins: leave it at auto, or choose "
-            "an anchor-free model."
-        )
-    if loss.class_weights != "none":
-        shown = list(loss.class_weights) if isinstance(loss.class_weights, tuple) else loss.class_weights
-        faults.append(
-            f"loss.class_weights is {shown}, which is of classifiers: leave it at none for a YOLO head."
-        )
-    if loss.objectness_loss not in ("focal", "quality-focal"):
-        focal = {"gamma": loss.gamma, "alpha": loss.alpha}
-        faults += [
-            f"loss.{key} is {value}, but no focal loss is chosen: leave it at {default}, or choose "
-            "loss.objectness_loss focal or quality-focal."
-            for (key, value), default in zip(
-                focal.items(), (schema.Loss.gamma, schema.Loss.alpha), strict=True
-            )
-            if value != default
-        ]
-    return faults
+    return YoloLoss(options, published)

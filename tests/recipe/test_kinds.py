@@ -1,0 +1,198 @@
+"""A key without effect cannot be written, and the message says whose it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from rankless.errors import UserError
+from rankless.recipe import kinds
+from rankless.recipe.keys import Kinds, leaves
+from rankless.recipe.load import changed, default, dump, from_json, load, schema, shipped, to_json
+from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
+
+
+def faults_of(*overrides: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        default(overrides)
+    return [fault.removeprefix("command line: ") for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "loss"),
+    [
+        ("yolov3-tiny", kinds.YoloModel, kinds.Yolov3Loss),
+        ("yolov4-tiny", kinds.YoloModel, kinds.Yolov4Loss),
+        ("yolov4-tiny-anchor-free", kinds.AnchorFreeModel, kinds.AnchorFreeLoss),
+        ("torchvision/retinanet_resnet50_fpn_v2", kinds.TorchvisionModel, kinds.PublishedLoss),
+        ("resnet18-cifar", kinds.ResnetModel, kinds.CrossEntropyLoss),
+        ("densenet121", kinds.DensenetModel, kinds.CrossEntropyLoss),
+        ("timm/convnext_tiny", kinds.TimmModel, kinds.CrossEntropyLoss),
+        ("mine", kinds.CustomModel, kinds.AutoLoss),
+    ],
+)
+def test_the_kind_follows_from_the_name(model, kind, loss):
+    recipe = default([f"model.name={model}"])
+    assert (type(recipe.model), type(recipe.loss)) == (kind, loss)
+    assert recipe == Recipe(model=Model(name=model)) == from_json(to_json(recipe))
+    assert default([f"model.name={model}", f"loss.name={recipe.loss.name}"]) == recipe
+
+
+def test_a_cfg_is_a_yolo_model_whatever_its_name():
+    recipe = default(["model.name=mine", "model.cfg=a.cfg", "loss.anchor_iou=0.2"])
+    assert (type(recipe.model), type(recipe.loss)) == (kinds.YoloModel, kinds.CfgLoss)
+
+
+def test_a_chosen_loss_has_its_keys():
+    recipe = default(["model.name=resnet18", "loss={name: focal, gamma: 1.5}"])
+    assert recipe.loss == kinds.FocalLoss(gamma=1.5)
+    assert Recipe(model=Model(name="resnet18"), loss=Loss(smoothing=0.1)).loss == kinds.CrossEntropyLoss(
+        smoothing=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["loss.class_weights=balanced"],
+         "key 'loss.class_weights': only cross-entropy and focal have it; this model's loss is yolov4"),
+        (["model.name=yolov3", "loss.anchor_iou=0.2"],
+         "key 'loss.anchor_iou': only yolov4 and cfg have it; this model's loss is yolov3"),
+        (["model.name=resnet18", "loss.gamma=1"],
+         "key 'loss.gamma': only yolov3, yolov4, cfg and focal have it; this model's loss is cross-entropy"),
+        (["loss.assign=simota"], "key 'loss.assign': only anchor-free has it; this model's loss is yolov4"),
+        (["model.dfl=16"],
+         "key 'model.dfl': only an anchor-free model has it; 'yolov4-tiny' is a YOLO model"),
+        (["model.name=yolov4-anchor-free", "model.anchors=kmeans"],
+         "key 'model.anchors': only a YOLO model has it; 'yolov4-anchor-free' is an anchor-free model"),
+        (["model.name=timm/resnet18", "model.activation=mish"],
+         "key 'model.activation': only a YOLO model, an anchor-free model, a ResNet or a DenseNet has it; "
+         "'timm/resnet18' is a timm model"),
+        (["model.name=resnet18", "model.densenet.growth=3"],
+         "key 'model.densenet.growth': only a DenseNet has it; 'resnet18' is a ResNet"),
+        (["model.name=resnet18", "model.activation=prelu"],
+         "'model.activation' is 'prelu': expected one of auto, leaky, mish, swish, relu; "
+         "did you mean 'relu'?"),
+        (["model.name=resnet18", "loss.name=yolov4"],
+         "'loss.name' is 'yolov4': expected one of auto, cross-entropy, focal for the model 'resnet18'"),
+        (["model.name=resnet18", "loss.name=focul"],
+         "'loss.name' is 'focul': expected one of auto, cross-entropy, focal for the model 'resnet18'; "
+         "did you mean 'focal'?"),
+        (["loss.gamma=1"], "'loss.gamma' is 1.0, but loss.objectness_loss is 'auto': expected focal or "
+         "quality-focal; leave 'gamma' out"),
+        (["model.name=yolov4-anchor-free", "loss.dfl=1"],
+         "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions: leave loss.dfl out, "
+         "or set model.dfl to a number of bins such as 16"),
+        (["task=classify", "model.name=resnet18", "data.fit=stretch"],
+         "key 'data.fit': it has an effect only with task 'detect', and task is 'classify'"),
+        (["data.augment.policy=randaugment"],
+         "key 'data.augment.policy': it has an effect only with task 'classify', and task is 'detect'"),
+        (["task=classify", "model.name=resnet18", "evaluate.tta=full"],
+         "'evaluate.tta' is 'full', which needs an input of any size, and many classifiers take only one: "
+         "expected none or flip"),
+        (["task=classify", "model.name=resnet18", "data.augment.close_mosaic=2"],
+         "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off: leave it out"),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_kind_is_named_with_its_kind(overrides, fault):
+    assert faults_of(*overrides) == [fault]
+
+
+def test_all_at_once_with_their_lines(tmp_path):
+    (tmp_path / "r.yaml").write_text(
+        "task: classify\nmodel:\n  name: resnet18\n  width: 0.5\n  anchors: kmeans\n"
+        "loss:\n  gamma: 1\n  smothing: 0.1\ndata: {fit: stretch}\noptim: {lr: low}\n"
+    )
+    with pytest.raises(UserError) as caught:
+        load(tmp_path / "r.yaml", ["evaluate.tta=full"])
+    shown = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.faults]
+    assert [re.split("': |' is", one)[0] for one in shown] == [
+        "r.yaml:4: key 'model.width",
+        "r.yaml:5: key 'model.anchors",
+        "r.yaml:7: key 'loss.gamma",
+        "r.yaml:8: key 'loss.smothing",
+        "r.yaml:9: key 'data.fit",
+        "r.yaml:10: 'optim.lr",
+        "command line: 'evaluate.tta",
+    ]
+    assert "did you mean 'loss.smoothing'?" in caught.value.faults[3]
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: Recipe(loss=Loss(class_weights="balanced")), "only cross-entropy and focal have it"),
+        (lambda: Recipe(model=Model(name="resnet18"), loss=kinds.Yolov4Loss()), "'loss.name' is 'yolov4'"),
+        (lambda: kinds.YoloModel(name="resnet18"), "which is a ResNet, not a YOLO model"),
+        (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
+        (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
+         "'data.augment.mosaic' is 1.0, which has an effect only with task 'detect': leave it out; "
+         "'evaluate.iou'"),
+        (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
+    ],
+)  # fmt: skip
+def test_python_refuses_the_same(build, sentence):
+    with pytest.raises(ValidationError, match=re.escape(sentence)):
+        build()
+
+
+def test_a_custom_task_may_read_every_key():
+    given = [
+        "task=my:Task",
+        "model={name: mine, anchors: kmeans, dfl: 3}",
+        "loss.gamma=3",
+        "data.fit=stretch",
+    ]
+    recipe = default([*given, "data.augment.policy=randaugment"])
+    assert from_json(to_json(recipe)) == recipe
+    assert leaves(Kinds("my:Task", "custom", "auto")).keys() == leaves().keys()
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_what_is_recorded_are_the_keys_of_the_kind(name, tmp_path):
+    recipe = load(name)
+    (tmp_path / "r.yaml").write_text(dump(recipe))
+    assert load(tmp_path / "r.yaml") == recipe
+    assert ("\n    mosaic:" in dump(recipe)) == (recipe.task == "detect")
+    assert ("class_weights" in dump(recipe)) == ("policy" in dump(recipe)) == (recipe.task == "classify")
+
+
+def test_another_model_brings_other_keys():
+    recipe = load("digits-classify")
+    other = changed(recipe, ["task=detect", "model.name=yolov4-tiny", "data.train_images=7"])
+    assert (other.loss, other.optim) == (kinds.Yolov4Loss(smoothing=0.1), recipe.optim)
+    chosen = default(["loss.name=yolov3", "loss.box=2"])
+    assert changed(chosen, ["epochs=3"]).loss == chosen.loss
+
+
+def test_a_recipe_recorded_by_0_1_is_refused_in_one_sentence(tmp_path):
+    old = "model: {name: resnet18, anchors: default, dfl: 0}\nloss: {assign: auto, class_weights: none}\n"
+    (tmp_path / "recipe.yaml").write_text(f"{old}threads: 1\n")
+    with pytest.raises(
+        UserError, match=r"recorded by rankless 0\.1, whose runs and weights this version"
+    ) as error:
+        load(tmp_path / "recipe.yaml")
+    assert len(error.value.faults) == 1
+
+
+def test_the_json_schema_knows_the_kinds():
+    whole = schema()
+    kind = whole["$defs"]["ResnetModel"]
+    assert (kind["properties"]["name"]["pattern"], kind["required"]) == ("^resnet", ["name"])
+    assert "anchors" not in kind["properties"]
+    assert whole["$defs"]["YoloModel"]["required"] == []
+    for section, union in (("model", kinds.AnyModel), ("loss", kinds.AnyLoss)):
+        named = [option["$ref"].rpartition("/")[2] for option in whole["properties"][section]["anyOf"]]
+        tagged = [get_args(one)[0] for one in get_args(get_args(union)[0])]
+        assert named == [one.__name__ for one in tagged]
+        assert tagged == [*kinds.KINDS[section].values()]
+
+
+def test_every_shipped_recipe_has_a_known_kind():
+    folder = Path(kinds.__file__).parent / "shipped"
+    for file in folder.glob("*.yaml"):
+        assert not isinstance(load(file).model, kinds.CustomModel)
