@@ -1,6 +1,6 @@
 """Writes the tables of ``docs/recipe.md`` from the recipe itself: ``python docs/make_recipe_table.py``.
 
-What a key means is its entry in the docstrings of ``schema.py`` and ``kinds.py``, what it takes is its type, so
+What a key means is its entry in the docstrings of ``schema.py`` and ``kinds.py``; what it takes is its type. So
 the tables are never written by hand. A test compares them.
 """
 
