@@ -1,7 +1,7 @@
 """Writes the tables of ``docs/recipe.md`` from the recipe itself: ``python docs/make_recipe_table.py``.
 
-What a key means is its entry in the docstrings of ``schema.py`` and ``kinds.py``; what it takes is its type. The
-tables are never written by hand; a test compares them.
+What a key means is its entry in the docstrings of ``schema.py`` and ``kinds.py``; what it takes is its type.
+The tables are never written by hand; a test compares them.
 """
 
 from __future__ import annotations
