@@ -151,9 +151,11 @@ def one_step(world: World, words: list[str], folder: str) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str, tmp_path: Path) -> None:
-    words = [small_recipe, f"model.name={name}", "batch.images=4", "batch.micro=2"]
+    text = Path(small_recipe).read_text()
     if name not in MODELS:
-        words += ["model.width=1", "model.dropout=0", "model.image_size=32"]
+        text = text.replace("width: 0.125, image_size: 64, dropout: 0.1", "image_size: 32")
+    (tmp_path / "small.yaml").write_text(text)
+    words = [str(tmp_path / "small.yaml"), f"model.name={name}", "batch.images=4", "batch.micro=2"]
     (alone,) = ranks(1, one_step, words, str(tmp_path / "one"))
     both = ranks(2, one_step, words, str(tmp_path / "two"))
     assert both == [alone, alone]
