@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import open_own
+from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
 
 
@@ -25,7 +25,7 @@ def open_task(recipe: Recipe) -> Task:
         from rankless.tasks.classify import Classify
 
         return Classify(recipe)
-    return open_own(recipe)
+    return open_custom(recipe)
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:

@@ -48,7 +48,7 @@ if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finde
     sys.meta_path.append(_ByPath)
 
 
-def open_own(recipe: Recipe) -> Task:
+def open_custom(recipe: Recipe) -> Task:
     """The task of the user's own that ``recipe.task`` names.
 
     Raises:

@@ -162,7 +162,7 @@ class Detect:
             raise UserError(
                 f"The split '{split}' of {self.recipe.data.root} has other classes than the model: "
                 f"{_listed(found)}, expected {_listed(self.class_names)}. Give data with the model's classes "
-                "in the model's order, or train anew."
+                "in the model's order, or train again."
             )
         return examples
 

@@ -137,7 +137,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     # The logarithm of the metric: IoU^6 alone would leave float32's range.
-    metric = ALPHA * F.logsigmoid(_own_logits(predicted, truths))
+    metric = ALPHA * F.logsigmoid(_logits_of_labels(predicted, truths))
     metric = metric + BETA * overlap.clamp(min=_SMALLEST_OVERLAP).log()
     offered = _within(predicted, truths, predicted.radius) & truths.valid.unsqueeze(-1)
     metric = metric.masked_fill(~offered, -torch.inf)
@@ -167,7 +167,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     inside = _within(predicted, truths, 0.0)
     central = _within(predicted, truths, CENTER_RADIUS, reach=0.0)
     # Σ over classes of the cross-entropy with "this class and no other".
-    classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _own_logits(predicted, truths)
+    classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _logits_of_labels(predicted, truths)
     cost = classes - OVERLAP_COST * (overlap + _SIMOTA_EPS).log()
     cost = cost + OUTSIDE_COST * ~(inside & central)
     offered = (inside | central) & truths.valid.unsqueeze(-1)
@@ -224,7 +224,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
     return near[0] & near[1]
 
 
-def _own_logits(predicted: Predicted, truths: Truths) -> Tensor:
+def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
     """Each point's logit of each truth's class: (B, T, P)."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
