@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.testing  # older releases run lscpu in this import; here it is not inside a test
 import pytest
+import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
 from hypothesis import settings
 from PIL import Image
 
