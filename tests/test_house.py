@@ -133,3 +133,31 @@ def test_links_between_pages_lead_somewhere(page: Path):
 def test_readme_names_every_public_name():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [name for name in rankless.__all__ if name not in readme]
+
+
+def additions() -> Iterator[tuple[str, set[str]]]:
+    """The example and the files of every row of the table "Where do I add …" that names files."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for row in re.findall(r"^\| an? [^|]*\|([^|]*)\|([^|]*)\|$", text, re.MULTILINE):
+        example, *_ = re.findall(r"`([^`]+)`", row[0])
+        if files := set(re.findall(r"`([\w/]+\.py)`", row[1])):
+            yield example, files
+
+
+def test_the_architecture_says_where_things_are_added():
+    rows = dict(additions())
+    assert len(rows) > 5
+    for example, files in rows.items():
+        name = re.compile(rf"(?<![\w-]){re.escape(example)}(?![\w-])")
+        found = {
+            str(file.relative_to(SOURCE))
+            for file in SOURCE.rglob("*.py")
+            if name.search(file.read_text(encoding="utf-8"))
+        }
+        assert found == files, example
+
+
+def test_the_architecture_names_every_room():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir() and any(path.glob("*.py"))}
+    assert not {room for room in rooms - {"__pycache__", "shipped"} if not re.search(rf"\b{room}\b", text)}
