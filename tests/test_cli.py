@@ -5,12 +5,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from rankless import __version__ as rankless_version
-from rankless import cli
+from rankless import cli, launch
 from rankless.recipe.load import dump, load, shipped
 from rankless.recipe.schema import Recipe
 
@@ -77,9 +77,9 @@ class Calls:
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     """The working rooms replaced, in an empty working directory."""
     made = Calls()
-    launch = ModuleType("rankless.launch")
-    launch.local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
-    monkeypatch.setitem(sys.modules, "rankless.launch", launch)
+    local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
+    monkeypatch.setitem(sys.modules, "rankless.launch.local", local)
+    monkeypatch.setattr(launch, "local", local, raising=False)
     monkeypatch.setitem(sys.modules, "rankless.inference.predict", SimpleNamespace(predict=made.predict))
     monkeypatch.setitem(sys.modules, "rankless.launch.verify", SimpleNamespace(verify=made.verify))
     digests = SimpleNamespace(digest_file=lambda path: f"digest of {path}")
@@ -159,7 +159,7 @@ def test_the_module_runs():
         (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
         (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),
-        (["recipes", "digits", "more"], "one word too many: 'more'"),
+        (["recipes", "digits", "more"], "unexpected argument 'more'"),
     ],
 )
 def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):

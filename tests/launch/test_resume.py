@@ -63,7 +63,7 @@ def test_other_data_in_another_place_is_refused(stopped: tuple[RunDirectory, Rec
 def test_data_that_cannot_be_told_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
     run, recipe, _ = stopped
     (run.step_directory(3) / "state.json").write_text('{"images": 21, "data": null}')
-    with pytest.raises(UserError, match="whether that is the same data cannot be told"):
+    with pytest.raises(UserError, match="whether that is the same data cannot be determined"):
         check_resume(run, recipe)
 
 

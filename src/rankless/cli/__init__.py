@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _tell(error)
     except UnusedCliTokensError as error:
-        return _tell(UserError(f"one word too many: '{(error.unused_tokens or ['?'])[0]}'"))
+        return _tell(UserError(f"unexpected argument '{(error.unused_tokens or ['?'])[0]}'"))
     except CycloptsError as error:
         return _tell(UserError(" ".join(str(error).split())))
     except KeyboardInterrupt:

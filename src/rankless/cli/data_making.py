@@ -86,7 +86,7 @@ def split(
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Divide a data set's images anew into train, val and test."""
+    """Divide the images of a data set into train, val and test, whatever splits it has."""
     shares = _share("--val", val), _share("--test", test)
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide

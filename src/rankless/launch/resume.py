@@ -125,7 +125,7 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
         return  # nothing was trained on it yet
     used, now = _state(run).get("data"), data_digest(recipe)
     if used is None or now is None:
-        why = "whether that is the same data cannot be told"
+        why = "whether that is the same data cannot be determined"
     elif used != now:
         why = "what is annotated there differs from what the run was trained on"
     else:
