@@ -14,6 +14,7 @@ from rankless.files import reading
 from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, differences, is_cut, load
 from rankless.recipe.schema import Recipe
+from rankless.recipe.validation import OldRecipeError
 from rankless.runs.directory import RunDirectory, damage, to_stderr
 from rankless.tasks import data_digest
 
@@ -74,7 +75,8 @@ def recipe_of_run(
         warn: called with a sentence where ``recipe.yaml`` is damaged or missing.
 
     Raises:
-        UserError: it is damaged or missing and there is no whole checkpoint, or errors in the overrides.
+        UserError: it is damaged or missing and there is no whole checkpoint; an older version wrote it; or
+            errors in the overrides.
     """
     problem = _damage(run)
     if not problem:
@@ -95,6 +97,8 @@ def _damage(run: RunDirectory) -> str:
         return "is missing"
     try:
         load(run.recipe)
+    except OldRecipeError:
+        raise
     except UserError as error:
         return f"is damaged ({error.faults[0].removeprefix(f'{run.recipe}:')})"
     return "is damaged (its end is missing)" if is_cut(run.recipe) else ""
