@@ -181,7 +181,7 @@ def classifier(name: str) -> nn.Module:
 def test_classifier_contract(name: str, tmp_path: Path) -> None:
     """Forward, backward, shape, dtype, bf16, channels_last, and its state into a file and back."""
     model = classifier(name)
-    logits = model(images(64, 64))
+    logits = model(images(32, 32))
     assert logits.shape == (2, CLASSES)
     assert logits.dtype == torch.float32
     logits.square().sum().backward()
@@ -190,12 +190,12 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
         assert parameter.grad.isfinite().all(), parameter_name
     model.eval()
     with torch.no_grad():
-        exact = model.double()(images(64, 64).double().contiguous())
+        exact = model.double()(images(32, 32).double().contiguous())
         model.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(model(images(64, 64).double()), exact, rtol=1e-9, atol=1e-9)
-        plain = model.float()(images(64, 64))
+        torch.testing.assert_close(model(images(32, 32).double()), exact, rtol=1e-9, atol=1e-9)
+        plain = model.float()(images(32, 32))
         with torch.autocast("cpu", torch.bfloat16):
-            short = model(images(64, 64))
+            short = model(images(32, 32))
         assert short.dtype == torch.bfloat16
         assert (short.float() - plain).abs().max() < 0.1 * plain.abs().max() + 0.1
         made = Recipe(task="classify", model=kinds.Model(name=name))
@@ -204,7 +204,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
         other = build_classifier(made.model, CLASSES)
         weights.load_into(other, weights.load(path).state, str(path))
         other.eval().to(memory_format=torch.channels_last)
-        assert torch.equal(other(images(64, 64)), model(images(64, 64)))
+        assert torch.equal(other(images(32, 32)), model(images(32, 32)))
 
 
 @pytest.mark.slow
