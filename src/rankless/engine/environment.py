@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rankless import __version__
 from rankless.errors import UserError, printable
 from rankless.files.reading import MIB, read_text, reason
 from rankless.files.writing import write_atomically
@@ -27,7 +28,7 @@ Environment = dict[str, dict[str, str]]
 """Section, name, value: ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
 
 # What computes numbers, then the decoders.
-_PACKAGES = ("rankless", "torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn", "timm")
+_PACKAGES = ("torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"
@@ -78,6 +79,7 @@ def versions() -> dict[str, str]:
     }
     return {
         "python": platform.python_version(),
+        "rankless": __version__,  # of the code that runs; what is installed may be another
         **{name: metadata.version(name) for name in (*_PACKAGES, *_DECODERS)},
         **{name: value for name, value in native.items() if value},
     }

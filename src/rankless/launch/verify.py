@@ -97,7 +97,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
         if result.difference:
             echo(f"DIFFERENT: world size {result.world}: {result.difference}")
     if report.ok:
-        echo(f"the same bits in every tensor after each of {steps} steps, and the same scores")
+        echo(f"the same bits in every tensor after each step ({steps}), and the same scores")
     return report
 
 
