@@ -82,7 +82,7 @@ def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: st
     assert report.ok == (difference is None) == (two.difference is None)
     assert len(one.digest) == 64 and one.images_per_second > 0
     if difference is None:
-        assert said[-1] == "the same bits in every tensor after each of 4 steps, and the same scores"
+        assert said[-1] == "the same bits in every tensor after each step (4), and the same scores"
     else:
         assert two.difference is not None and two.difference.startswith(difference)
         assert said[-1] == f"DIFFERENT: world size 2: {two.difference}"
@@ -111,7 +111,7 @@ def test_green_exits_with_0(small_recipe: str) -> None:
     assert [world["world"] for world in report["worlds"]] == [2, 3]
     assert len({world["digest"] for world in report["worlds"]}) == 1
     assert [world["difference"] for world in report["worlds"]] == [None, None]
-    assert "the same bits in every tensor after each of 2 steps" in done.stderr
+    assert "the same bits in every tensor after each step (2)" in done.stderr
 
 
 @pytest.mark.processes
