@@ -71,7 +71,7 @@ clean:  ## remove the environment and the tools' caches; runs stay
 	@rm -rf .venv .venv-newest .venv-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment that was moved or copied here still points at the old place: make it anew.
+# An environment that was moved or copied here still points at the old place: make it again.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif

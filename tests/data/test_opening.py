@@ -1,4 +1,4 @@
-"""A split is opened from what was kept; an image that was replaced in secret is told, and then read anew."""
+"""A split is opened from the cache; an image that was replaced in secret is reported, and then read again."""
 
 import pickle
 from pathlib import Path

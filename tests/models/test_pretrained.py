@@ -53,7 +53,8 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     model = Net(3, seed=2)
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
-    assert said == "the heads for 5 classes are made anew for 3: head.classes.weight, head.classes.bias"
+    heads = "head.classes.weight, head.classes.bias"
+    assert said == f"the heads for 5 classes are initialized again for 3: {heads}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
 
@@ -149,7 +150,7 @@ def test_timm_gives_what_it_has_published(monkeypatch: pytest.MonkeyPatch) -> No
     fresh = model.fc.weight.detach().clone()
     told = start_from(model, "timm", NAMES)
     assert told[0] == "starting from the weights in timm's resnet18"
-    assert "made anew" in told[1] and "fc.weight" in told[1]
+    assert "initialized again" in told[1] and "fc.weight" in told[1]
     assert torch.equal(model.layer4[1].conv2.weight, theirs["layer4.1.conv2.weight"])
     assert torch.equal(model.fc.weight, fresh)
 

@@ -126,7 +126,7 @@ def compare(
 ) -> list[str]:
     """What differs between the splits and what reads back from ``out``, as sentences.
 
-    A box is known by its class's name, since formats that store names number them anew. Boxes of an image
+    A box is known by its class's name, since formats that store names number them again. Boxes of an image
     may come in any order.
 
     Args:

@@ -132,7 +132,7 @@ class Data:
             as Darknet does unless told otherwise.
         detail: an image is halved while it is decoded, once or several times, as long as it stays so many
             times as large as the input shows it; 0 never halves.
-        multi_scale: every few steps the input's size is drawn anew, from ``1 / (1 + x)`` to ``1 + x`` times
+        multi_scale: every few steps the input's size is drawn again, from ``1 / (1 + x)`` to ``1 + x`` times
             ``model.image_size`` (detection).
         multi_scale_every: so many steps.
         cache: where decoded images are kept: nowhere, in memory, or on the disk. No number depends on it.

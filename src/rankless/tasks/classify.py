@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -108,8 +109,7 @@ class Classify:
     @cached_property
     def _loss(self) -> ClassificationLoss:
         counts = self._training.labels().bincount(minlength=len(self.class_names))
-        options = self.recipe.loss
-        assert isinstance(options, kinds.CrossEntropyLoss | kinds.FocalLoss)  # as of every classifier
+        options = cast(kinds.CrossEntropyLoss | kinds.FocalLoss, self.recipe.loss)  # as of every classifier
         return from_recipe(options, counts.tolist())
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:

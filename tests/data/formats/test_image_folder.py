@@ -1,4 +1,4 @@
-"""Class folders: which images are which class and which split, and what is told about the rest."""
+"""Class folders: which images are of which class and split, and what is reported about the rest."""
 
 from __future__ import annotations
 

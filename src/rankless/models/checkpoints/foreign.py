@@ -73,7 +73,7 @@ def _content(path: Path, file: IO[bytes]) -> Any:
 def _from_zip(file: IO[bytes]) -> Any:
     """Today's format: a zip archive of one pickle and a record for each storage.
 
-    The archive is written anew, in memory, from what Python's zipfile found in it and what was inspected: so
+    The archive is written again, in memory, from what Python's zipfile found in it and what was inspected: so
     PyTorch's own zip reader never sees an archive that two readers could understand in two ways.
     """
     try:
@@ -95,13 +95,13 @@ def _from_zip(file: IO[bytes]) -> Any:
                 f"and has {found}"
             )
         names.add(name)
-    anew = io.BytesIO()
-    with zipfile.ZipFile(anew, "w") as archive:
+    copy = io.BytesIO()
+    with zipfile.ZipFile(copy, "w") as archive:
         for name in ("data.pkl", "byteorder", "version", *sorted(names)):
             archive.writestr(f"archive/{name}", records.get(name, b"3\n" if name == "version" else b"little"))
             records.pop(name, None)  # one copy at a time
-    anew.seek(0)
-    return _load(anew)
+    copy.seek(0)
+    return _load(copy)
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:

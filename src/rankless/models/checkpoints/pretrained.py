@@ -42,15 +42,15 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
     if not pretrained:
         return []
     found, known, place = _of_timm(model) if pretrained == TIMM else _of_a_file(pretrained)
-    state, anew = _without_other_heads(model, found, len(known), len(class_names))
+    state, initialized = _without_other_heads(model, found, len(known), len(class_names))
     load_into(model, state, f"model.pretrained: {place}")
     told = [f"starting from the weights in {place}"]
-    if anew:
+    if initialized:
         classes = f" for {len(known)} classes" if known else ""
         told.append(
-            f"the heads{classes} are made anew for {len(class_names)}: {_listed(anew)}"
+            f"the heads{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
             if class_names
-            else f"the heads are made anew: {_listed(anew)}"
+            else f"the heads are initialized again: {_listed(initialized)}"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         told.append(
@@ -89,12 +89,12 @@ def _without_other_heads(
         return found, []
     own = model.state_dict()
     heads = tuple(f"{name.rstrip('.')}." for name in getattr(model, "head_names", ()))
-    anew = [
+    initialized = [
         name
         for name, value in own.items()
         if name in found and value.shape != found[name].shape and f"{name}.".startswith(heads)
     ]
-    return {**found, **{name: own[name] for name in anew}}, anew
+    return {**found, **{name: own[name] for name in initialized}}, initialized
 
 
 def _listed(names: Sequence[str]) -> str:

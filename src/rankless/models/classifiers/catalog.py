@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -291,8 +291,8 @@ def _build(found: Classifier, model: kinds.Model, classes: int) -> nn.Module:
         net = DenseNet(found.densenet, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("classifier.",)
     else:
-        assert isinstance(model, kinds.ResnetModel)
-        net = build_resnet(found.name, classes, activation=_activation(model), dropout=model.dropout)
+        resnet = cast(kinds.ResnetModel, model)
+        net = build_resnet(found.name, classes, activation=_activation(resnet), dropout=resnet.dropout)
         heads = ("fc.",)
     net.variant, net.head_names = found, heads
     net.backbone = partial(backbone_modules, net)  # what a recipe's model.freeze holds

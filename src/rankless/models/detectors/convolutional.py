@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,10 +45,8 @@ def criterion_of(network: net.Network, options: kinds.Loss) -> Criterion:
     if isinstance(options, kinds.AutoLoss):
         options = kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
-        assert isinstance(options, kinds.AnchorFreeLoss)  # as the recipe has validated
-        return anchor_free.AnchorFreeLoss(options)
-    assert isinstance(options, yolo.Options)
-    return yolo.from_recipe(options, network.loss)
+        return anchor_free.AnchorFreeLoss(cast(kinds.AnchorFreeLoss, options))  # as the recipe has validated
+    return yolo.from_recipe(cast(yolo.Options, options), network.loss)
 
 
 class Route(nn.Module):
