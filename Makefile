@@ -46,7 +46,7 @@ demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw wha
 	printf 'scores             '
 	$(BIN)/python -c "import json; s = json.load(open('$$run/scores.json')); \
 	    print(', '.join(f'{name} {s[name]:.3f}' for name in ('AP', 'AP50')))"
-	echo "annotated image  $$run/predictions/digits-val-1000.png"
+	echo "annotated image    $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 
 test: $(STAMP)  ## run every test (DEPENDENCIES=newest or lowest: with other versions)
