@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankless.errors import (
     LONGEST,
-    MOST_FAULTS,
+    MOST_PROBLEMS,
     TaskError,
     UserError,
     escaped,
@@ -46,37 +46,37 @@ def test_all_other_text_stays_as_it_is():
 
 @given(st.text())
 def test_a_fault_moves_no_cursor_and_forges_no_line(text: str):
-    (fault,) = UserError(f"a.yaml: '{text}'").faults
+    (fault,) = UserError(f"a.yaml: '{text}'").problems
     for line in fault.split("\n")[1:]:
         assert line.startswith(" ")
     assert not set(fault.replace("\n", "")) & set(HARMFUL)
 
 
 def test_a_line_break_before_indented_text_stays():
-    assert UserError("a.pt: does not fit\n  missing  x\nerror: b").faults == (
+    assert UserError("a.pt: does not fit\n  missing  x\nerror: b").problems == (
         "a.pt: does not fit\n  missing  x\\nerror: b",
     )
-    assert TaskError("failed\n  a.py:3\nthe checkpoint is whole").faults == (
+    assert TaskError("failed\n  a.py:3\nthe checkpoint is whole").problems == (
         "failed\n  a.py:3\nthe checkpoint is whole",
     )
 
 
 def test_a_value_of_megabytes_is_shortened_and_its_cure_stays():
-    (fault,) = UserError(f"a.yaml: 'x' is {'y' * 5_000_000}: expected a number").faults
+    (fault,) = UserError(f"a.yaml: 'x' is {'y' * 5_000_000}: expected a number").problems
     assert len(fault) < LONGEST
     assert fault.startswith("a.yaml: 'x' is yyy")
     assert fault.endswith("yyy: expected a number")
     assert "characters" in fault
-    (fault,) = TaskError("failed\n" + "  a line\n" * 100_000).faults
+    (fault,) = TaskError("failed\n" + "  a line\n" * 100_000).problems
     assert len(fault.splitlines()) < 110
 
 
 def test_of_thousands_of_faults_the_first_are_told_and_the_last():
     told = UserError([*(f"{number}.jpg: cannot be read" for number in range(20_000)), "replace them"])
-    assert len(told.faults) == MOST_FAULTS + 2
-    assert told.faults[MOST_FAULTS:] == ("… and 19,975 more", "replace them")
-    for count in (1, MOST_FAULTS, MOST_FAULTS + 1):
-        assert len(UserError(map(str, range(count))).faults) == count
+    assert len(told.problems) == MOST_PROBLEMS + 2
+    assert told.problems[MOST_PROBLEMS:] == ("… and 19,975 more", "replace them")
+    for count in (1, MOST_PROBLEMS, MOST_PROBLEMS + 1):
+        assert len(UserError(map(str, range(count))).problems) == count
 
 
 def test_printable_is_quick_and_escapes_what_cannot_be_seen():
@@ -103,7 +103,7 @@ def test_printable_is_quick_and_escapes_what_cannot_be_seen():
 def test_what_the_system_refuses_is_a_sentence(error: BaseException, words: str):
     told = of_the_system(error)
     assert told is not None
-    assert words in told.faults[0]
+    assert words in told.problems[0]
 
 
 @pytest.mark.parametrize(

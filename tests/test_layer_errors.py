@@ -83,7 +83,7 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
                 batches = (torch.ones(1, 1, 4, 4) for _ in range(2))
                 state.accumulator.run(0, batches, state.scaler.scale, Flags())
         except UserError as error:
-            return list(error.faults)
+            return list(error.problems)
     return []
 
 

@@ -84,7 +84,7 @@ def test_what_to_do_is_told(folder: Path) -> None:
     file = folder / "module.safetensors"
     with pytest.raises(UserError) as raised:
         local.evaluate(file)
-    assert raised.value.faults == (
+    assert raised.value.problems == (
         f"{file}: its recipe names the task 'stranger:Task', whose code would be run; if you trust it, give "
         "--task stranger:Task (in Python: task=…)",
     )
@@ -96,8 +96,8 @@ def test_what_is_told_is_safe_to_paste(folder: Path, tmp_path: Path) -> None:
     weights.save(tmp_path / "w.safetensors", found.state, recipe=told, class_names=NAMES)
     with pytest.raises(UserError) as raised:
         local.evaluate(tmp_path / "w.safetensors")
-    assert r"give --task 'x;touch y\x1b[2J:T'" in raised.value.faults[0]
-    assert raised.value.faults[0].isprintable()
+    assert r"give --task 'x;touch y\x1b[2J:T'" in raised.value.problems[0]
+    assert raised.value.problems[0].isprintable()
 
 
 @pytest.mark.processes

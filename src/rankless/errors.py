@@ -1,8 +1,8 @@
-"""The one way a mistake of the user's is told: a sentence, never a traceback.
+"""How a user's mistake is reported: as a sentence, never as a traceback.
 
-Every fault names the thing, the value found, what was expected and what to do. Faults that can be
-found together are told together. What they quote comes out of files that anybody may have written: it is
-escaped and shortened here, for all of them.
+Every sentence names the thing, its value, what was expected and what to do. Problems that can be found
+together are reported together. They quote files that anybody may have written: quotations are escaped and
+shortened here, for all messages.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-MOST_FAULTS = 25
-"""So many faults of one error are listed; the others are counted."""
+MOST_PROBLEMS = 25
+"""An error lists at most this many problems and counts the others."""
 
 LONGEST = 2000
-"""Characters of one line; the middle of a longer one is left out."""
+"""Characters per line; the middle of a longer line is left out."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MOST_LINES = 100  # of one fault: a traceback, or a table of tensors
+_MOST_LINES = 100  # of one problem: a traceback, or a table of tensors
 
-# What moves the cursor or colors the terminal (Cc), ends a line unseen (U+2028, U+2029), turns the direction
-# of the text around so that it reads otherwise than it is, or stands for a byte that is no UTF-8.
+# What moves the cursor or colors the terminal (Cc), ends a line unseen (U+2028, U+2029), reverses the text,
+# or stands for a byte that is not UTF-8.
 HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
-    """One or more faults in what the user gave. The command line prints them and exits with 2.
+    """One or more problems with what the user gave. The command line prints them and exits with 2.
 
     Args:
-        faults: one sentence, or several; each stands on a line of its own. Control characters and the like
-            are escaped, but for a line break before indented text; what is too long or too many is left
-            out, with a word about how much.
+        problems: one sentence, or several; each is printed on a separate line. Control characters and the
+            like are escaped, except for a line break before indented text; long sentences are shortened and
+            long lists cut, with a note about how much is missing.
     """
 
     exit_code = 2
 
-    def __init__(self, faults: str | Iterable[str]) -> None:
-        every = (faults,) if isinstance(faults, str) else tuple(faults)
-        self.faults: tuple[str, ...] = tuple(map(self._told, every[:MOST_FAULTS]))
-        if len(every) > MOST_FAULTS + 1:
-            self.faults += (f"… and {len(every) - MOST_FAULTS - 1:,} more",)
-        if len(every) > MOST_FAULTS:  # the last one often says what to do about all of them
-            self.faults += (self._told(every[-1]),)
-        super().__init__("\n".join(self.faults))
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        every = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.problems: tuple[str, ...] = tuple(map(self._printed, every[:MOST_PROBLEMS]))
+        if len(every) > MOST_PROBLEMS + 1:
+            self.problems += (f"… and {len(every) - MOST_PROBLEMS - 1:,} more",)
+        if len(every) > MOST_PROBLEMS:  # the last one often says what to do about all of them
+            self.problems += (self._printed(every[-1]),)
+        super().__init__("\n".join(self.problems))
 
-    def _told(self, fault: str) -> str:
-        return _lines(re.split(r"\n(?= )", fault))
+    def _printed(self, problem: str) -> str:
+        return _lines(re.split(r"\n(?= )", problem))
 
 
 class TaskError(UserError):
@@ -55,12 +55,12 @@ class TaskError(UserError):
 
     exit_code = 1
 
-    def _told(self, fault: str) -> str:
-        return _lines(fault.split("\n"))
+    def _printed(self, problem: str) -> str:
+        return _lines(problem.split("\n"))
 
 
 class ShortageError(UserError):
-    """Memory ran out; whoever knows the recipe adds what to change in it."""
+    """Memory ran out; the caller that knows the recipe adds what to change in it."""
 
 
 STOPPED = 85
@@ -71,10 +71,10 @@ INTERRUPTED = 130
 
 
 def of_a_path(error: BaseException) -> UserError | None:
-    """The sentence for a path that can never lead to a file, whatever is tried again; None for all else."""
+    """Return the error for a path that can never lead to a file; None for any other error."""
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
         return UserError(f"{_name(error.filename)}: {error.strerror}; give another path")
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # pathlib's words
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
         return UserError(f"{error}; remove the link, or give another path")
     if isinstance(error, ValueError) and "embedded null" in str(error):
         return UserError("a path holds a NUL, which no file's name can; give another")
@@ -82,13 +82,13 @@ def of_a_path(error: BaseException) -> UserError | None:
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """The last resort for what nobody foresaw: the system's refusal in words; None where it is none of it.
+    """Describe a refusal of the operating system that nothing else caught; None for any other error.
 
     Args:
         error: as it was caught. An ``OSError`` is the system's where it names a file, or a disk that is full.
     """
-    if told := of_a_path(error):
-        return told
+    if known := of_a_path(error):
+        return known
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or str(error)
         return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
@@ -100,12 +100,12 @@ def of_the_system(error: BaseException) -> UserError | None:
 
 
 def escaped(text: str) -> str:
-    r"""Text that may be shown on a terminal as it is: ``\x1b``, ``\u202e`` and the like in words."""
-    return HARMFUL.sub(lambda found: _named(found[0]), text)
+    r"""Make text safe for a terminal: ``\x1b``, ``\u202e`` and the like are spelled out."""
+    return HARMFUL.sub(lambda match: _named(match[0]), text)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Text without its middle where it is longer than ``longest`` characters; both ends are kept."""
+    """Cut the middle out of a text longer than ``longest`` characters; both ends remain."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -113,20 +113,20 @@ def shortened(text: str, longest: int) -> str:
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """Text out of a file, fit for a message: no character unseen, no more than ``longest`` characters."""
+    """Make text from a file fit for a message: printable, at most ``longest`` characters."""
     cut = text[: longest + 1]  # a text may be megabytes long
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else _named(c) for c in cut)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of the names for a message, and how many more there are."""
+    """List the first few names for a message, and how many more there are."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
 def _name(filename: object) -> str:
-    """A file as an ``OSError`` names it: text, bytes, a path or the number of an open file."""
+    """Name a file as an ``OSError`` does: by text, bytes, a path or the number of an open file."""
     return (
         os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else f"open file {filename}"
     )
@@ -139,7 +139,7 @@ def _lines(lines: list[str]) -> str:
 
 
 def _named(character: str) -> str:
-    r"""A character as Python writes it in a text; a byte that is no UTF-8 as ``\xff``."""
+    r"""Spell a character as Python does; a byte that is not UTF-8 as ``\xff``."""
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -110,8 +110,9 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
     found = check(str(root))
     with pytest.raises(UserError) as refused:  # as a training would be, for the data may be misread
         fix(found, tmp_path / "clean")
-    assert "class out of range: 1; the first" in refused.value.faults[0] and not (tmp_path / "clean").exists()
-    assert "--drop-faulty" in refused.value.faults[1]
+    assert "class out of range: 1; the first" in refused.value.problems[0]
+    assert not (tmp_path / "clean").exists()
+    assert "--drop-faulty" in refused.value.problems[1]
     fixed = fix(found, tmp_path / "clean", drop_faulty=True)
     assert fixed.changes == [
         "train: 1 boxes have a class number without a name: left out",

@@ -276,9 +276,9 @@ def test_names(val: DigitScenes) -> None:
 def test_faults_are_told_together() -> None:
     with pytest.raises(UserError) as raised:
         DigitScenes("test", 0, size=(16, 256))
-    assert len(raised.value.faults) == 3
-    assert "'test'" in raised.value.faults[0]
-    assert "train and val" in raised.value.faults[0]
+    assert len(raised.value.problems) == 3
+    assert "'test'" in raised.value.problems[0]
+    assert "train and val" in raised.value.problems[0]
 
 
 @pytest.mark.parametrize("index", [-1, 256])

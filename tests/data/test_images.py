@@ -119,7 +119,7 @@ def test_the_fault_pickles() -> None:
     fault = UnreadableImage("a.jpg", "cut short")
     copy = pickle.loads(pickle.dumps(fault))
     assert isinstance(copy, UnreadableImage)
-    assert (copy.path, copy.reason, copy.faults) == ("a.jpg", "cut short", fault.faults)
+    assert (copy.path, copy.reason, copy.problems) == ("a.jpg", "cut short", fault.problems)
 
 
 def test_endings_are_compared_in_lower_case() -> None:

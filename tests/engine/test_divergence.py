@@ -145,7 +145,7 @@ def steps(world: World, changes: dict[str, Any], fault: str, count: int, always:
         try:
             loop.update(state, step, totals)
         except DivergedError as error:
-            return [*found, list(error.faults), digest(state) == before, error.is_whole, error.repeats]
+            return [*found, list(error.problems), digest(state) == before, error.is_whole, error.repeats]
         found.append(digest(state))
     return found
 
@@ -222,7 +222,7 @@ def train(world: World, folder: str, fault: str, changes: dict[str, Any]) -> lis
         run = RunDirectory(Path(folder))
         loop.train(recipe(**settings), run, world, resume=False, task=FaultyTask(fault))  # type: ignore[arg-type]
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 

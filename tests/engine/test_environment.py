@@ -48,7 +48,7 @@ def agreement(world: World, changes: dict[int, tuple[str, dict[str, str]]], data
     try:
         return compare_ranks(world, Recipe(), data[world.rank])[1]
     except UserError as error:
-        return error.faults
+        return error.problems
     finally:
         environment.describe = before
 

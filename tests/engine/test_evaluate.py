@@ -108,7 +108,7 @@ def scores_in_order(
     try:
         found = evaluate(task, nn.Identity(), recipe, world, limit=limit, unreadable=told.extend)
     except UserError as error:
-        return {"faults": list(error.faults)}, told
+        return {"problems": list(error.problems)}, told
     return found, told
 
 
@@ -131,7 +131,7 @@ def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their
 def test_too_many_unreadable_images_are_a_fault_on_every_rank(ranks: Any) -> None:
     answers = ranks(2, scores_in_order, 9, 3, 0.3, None)
     assert answers == [answers[0]] * 2
-    assert answers[0][0]["faults"] == [
+    assert answers[0][0]["problems"] == [
         "0.jpg cannot be read: gone",
         "3.jpg cannot be read: gone",
         "6.jpg cannot be read: gone",
@@ -139,7 +139,7 @@ def test_too_many_unreadable_images_are_a_fault_on_every_rank(ranks: Any) -> Non
         "replace them, or take them out of the data",
     ]
     assert ranks(2, scores_in_order, 9, 3, 0.34, None)[0][0]["unreadable"] == 3
-    nothing = ranks(1, scores_in_order, 3, 1, 1.0, None)[0][0]["faults"]
+    nothing = ranks(1, scores_in_order, 3, 1, 1.0, None)[0][0]["problems"]
     assert nothing[-1] == "none of the 3 images to be scored can be read: replace them"
 
 
@@ -175,7 +175,7 @@ def refused(world: World) -> list[str]:
         with computes_like(recipe):
             evaluate(Unpooling(4), Unpooled(), recipe, world)  # type: ignore[arg-type]
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 

@@ -49,7 +49,7 @@ def run(world: World, words: list[str], folder: str, how: str, resume: bool) -> 
             task = Fails(recipe, how, world.rank)
             done = loop.train(recipe, RunDirectory(Path(folder)), world, resume=resume, task=task)
         except UserError as error:
-            return [type(error).__name__, error.faults[0].splitlines()[0]]
+            return [type(error).__name__, error.problems[0].splitlines()[0]]
         world.barrier()
     return [str(done)]
 

@@ -277,7 +277,7 @@ def begins(world: World, place: str) -> list[str]:
     try:
         state.start_from_pretrained()
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return [fingerprint(dict(m.state_dict())) for m in (state.model, state.ema.model)]
 
 

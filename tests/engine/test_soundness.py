@@ -136,7 +136,7 @@ def drifts(world: World, folder: str, at: int) -> list[str]:
         run = RunDirectory(Path(folder))
         loop.train(RECIPE, run, world, resume=False, task=Plain(), observe=observe)  # type: ignore[arg-type]
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 

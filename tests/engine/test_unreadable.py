@@ -81,7 +81,7 @@ def work(world: World, words: list[str], folder: str, resume: bool, stop_after: 
                 recipe, RunDirectory(Path(folder)), world, resume=resume, stop=stop, observe=observe
             )
         except UserError as error:
-            return ["stopped", *error.faults]
+            return ["stopped", *error.problems]
         world.barrier()
     return [str(done), *found]
 

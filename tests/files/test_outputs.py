@@ -75,7 +75,7 @@ def refused(folder: Path, act: Callable[[], object], *, says: str) -> tuple[str,
     with pytest.raises(UserError, match=says) as error:
         act()
     assert tree(folder) == before
-    return error.value.faults
+    return error.value.problems
 
 
 def test_what_the_same_command_wrote_is_replaced(tmp_path):

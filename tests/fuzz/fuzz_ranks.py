@@ -24,7 +24,7 @@ def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
     try:
         leave_note(place, 0, work(job, place, StopRequest()))
     except UserError as error:
-        leave_note(place, 0, {"exit": error.exit_code, "faults": list(error.faults)})
+        leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})
     return None, None
 
 

@@ -150,7 +150,7 @@ def test_sources_of_every_kind(target):
     }
     with pytest.raises(UserError) as error:
         page.find([str(root / "b"), *wrong])
-    for fault, words in zip(error.value.faults, wrong.values(), strict=True):
+    for fault, words in zip(error.value.problems, wrong.values(), strict=True):
         assert words in fault
     with pytest.raises(UserError, match="no images given"):
         page.find([])
@@ -253,7 +253,7 @@ def test_the_images_that_were_converted_survive_a_prediction_into_the_new_folder
         says = "is an input of this command" if force else "is there already"
         with pytest.raises(UserError, match=f"0.jpg: {says}") as error:
             page.predict(target, sources, out=out, device="cpu", force=force)
-        assert len(error.value.faults) == 4, "each image and what to do"
+        assert len(error.value.problems) == 4, "each image and what to do"
         assert {path: path.read_bytes() for path in before} == before
     else:
         page.predict(target, sources, out=out, device="cpu", force=True)

@@ -40,7 +40,7 @@ def network_of(body: str, *, head: str = HEAD, net: str = NET) -> Network:
 def faults_of(text: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         read_cfg(text)
-    return list(caught.value.faults)
+    return list(caught.value.problems)
 
 
 def test_every_usual_section_is_read_and_computes() -> None:
@@ -210,7 +210,7 @@ def test_no_text_gives_a_traceback(text: str, line: int, key: str) -> None:
         try:
             read_cfg(broken)
         except UserError as error:
-            assert all(len(fault) < 600 for fault in error.faults)
+            assert all(len(fault) < 600 for fault in error.problems)
 
 
 @pytest.mark.parametrize("name", [name for name, variant in MODELS.items() if not variant.anchor_free])

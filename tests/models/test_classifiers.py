@@ -221,7 +221,7 @@ def test_unknown_names(name, message):
 def test_every_problem_is_reported_at_once():
     with pytest.raises(UserError) as caught:
         build_classifier(kinds.Model(name="resnet19"), 1)
-    name, classes = caught.value.faults
+    name, classes = caught.value.problems
     assert "'resnet19'" in name and "1 class:" in classes
 
 

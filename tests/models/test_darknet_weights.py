@@ -151,7 +151,7 @@ def test_no_bytes_give_a_traceback(
             try:
                 read()
             except UserError as error:
-                assert str(path) in error.faults[0]
+                assert str(path) in error.problems[0]
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="needs RANKLESS_REAL_DATA")

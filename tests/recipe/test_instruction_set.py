@@ -114,7 +114,7 @@ def test_a_processor_without_it_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     refuse_unable("native")
     with pytest.raises(UserError) as raised:
         refuse_unable("avx2")
-    assert raised.value.faults == (
+    assert raised.value.problems == (
         "cpu_isa is 'avx2', but this processor (Neoverse-N1) lacks avx2, fma, bmi2: use cpu_isa=native, or "
         "another machine",
     )

@@ -19,7 +19,7 @@ from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
 def faults_of(*overrides: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         default(overrides)
-    return [fault.removeprefix("command line: ") for fault in caught.value.faults]
+    return [fault.removeprefix("command line: ") for fault in caught.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_all_at_once_with_their_lines(tmp_path):
     )
     with pytest.raises(UserError) as caught:
         load(tmp_path / "r.yaml", ["evaluate.tta=full"])
-    shown = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.faults]
+    shown = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.problems]
     assert [re.split("': |' is", one)[0] for one in shown] == [
         "r.yaml:4: key 'model.width",
         "r.yaml:5: key 'model.anchors",
@@ -119,7 +119,7 @@ def test_all_at_once_with_their_lines(tmp_path):
         "r.yaml:10: 'optim.lr",
         "command line: 'evaluate.tta",
     ]
-    assert "did you mean 'loss.smoothing'?" in caught.value.faults[3]
+    assert "did you mean 'loss.smoothing'?" in caught.value.problems[3]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_recipe_recorded_by_0_1_is_refused_in_one_sentence(tmp_path):
         UserError, match=r"recorded by rankless 0\.1, whose runs and weights this version"
     ) as error:
         load(tmp_path / "recipe.yaml")
-    assert len(error.value.faults) == 1
+    assert len(error.value.problems) == 1
 
 
 def test_the_json_schema_knows_the_kinds():

@@ -78,7 +78,7 @@ def test_anchors_work():
 
 
 @pytest.mark.parametrize(
-    ("text", "faults"),
+    ("text", "problems"),
     [
         ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (before: line 1): keep one"]),
         ("a:\n  b: 1\n  b: 1\nc: !!set {x}", ["f:3: key 'a.b' is given twice", "f:4: the tag '!!set'"]),
@@ -96,15 +96,15 @@ def test_anchors_work():
         ("a: *b", ["f:1: column 4: this is not YAML: found undefined alias"]),
     ],
 )
-def test_faults_of_yaml(text, faults):
+def test_faults_of_yaml(text, problems):
     with pytest.raises(UserError) as caught:
         yaml12.read(text, "f")
-    assert len(caught.value.faults) == len(faults)
-    for found, expected in zip(caught.value.faults, faults, strict=True):
+    assert len(caught.value.problems) == len(problems)
+    for found, expected in zip(caught.value.problems, problems, strict=True):
         assert found.startswith(expected)
 
 
-# --- faults of a recipe -----------------------------------------------------------------------------------
+# --- problems of a recipe -----------------------------------------------------------------------------------
 
 
 def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
@@ -113,7 +113,7 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         load(file, overrides)
-    return [fault.replace(f"{folder}/", "") for fault in caught.value.faults]
+    return [fault.replace(f"{folder}/", "") for fault in caught.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -400,8 +400,8 @@ def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
         try:
             assert isinstance(read(), Recipe)
         except UserError as error:
-            assert error.faults
-            assert all(len(fault) > 20 for fault in error.faults)
+            assert error.problems
+            assert all(len(fault) > 20 for fault in error.problems)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_an_unknown_preset_is_told_with_those_that_there_are(tmp_path, text):
 def test_a_preset_hides_no_fault(tmp_path):
     with pytest.raises(UserError) as caught:
         augment(tmp_path, "data: {augment: {preset: heavy, flip: 7, rotatee: 3}}")
-    assert len(caught.value.faults) == 2
+    assert len(caught.value.problems) == 2
     with pytest.raises(UserError, match=r"'data\.augment' is 3: expected a section"):
         augment(tmp_path, "data: {augment: 3}")
 

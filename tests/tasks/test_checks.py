@@ -51,7 +51,7 @@ def test_a_right_loss() -> None:
 def test_all_faults_of_a_loss_at_once() -> None:
     with pytest.raises(UserError) as caught:
         checks.check_loss(Mine(), LossSum(ONE, 3, {"a": 1}))  # type: ignore[arg-type, dict-item]
-    assert len(caught.value.faults) == 3
+    assert len(caught.value.problems) == 3
 
 
 def unsendable() -> Any:
@@ -146,4 +146,4 @@ def test_attributes() -> None:
     wrong.class_names, wrong.score_name = "cat", None
     with pytest.raises(UserError) as caught:
         checks.check_attributes(wrong)
-    assert ["has class_names 'cat'" in caught.value.faults[0], len(caught.value.faults)] == [True, 2]
+    assert ["has class_names 'cat'" in caught.value.problems[0], len(caught.value.problems)] == [True, 2]

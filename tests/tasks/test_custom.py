@@ -100,7 +100,7 @@ def test_every_missing_method_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError) as caught:
         open_task(Recipe(task=f"{path}:Half"))
-    first, *rest = caught.value.faults
+    first, *rest = caught.value.problems
     assert first.endswith("half.py:Half', which lacks 5 of a task's methods:")
     assert [line.split("(")[0] for line in rest] == [
         "training_data",

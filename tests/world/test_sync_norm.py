@@ -187,7 +187,7 @@ def one_of_them_fails(world: World) -> list[str]:
     try:
         side.run(work, lambda number: None)
     except UserError as error:
-        said += error.faults
+        said += error.problems
     return said
 
 
@@ -246,7 +246,7 @@ def meet(world: World, ways: list[list[str]]) -> list[str]:
         for run in ways:
             side.run(functools.partial(forward, side, [run[leaf] for leaf in own]), lambda number: None)
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 
@@ -383,7 +383,7 @@ def recomputes(world: World, reentrant: bool) -> list[str]:
         drawn = (rows(0, leaf) for leaf in world.own_micro_batches(LEAVES))
         passes.run(0, drawn, lambda loss: loss, Flags())
     except UserError as error:
-        return list(error.faults)
+        return list(error.problems)
     return []
 
 

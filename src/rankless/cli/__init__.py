@@ -74,6 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell(error: UserError) -> int:
-    for fault in error.faults:
+    for fault in error.problems:
         print(f"error: {fault}", file=sys.stderr)
     return error.exit_code

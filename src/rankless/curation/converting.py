@@ -141,7 +141,7 @@ def compare(
         try:
             new = examine(str(out), name, format, rescan=True)
         except UserError as error:
-            differences += [f"{name}: {problem}" for problem in error.faults]
+            differences += [f"{name}: {problem}" for problem in error.problems]
             continue
         if len(new) != len(old):
             differences.append(f"{name}: {len(new)} images, expected {len(old)}")

@@ -224,7 +224,7 @@ def _failure(error: Exception) -> _Failure:
     if known is None:
         raise error
     if isinstance(known, ShortageError) and not isinstance(error, UserError) and get_worker_info():
-        known = UserError(f"a loader process is {'; '.join(known.faults)}; {_LESS}")
+        known = UserError(f"a loader process is {'; '.join(known.problems)}; {_LESS}")
     return _Failure(known)
 
 

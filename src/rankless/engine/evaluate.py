@@ -191,7 +191,7 @@ class Failures:
             UserError: a rank has failed.
             Stopped: none has failed, but one left early.
         """
-        mine = [type(self.own).__name__, list(self.own.faults)] if self.own else None
+        mine = [type(self.own).__name__, list(self.own.problems)] if self.own else None
         gathered = self.world.gather([mine, stopped])
         answer = None
         if gathered is not None:

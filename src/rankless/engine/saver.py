@@ -136,7 +136,7 @@ class Saver:
             if error.is_whole and step > self.saved:
                 self.save(step, required=True)  # the other ranks wait for the broadcast until it is written
             last = self.world.broadcast(self.run.pointed("last") if self.world.is_first else None)
-            raise UserError([*error.faults, *self._way_on(last, repeats=error.repeats)]) from error
+            raise UserError([*error.problems, *self._way_on(last, repeats=error.repeats)]) from error
 
     def _way_on(self, last: int | None, *, repeats: bool) -> list[str]:
         if not last:

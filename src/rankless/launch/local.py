@@ -128,7 +128,7 @@ def train(
         try:
             ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
         except UserError as error:
-            record_error(directory, error.faults)
+            record_error(directory, error.problems)
             raise
         return _report(ending, directory, quiet=bool(dry_run_steps))
 
@@ -175,7 +175,7 @@ def evaluate(
     if "scores" not in ending.note:
         if ending.signal is signal.SIGINT:
             raise KeyboardInterrupt
-        raise UserError(ending.note.get("faults", ["the evaluation was stopped before its end"]))
+        raise UserError(ending.note.get("problems", ["the evaluation was stopped before its end"]))
     for sentence in ending.note.get("warnings", ()):
         say(f"warning: {sentence}", file=sys.stderr)
     return {"weights": str(path), **ending.note["scores"]}
@@ -221,12 +221,12 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
         if blamed is not None and not left:
             log = last_traceback(log_of(Path(job.logs), blamed))
             print("\n".join(map(escaped, log[-_SHOWN:])), end="\n" if log else "", file=sys.stderr)
-    failed = [note for note in left if note.get("faults")]
+    failed = [note for note in left if note.get("problems")]
     for note in failed:
         if note.get("once"):
-            raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["faults"])
+            raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
     if failed:
-        raise UserError(dict.fromkeys(sentence for note in failed for sentence in note["faults"]))
+        raise UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
     return Ending(left[0] if left else {}, ended_by, blamed)
 
 

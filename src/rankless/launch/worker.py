@@ -74,7 +74,7 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
         leave_note(path, rank, note)
     except OSError:  # the disk is full there, too; rank 0's output is the terminal
         with contextlib.suppress(OSError):
-            print("\n".join(f"error: {sentence}" for sentence in note["faults"]), flush=True)
+            print("\n".join(f"error: {sentence}" for sentence in note["problems"]), flush=True)
     return error.exit_code
 
 
@@ -88,7 +88,7 @@ def _note(error: UserError, job: Job) -> dict[str, Any]:
         error = _with_a_way_on(error, job)
     elif isinstance(error, ShortageError):
         error = _with_less(error, job)
-    return {"exit": error.exit_code, "faults": list(error.faults), "once": once}
+    return {"exit": error.exit_code, "problems": list(error.problems), "once": once}
 
 
 def _with_less(error: ShortageError, job: Job) -> UserError:
@@ -110,7 +110,7 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
                 advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
     else:
         advice = "batch.micro is 1 already, so use a smaller model or smaller images"
-    return UserError(f"{'; '.join(error.faults)}; {advice}")
+    return UserError(f"{'; '.join(error.problems)}; {advice}")
 
 
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:

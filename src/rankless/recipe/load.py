@@ -194,7 +194,7 @@ def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Fa
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
         except UserError as error:
-            faults += [Fault(_COMMAND_LINE, sentence) for sentence in error.faults]
+            faults += [Fault(_COMMAND_LINE, sentence) for sentence in error.problems]
             continue
         more, wrong = collect(value, lambda path: _COMMAND_LINE, tuple(key.split(".")))
         given |= more

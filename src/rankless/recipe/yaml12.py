@@ -93,8 +93,8 @@ def read(text: str, place: str, *, lines: bool = True) -> tuple[Any, dict[Path, 
         ) from None
     except RecursionError:
         raise UserError(f"{place}: nested too deeply") from None
-    if reading.faults:
-        raise UserError(reading.faults)
+    if reading.problems:
+        raise UserError(reading.problems)
     return value, reading.lines
 
 
@@ -112,7 +112,7 @@ class _Reading:
     def __init__(self, place: str, with_lines: bool) -> None:
         self.place, self.with_lines = place, with_lines
         self.lines: dict[Path, int] = {}
-        self.faults: list[str] = []
+        self.problems: list[str] = []
         self._made: dict[int, Any] = {}
         self._open: set[int] = set()
 
@@ -159,7 +159,7 @@ class _Reading:
 
     def _fault(self, node: yaml.Node, sentence: str) -> None:
         where = f"{self.place}:{node.start_mark.line + 1}" if self.with_lines else self.place
-        self.faults.append(f"{where}: {sentence}")
+        self.problems.append(f"{where}: {sentence}")
 
 
 def _scalar(tag: str, text: str) -> Any:

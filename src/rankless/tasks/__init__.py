@@ -82,7 +82,7 @@ def _read_data(recipe: Recipe) -> None:
         try:
             found = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
         except UserError as error:
-            faults += [fault for fault in error.faults if fault not in faults]
+            faults += [fault for fault in error.problems if fault not in faults]
             continue
         if recipe.task == "detect" and found.has_boxes and not len(found.boxes):
             faults.append(

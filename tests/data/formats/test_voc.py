@@ -54,7 +54,7 @@ def put(root: Path, name: str, *things: str, size: str = SIZE, split: str = "tra
 def faults_of(root: Path, split: str = "train") -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
         open_annotations(str(root), split)
-    return caught.value.faults
+    return caught.value.problems
 
 
 def stems(data: Annotations) -> list[str]:

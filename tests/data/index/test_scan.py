@@ -132,8 +132,8 @@ def test_what_changes_while_it_is_read_is_not_kept(files: list[tuple[str, ...]],
 def test_faults_cross_from_the_processes(files: list[tuple[str, ...]]) -> None:
     with pytest.raises(UserError) as caught:
         scan(works.refusing, files, "files", chunk=5, processes=2)
-    assert caught.value.faults[0].endswith(": bad")
-    assert caught.value.faults[1] == "expected better"
+    assert caught.value.problems[0].endswith(": bad")
+    assert caught.value.problems[1] == "expected better"
     with pytest.raises(RuntimeError, match=r"(?s)works_for_scan\.py.*ZeroDivisionError: in the work"):
         scan(works.faulty, files, "files", chunk=5, processes=2)
 

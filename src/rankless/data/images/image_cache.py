@@ -132,7 +132,7 @@ def open_images(
         _check_room(home, folder, need)
         images = CachedImages(files, folder, durable=False)
     except (OSError, UserError) as error:
-        reason = "; ".join(error.faults) if isinstance(error, UserError) else (error.strerror or str(error))
+        reason = "; ".join(error.problems) if isinstance(error, UserError) else (error.strerror or str(error))
         return files, (f"decoded images are not cached in memory ({size}): {reason}",)
     return images, (f"decoded images are cached in memory: {size}, shared by all processes of a machine",)
 
@@ -171,7 +171,7 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
         ) from None
     except UserError as error:
         raise UserError(
-            f"data.cache is disk and needs {size}, but {'; '.join(error.faults)}: free some space, set "
+            f"data.cache is disk and needs {size}, but {'; '.join(error.problems)}: free some space, set "
             "RANKLESS_CACHE to a folder on another disk, or data.cache to none"
         ) from None
     return images

@@ -38,7 +38,7 @@ def main() -> int:
             for done in as_completed(waiting):
                 _report({"chunk": waiting[done], "file": done.result()})
         except UserError as error:
-            _report({"problems": error.faults})
+            _report({"problems": error.problems})
         except NotStored as error:
             _report({"full": str(error)})
         except BrokenProcessPool:

@@ -66,7 +66,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
         path = weights_of(Path(pretrained))
         return *load_tensors(path), str(path)
     except UserError as error:
-        raise UserError(f"model.pretrained is '{pretrained}': {fault}" for fault in error.faults) from None
+        raise UserError(f"model.pretrained is '{pretrained}': {fault}" for fault in error.problems) from None
 
 
 def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]:

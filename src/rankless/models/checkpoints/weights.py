@@ -106,7 +106,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
     try:
         recipe = from_json(metadata["recipe"])
     except UserError as error:
-        raise UserError([f"{path}: the recipe inside: {fault}" for fault in error.faults]) from None
+        raise UserError([f"{path}: the recipe inside: {fault}" for fault in error.problems]) from None
     extra = {name: text for name, text in metadata.items() if name not in _OWN_KEYS}
     return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
 

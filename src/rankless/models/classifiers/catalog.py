@@ -184,7 +184,7 @@ def build_classifier(model: kinds.Model, classes: int) -> nn.Module:
     try:
         found = variant(model)
     except UserError as error:
-        faults += error.faults
+        faults += error.problems
     if classes < 2:
         counted = f"{classes} class" + "es" * (classes != 1)
         faults.append(f"The data has {counted}: a classifier needs at least two. Name them.")

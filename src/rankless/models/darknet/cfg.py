@@ -101,8 +101,8 @@ class _Reader(OptionReader):
         size, letterbox = self._net(sections[0])
         for section in sections[1:]:
             self._layer(section)
-        if not self.faults and not any(isinstance(layer, net.Yolo) for layer in self.layers):
-            self.faults.append(f"{self.place}: has no [yolo] section: expected a detector")
+        if not self.problems and not any(isinstance(layer, net.Yolo) for layer in self.layers):
+            self.problems.append(f"{self.place}: has no [yolo] section: expected a detector")
         self._raise()
         return Cfg(self._network(size), letterbox, self.nms, tuple(self._notes()))
 
@@ -127,8 +127,8 @@ class _Reader(OptionReader):
             yield f"{self.place}: not used: {listed}{more}"
 
     def _raise(self) -> None:
-        if self.faults:
-            raise UserError(self.faults[:40])
+        if self.problems:
+            raise UserError(self.problems[:40])
 
     def _net(self, section: Section) -> tuple[tuple[int, int], bool]:
         self.section = section

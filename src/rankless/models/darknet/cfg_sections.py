@@ -39,12 +39,12 @@ class OptionReader:
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self.faults: list[str] = []
+        self.problems: list[str] = []
         self.section = Section("", 0)
 
     def fault(self, sentence: str, line: int | None = None) -> None:
         """Note a fault, in the section's line if not in another."""
-        self.faults.append(f"{self.place}:{line or self.section.line}: {sentence}")
+        self.problems.append(f"{self.place}:{line or self.section.line}: {sentence}")
 
     def sections(self, text: str) -> Iterator[Section]:
         """Every section of a text; faults for lines that are neither section nor option."""
@@ -62,7 +62,7 @@ class OptionReader:
             if not equals or section is None:
                 shown = printable(raw.strip(), 60)
                 self.fault(f"'{shown}': expected [section] or key=value: is this a cfg file?", number)
-                if len(self.faults) > 5 or "\0" in raw:
+                if len(self.problems) > 5 or "\0" in raw:
                     return
                 continue
             section.options[key] = (value, number)
