@@ -1,6 +1,6 @@
 """Writes the tables of ``docs/recipe.md`` from the recipe itself: ``python docs/make_recipe_table.py``.
 
-What a key means is its entry in the docstrings of ``schema.py`` and ``kinds.py``; what it takes is its type.
+What a key means is its entry in the docstrings of the recipe's classes; what it takes is its type.
 The tables are never written by hand; a test compares them.
 """
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from rankless.recipe import load
 from rankless.recipe.keys import Kinds, expected, leaves, sections, shown
-from rankless.recipe.kinds import KINDS, Loss, Model
+from rankless.recipe.kinds import KINDS
+from rankless.recipe.loss_kinds import Loss
+from rankless.recipe.model_kinds import Model
 
 WHOLE = load.schema()
 LOSS_NAME = "which loss; `auto` is the one that the model was published with"

@@ -40,7 +40,7 @@ data:
   multi_scale_every: 2
   max_bad: 0.1
   augment:
-    {mosaic: 0.5, mixup: 8, mixup_chance: 0.5, copy_paste: 0.5, perspective: 0.05, rotate: 5, blur: 0.5}
+    {mosaic: 0.5, mixup: 8, mixup_probability: 0.5, copy_paste: 0.5, perspective: 0.05, rotate: 5, blur: 0.5}
 batch: {images: 8, micro: 2}
 optim: {lr: 0.02}
 ema: {decay: 0.9}

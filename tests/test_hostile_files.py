@@ -24,7 +24,7 @@ from rankless.models.classifiers import catalog
 from rankless.models.darknet import sizes
 from rankless.models.detectors import darknet
 from rankless.recipe import load
-from rankless.recipe.kinds import Densenet, Model
+from rankless.recipe.model_kinds import Densenet, Model
 
 pytestmark = pytest.mark.timeout(60)  # a pipe waits for ever
 

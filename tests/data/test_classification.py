@@ -122,7 +122,7 @@ def test_partners_come_from_the_whole_data_by_key(options):
 
 @pytest.mark.parametrize("way", ["mixup", "cutmix"])
 def test_a_share_of_the_images_is_mixed_and_none_in_the_last_epochs(way):
-    half = examples(**{way: 1.0}, mixup_chance=0.25)
+    half = examples(**{way: 1.0}, mixup_probability=0.25)
     always = examples(**{way: 1.0})
     mixed = 0
     for epoch in range(200):

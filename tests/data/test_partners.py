@@ -22,7 +22,7 @@ from examples_for_loader import Noise
 
 SIZE = (64, 96)
 HEAVY = Augment(
-    preset="heavy", close_mosaic=0, mosaic=0.8, mixup_chance=0.5, copy_paste=0.5, partners="batch"
+    preset="heavy", close_mosaic=0, mosaic=0.8, mixup_probability=0.5, copy_paste=0.5, partners="batch"
 )
 LINE = [(0, 3), (0, 17), (0, 8), (1, 11)]
 

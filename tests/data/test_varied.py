@@ -21,7 +21,14 @@ SIZE = (96, 128)
 OFF = Augment(preset="none")
 COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.uint8) * 255
 HEAVY = Augment(
-    preset="heavy", close_mosaic=0, crop=0.4, blur=0.5, noise=0.5, jpeg=0.5, mixup_chance=0.5, copy_paste=0.5
+    preset="heavy",
+    close_mosaic=0,
+    crop=0.4,
+    blur=0.5,
+    noise=0.5,
+    jpeg=0.5,
+    mixup_probability=0.5,
+    copy_paste=0.5,
 )
 
 
@@ -171,7 +178,7 @@ def test_a_blends_partner_is_any_other() -> None:
 @pytest.mark.parametrize("part", ["mixup", "copy_paste", "mosaic"])
 def test_chances_are_as_large_as_they_are_called(part: str) -> None:
     plain = [view(noisy, OFF, index=3, count=9, epoch=epoch)[0] for epoch in range(100)]
-    options = {"mixup": {"mixup": 8.0, "mixup_chance": 0.3}}.get(part, {part: 0.3})
+    options = {"mixup": {"mixup": 8.0, "mixup_probability": 0.3}}.get(part, {part: 0.3})
     chosen = Augment(preset="none", **options)
     changed = [view(noisy, chosen, index=3, count=9, epoch=epoch)[0] for epoch in range(100)]
     count = sum(not torch.equal(one, other) for one, other in zip(plain, changed, strict=True))
@@ -252,7 +259,7 @@ def test_odd_images_with_everything_on(shape: tuple[int, int], boxes: bool, epoc
 
 
 def test_one_image_alone_has_no_partner() -> None:
-    options = replace(HEAVY, mixup_chance=1.0, copy_paste=1.0, mosaic=0.0)
+    options = replace(HEAVY, mixup_probability=1.0, copy_paste=1.0, mosaic=0.0)
     expected = view(noisy, replace(options, mixup=0.0, copy_paste=0.0), count=1)
     assert torch.equal(view(noisy, options, count=1)[0], expected[0])
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
-from rankless.recipe.kinds import CrossEntropyLoss, FocalLoss, Loss
+from rankless.recipe.loss_kinds import CrossEntropyLoss, FocalLoss, Loss
 
 WEIGHTS = (0.5, 2.0, 1.0, 0.0, 3.0)
 

@@ -13,9 +13,9 @@ from torch import nn
 from rankless.errors import UserError
 from rankless.models.classifiers import catalog
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier, variant
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
-TINY = kinds.Densenet(growth=2)
+TINY = model_kinds.Densenet(growth=2)
 # A plain one, one inside a module, two heads, a convolution before the head, one that is a convolution.
 TIMM = ("vit_tiny_patch16_224", "convnext_atto", "levit_128s", "mobilenetv3_small_050", "dpn48b")
 NAMES = ("resnet18", "resnet50", "densenet121", "densenet-bc-100-12", *(f"timm/{name}" for name in TIMM))
@@ -32,7 +32,7 @@ def seeded_and_without_network(monkeypatch):
 
 def on_meta(name, classes, **keys):
     with torch.device("meta"):
-        return build_classifier(kinds.Model(name=name, **keys), classes)
+        return build_classifier(model_kinds.Model(name=name, **keys), classes)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "densenet121", "densenet169"])
@@ -45,31 +45,31 @@ def test_size_and_work_are_those_torchvision_publishes(name):
 def test_size_of_the_small_one_and_of_timms():
     # The paper's table 2 says 0.8 M, its authors' code counts 769,162.
     assert CLASSIFIERS["densenet-bc-100-12"].parameters == 769_162
-    found = variant(kinds.Model(name="timm/resnet18"))
+    found = variant(model_kinds.Model(name="timm/resnet18"))
     assert (found.parameters, round(found.gflops, 1)) == (11_689_512, 3.6)
 
 
 def test_looking_at_the_sizes_takes_no_chance():
     before = torch.get_rng_state()
-    assert variant(kinds.Model(name="densenet121", densenet=TINY)).parameters < 100_000
+    assert variant(model_kinds.Model(name="densenet121", densenet=TINY)).parameters < 100_000
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_torchvision_weights_fit(name):
     theirs = torchvision.models.get_model(name, weights=None)
-    agrees(theirs, build_classifier(kinds.Model(name=name), 1000))
+    agrees(theirs, build_classifier(model_kinds.Model(name=name), 1000))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_timm_weights_fit(name):
     theirs = timm.create_model(name, pretrained=False, num_classes=12)
-    agrees(theirs, build_classifier(kinds.Model(name=name), 12))
+    agrees(theirs, build_classifier(model_kinds.Model(name=name), 12))
 
 
 def test_another_activation_computes_what_timm_computes_with_it():
     theirs = timm.create_model("resnet18", num_classes=5, act_layer=nn.SiLU)
-    agrees(theirs, build_classifier(kinds.Model(name="resnet18", activation="swish"), 5))
+    agrees(theirs, build_classifier(model_kinds.Model(name="resnet18", activation="swish"), 5))
 
 
 def agrees(theirs, mine):
@@ -124,7 +124,7 @@ def test_backbone_is_everything_but_the_head(name):
 
 
 def test_a_frozen_backbone_leaves_the_head_to_learn():
-    model = build_classifier(kinds.Model(name="densenet-bc-100-12", densenet=TINY), 3)
+    model = build_classifier(model_kinds.Model(name="densenet-bc-100-12", densenet=TINY), 3)
     for part in catalog.backbone_modules(model):
         part.requires_grad_(False)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
@@ -139,17 +139,17 @@ def test_equal_chance_gives_equal_weights_and_logits_come_out(name):
     states = []
     for _ in range(2):
         torch.manual_seed(3)
-        model = build_classifier(kinds.Model(name=name), 6)
+        model = build_classifier(model_kinds.Model(name=name), 6)
         states.append(model.state_dict())
         torch.rand(5)
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 6)
-    assert model.variant == variant(kinds.Model(name=name))
+    assert model.variant == variant(model_kinds.Model(name=name))
 
 
 def test_dropout_of_a_resnet_is_before_its_last_layer():
-    plain = build_classifier(kinds.Model(name="resnet18"), 4).eval()
-    model = build_classifier(kinds.Model(name="resnet18", dropout=0.25), 4)
+    plain = build_classifier(model_kinds.Model(name="resnet18"), 4).eval()
+    model = build_classifier(model_kinds.Model(name="resnet18", dropout=0.25), 4)
     model.load_state_dict(plain.state_dict(), strict=True)
     x = torch.randn(8, 3, 64, 64)  # four pixels to pool: dropped before, they would leave a part
     seen = []
@@ -171,7 +171,7 @@ def test_dropout_of_a_timm_model_is_its_drop_rate():
 
 @pytest.mark.parametrize("size", [96, (64, 96)])
 def test_a_timm_model_of_fixed_size_is_built_for_the_recipes(size):
-    model = build_classifier(kinds.Model(name="timm/vit_tiny_patch16_224", image_size=size), 3)
+    model = build_classifier(model_kinds.Model(name="timm/vit_tiny_patch16_224", image_size=size), 3)
     height, width = (size, size) if isinstance(size, int) else size
     assert model(torch.randn(1, 3, height, width)).shape == (1, 3)
 
@@ -179,7 +179,9 @@ def test_a_timm_model_of_fixed_size_is_built_for_the_recipes(size):
 def test_normalization_and_side():
     def known(name, **densenet):
         found = variant(
-            kinds.Model(name=name, **({"densenet": kinds.Densenet(**densenet)} if densenet else {}))
+            model_kinds.Model(
+                name=name, **({"densenet": model_kinds.Densenet(**densenet)} if densenet else {})
+            )
         )
         return found.side, found.mean[0], found.std[2]
 
@@ -191,7 +193,7 @@ def test_normalization_and_side():
 
 
 def test_densenet_options_reach_the_network():
-    options = kinds.Densenet(growth=3, bottleneck=False, separable=True, stem="small", compression=1.0)
+    options = model_kinds.Densenet(growth=3, bottleneck=False, separable=True, stem="small", compression=1.0)
     model = on_meta("densenet121", 4, densenet=options, activation="prelu")
     keys = model.state_dict()
     assert keys["features.conv0.weight"].shape == (6, 3, 3, 3)
@@ -215,22 +217,22 @@ def test_densenet_options_reach_the_network():
 )
 def test_unknown_names(name, message):
     with pytest.raises(UserError, match=message):
-        variant(kinds.Model(name=name))
+        variant(model_kinds.Model(name=name))
 
 
 def test_every_problem_is_reported_at_once():
     with pytest.raises(UserError) as caught:
-        build_classifier(kinds.Model(name="resnet19"), 1)
+        build_classifier(model_kinds.Model(name="resnet19"), 1)
     name, classes = caught.value.problems
     assert "'resnet19'" in name and "1 class:" in classes
 
 
 def test_too_small_a_image_is_refused():
     with pytest.raises(UserError, match=r"'model.image_size' is 28.*at least 29"):
-        variant(kinds.Model(name="densenet121", image_size=28))
+        variant(model_kinds.Model(name="densenet121", image_size=28))
     with pytest.raises(UserError, match=r"'model.image_size' is \[64, 16\].*at least 29"):
-        variant(kinds.Model(name="densenet121", image_size=(64, 16)))
-    assert variant(kinds.Model(name="densenet121", image_size=29))
+        variant(model_kinds.Model(name="densenet121", image_size=(64, 16)))
+    assert variant(model_kinds.Model(name="densenet121", image_size=29))
 
 
 def test_timm_that_cannot_build_it_says_what_was_asked():
@@ -247,11 +249,11 @@ def test_timm_that_cannot_build_it_says_what_was_asked():
 def test_cifar_resnets_have_the_size_that_others_report(name, parameters):
     """Those of the ResNets that CIFAR repositories share; the 3×3 stem keeps the size."""
     with torch.device("meta"):
-        net = build_classifier(kinds.Model(name=name), 10)
+        net = build_classifier(model_kinds.Model(name=name), 10)
     assert sum(p.numel() for p in net.parameters()) == parameters
-    known = variant(kinds.Model(name=name))
+    known = variant(model_kinds.Model(name=name))
     assert (known.side, known.classes) == (32, 10)
-    small = build_classifier(kinds.Model(name="resnet18-cifar"), 10).eval()
+    small = build_classifier(model_kinds.Model(name="resnet18-cifar"), 10).eval()
     sizes = []
     small.layer1.register_forward_hook(lambda _m, _i, out: sizes.append(tuple(out.shape)))
     small(torch.zeros(1, 3, 32, 32))

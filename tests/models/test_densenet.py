@@ -12,7 +12,7 @@ from torch import nn
 
 from rankless.models.classifiers import densenet
 from rankless.models.classifiers.densenet import DenseBlock, DenseLayer, DenseNet, SeparableConv, Variant
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
 PUBLISHED = {
     "densenet121": densenet.DENSENET_121,
@@ -233,7 +233,7 @@ def test_initial_weights_keep_the_variance(separable):
 
 def test_options_of_the_recipe_reach_the_variant():
     published = densenet.DENSENET_121
-    assert published.with_options(kinds.Densenet()) == published
-    assert densenet.DENSENET_BC_100_12.with_options(kinds.Densenet()) == densenet.DENSENET_BC_100_12
-    options = kinds.Densenet(growth=7, compression=0.25, bottleneck=False, stem="small", separable=True)
+    assert published.with_options(model_kinds.Densenet()) == published
+    assert densenet.DENSENET_BC_100_12.with_options(model_kinds.Densenet()) == densenet.DENSENET_BC_100_12
+    options = model_kinds.Densenet(growth=7, compression=0.25, bottleneck=False, stem="small", separable=True)
     assert published.with_options(options) == Variant((6, 12, 24, 16), 7, "small", 0.25, False, True)

@@ -20,7 +20,7 @@ from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.detectors.darknet import MODELS
 from rankless.models.zoo import build
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -35,7 +35,7 @@ LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201"}  # sec
 
 def small(name: str, **options: Any) -> DetectionModel:
     torch.manual_seed(3)
-    return build(kinds.Model(name=name, width=WIDTH, **options), CLASSES)
+    return build(model_kinds.Model(name=name, width=WIDTH, **options), CLASSES)
 
 
 def any_detector(name: str, classes: int = CLASSES) -> Any:
@@ -44,8 +44,8 @@ def any_detector(name: str, classes: int = CLASSES) -> Any:
     return build(options_of(name), classes)
 
 
-def options_of(name: str) -> kinds.Model:
-    return kinds.Model(name=name, width=WIDTH) if name in MODELS else kinds.Model(name=name)
+def options_of(name: str) -> model_kinds.Model:
+    return model_kinds.Model(name=name, width=WIDTH) if name in MODELS else model_kinds.Model(name=name)
 
 
 def images(height: int = 64, width: int = 96) -> torch.Tensor:
@@ -164,14 +164,14 @@ def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str
 def test_batch_norms_are_plain() -> None:
     for name in zoo.MODELS:
         with torch.device("meta"):
-            model = build(kinds.Model(name=name), 1)
+            model = build(model_kinds.Model(name=name), 1)
         norms = {type(m) for m in model.modules() if "BatchNorm" in type(m).__name__}
         assert norms == {nn.BatchNorm2d}
 
 
 def classifier(name: str) -> nn.Module:
     torch.manual_seed(3)
-    return build_classifier(kinds.Model(name=name), CLASSES)
+    return build_classifier(model_kinds.Model(name=name), CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
             short = model(images(32, 32))
         assert short.dtype == torch.bfloat16
         assert (short.float() - plain).abs().max() < 0.1 * plain.abs().max() + 0.1
-        made = Recipe(task="classify", model=kinds.Model(name=name))
+        made = Recipe(task="classify", model=model_kinds.Model(name=name))
         path = tmp_path / "w.safetensors"
         weights.save(path, model.state_dict(), recipe=made, class_names=["a", "b", "c"])
         other = build_classifier(made.model, CLASSES)

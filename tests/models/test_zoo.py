@@ -14,7 +14,7 @@ from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.detectors.darknet import network
 from rankless.models.layers import ConvBlock
 from rankless.models.zoo import build
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
 # The layers of cfg/yolov3-tiny.cfg and cfg/yolov4-tiny.cfg in their order: ("c", filters, size, stride),
 # ("m", size, stride), ("r", *layers), ("h", layer) the second half of a layer's channels, ("u",) upsampling,
@@ -78,7 +78,7 @@ def interpret(layers, parts, x):
 @pytest.mark.parametrize("name", CFG)
 def test_computes_what_the_cfg_says(name):
     torch.manual_seed(1)
-    model = build(kinds.Model(name=name), classes=3).eval()
+    model = build(model_kinds.Model(name=name), classes=3).eval()
     parts = [m for m in model.modules() if isinstance(m, ConvBlock)]
     for m in model.modules():  # numbers that show a missing or misplaced norm
         if isinstance(m, nn.BatchNorm2d):
@@ -114,7 +114,7 @@ def test_computes_what_the_cfg_says(name):
 )
 def test_published_size_and_work(name, classes, parameters, work):
     with torch.device("meta"):
-        model = build(kinds.Model(name=name), classes).eval()
+        model = build(model_kinds.Model(name=name), classes).eval()
         assert sum(p.numel() for p in model.parameters()) == parameters
         for side, gflops in work.items():
             with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -126,7 +126,7 @@ def test_published_size_and_work(name, classes, parameters, work):
 @pytest.mark.parametrize(("size", "added"), [(3, 135_352), (7, 352_632)])
 def test_involution_adds_its_parameters(size, added):
     with torch.device("meta"):
-        plain, more = (build(kinds.Model(name="yolov4", involution=k), 80) for k in (0, size))
+        plain, more = (build(model_kinds.Model(name="yolov4", involution=k), 80) for k in (0, size))
     count = [sum(p.numel() for p in model.parameters()) for model in (plain, more)]
     assert count[1] - count[0] == added
     # Every published tensor keeps its name.
@@ -134,8 +134,8 @@ def test_involution_adds_its_parameters(size, added):
 
 
 def test_anchors_and_scale_are_the_published_ones():
-    v3 = build(kinds.Model(name="yolov3-tiny", width=0.25), classes=1)
-    v4 = build(kinds.Model(name="yolov4-tiny", width=0.25), classes=1)
+    v3 = build(model_kinds.Model(name="yolov3-tiny", width=0.25), classes=1)
+    v4 = build(model_kinds.Model(name="yolov4-tiny", width=0.25), classes=1)
     assert [head.mask for head in v3.heads] == [(3, 4, 5), (0, 1, 2)]
     assert [head.mask for head in v4.heads] == [(3, 4, 5), (1, 2, 3)]
     assert {head.scale_xy for head in v3.heads} == {1.0}
@@ -147,9 +147,9 @@ def test_anchors_and_scale_are_the_published_ones():
 
 def test_dropout_adds_nothing_to_the_weights_and_rests_in_evaluation():
     torch.manual_seed(0)
-    plain = build(kinds.Model(width=0.25), classes=2).eval()
+    plain = build(model_kinds.Model(width=0.25), classes=2).eval()
     torch.manual_seed(0)
-    dropping = build(kinds.Model(width=0.25, dropout=0.5), classes=2)
+    dropping = build(model_kinds.Model(width=0.25, dropout=0.5), classes=2)
     assert plain.state_dict().keys() == dropping.state_dict().keys()
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_dropout_adds_nothing_to_the_weights_and_rests_in_evaluation():
 
 def test_a_fresh_model_expects_few_objects_and_every_class_alike():
     torch.manual_seed(0)
-    model = build(kinds.Model(width=0.25), classes=10).train()
+    model = build(model_kinds.Model(width=0.25), classes=10).train()
     for output in model(torch.rand(4, 3, 64, 64)):
         cells = output.detach().unflatten(1, (3, 15))
         assert cells[:, :, 4].sigmoid().mean().item() == pytest.approx(0.01, rel=0.3)
@@ -169,7 +169,7 @@ def test_a_fresh_model_expects_few_objects_and_every_class_alike():
 
 
 def test_momentum_is_set_everywhere():
-    model = DetectionModel(network(kinds.Model(width=0.25), classes=1), momentum=0.01)
+    model = DetectionModel(network(model_kinds.Model(width=0.25), classes=1), momentum=0.01)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(norms) == 19  # of 21 convolutions, the two heads have none
     assert {norm.momentum for norm in norms} == {0.01}
@@ -186,17 +186,17 @@ def test_channels_are_multiples_of_eight(channels, width, expected):
 
 def test_unknown_model_is_named_with_the_nearest():
     with pytest.raises(UserError, match=r"'YOLOv4_tiny'.*did you mean 'yolov4-tiny'.*yolov3-tiny"):
-        build(kinds.Model(name="YOLOv4_tiny"), classes=3)
+        build(model_kinds.Model(name="YOLOv4_tiny"), classes=3)
 
 
 def test_anchors_are_as_many_as_the_heads_have():
     with pytest.raises(UserError, match="1 pairs, but yolov4-tiny has 6 anchors"):
-        build(kinds.Model(anchors=((1.0, 2.0),)), classes=3)
+        build(model_kinds.Model(anchors=((1.0, 2.0),)), classes=3)
 
 
 def test_options_change_what_they_say():
     given = ((5.0, 6.0), (7.0, 8.0), (9.0, 10.0), (11.0, 12.0), (13.0, 14.0), (15.0, 16.0))
-    model = build(kinds.Model(width=0.25, anchors=given, activation="prelu"), classes=3)
+    model = build(model_kinds.Model(width=0.25, anchors=given, activation="prelu"), classes=3)
     assert model.heads[0].anchors == given
     slopes = [m for m in model.modules() if isinstance(m, nn.PReLU)]
     assert len(slopes) == len({id(m) for m in slopes}) == 19  # each convolution its own
@@ -204,4 +204,4 @@ def test_options_change_what_they_say():
 
 def test_no_classes_is_a_fault():
     with pytest.raises(UserError, match="0 classes"):
-        build(kinds.Model(), classes=0)
+        build(model_kinds.Model(), classes=0)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rankless.errors import UserError
-from rankless.recipe import kinds
+from rankless.recipe import kinds, loss_kinds, model_kinds
 from rankless.recipe.keys import Kinds, leaves
 from rankless.recipe.load import changed, default, dump, from_json, load, schema, shipped, to_json
 from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
@@ -25,14 +25,14 @@ def faults_of(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("model", "kind", "loss"),
     [
-        ("yolov3-tiny", kinds.YoloModel, kinds.Yolov3Loss),
-        ("yolov4-tiny", kinds.YoloModel, kinds.Yolov4Loss),
-        ("yolov4-tiny-anchor-free", kinds.AnchorFreeModel, kinds.AnchorFreeLoss),
-        ("torchvision/retinanet_resnet50_fpn_v2", kinds.TorchvisionModel, kinds.PublishedLoss),
-        ("resnet18-cifar", kinds.ResnetModel, kinds.CrossEntropyLoss),
-        ("densenet121", kinds.DensenetModel, kinds.CrossEntropyLoss),
-        ("timm/convnext_tiny", kinds.TimmModel, kinds.CrossEntropyLoss),
-        ("mine", kinds.CustomModel, kinds.AutoLoss),
+        ("yolov3-tiny", model_kinds.YoloModel, loss_kinds.Yolov3Loss),
+        ("yolov4-tiny", model_kinds.YoloModel, loss_kinds.Yolov4Loss),
+        ("yolov4-tiny-anchor-free", model_kinds.AnchorFreeModel, loss_kinds.AnchorFreeLoss),
+        ("torchvision/retinanet_resnet50_fpn_v2", model_kinds.TorchvisionModel, loss_kinds.PublishedLoss),
+        ("resnet18-cifar", model_kinds.ResnetModel, loss_kinds.CrossEntropyLoss),
+        ("densenet121", model_kinds.DensenetModel, loss_kinds.CrossEntropyLoss),
+        ("timm/convnext_tiny", model_kinds.TimmModel, loss_kinds.CrossEntropyLoss),
+        ("mine", model_kinds.CustomModel, loss_kinds.AutoLoss),
     ],
 )
 def test_the_kind_follows_from_the_name(model, kind, loss):
@@ -44,13 +44,13 @@ def test_the_kind_follows_from_the_name(model, kind, loss):
 
 def test_a_cfg_is_a_yolo_model_whatever_its_name():
     recipe = default(["model.name=mine", "model.cfg=a.cfg", "loss.anchor_iou=0.2"])
-    assert (type(recipe.model), type(recipe.loss)) == (kinds.YoloModel, kinds.CfgLoss)
+    assert (type(recipe.model), type(recipe.loss)) == (model_kinds.YoloModel, loss_kinds.CfgLoss)
 
 
 def test_a_chosen_loss_has_its_keys():
     recipe = default(["model.name=resnet18", "loss={name: focal, gamma: 1.5}"])
-    assert recipe.loss == kinds.FocalLoss(gamma=1.5)
-    assert Recipe(model=Model(name="resnet18"), loss=Loss(smoothing=0.1)).loss == kinds.CrossEntropyLoss(
+    assert recipe.loss == loss_kinds.FocalLoss(gamma=1.5)
+    assert Recipe(model=Model(name="resnet18"), loss=Loss(smoothing=0.1)).loss == loss_kinds.CrossEntropyLoss(
         smoothing=0.1
     )
 
@@ -126,8 +126,10 @@ def test_all_at_once_with_their_lines(tmp_path):
     ("build", "sentence"),
     [
         (lambda: Recipe(loss=Loss(class_weights="balanced")), "only cross-entropy and focal have it"),
-        (lambda: Recipe(model=Model(name="resnet18"), loss=kinds.Yolov4Loss()), "'loss.name' is 'yolov4'"),
-        (lambda: kinds.YoloModel(name="resnet18"), "which is a ResNet, not a YOLO model"),
+        (
+ lambda: Recipe(model=Model(name="resnet18"), loss=loss_kinds.Yolov4Loss()),
+ "'loss.name' is 'yolov4'"),
+        (lambda: model_kinds.YoloModel(name="resnet18"), "which is a ResNet, not a YOLO model"),
         (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
         (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
          "'data.augment.mosaic' is 1.0, which has an effect only with task 'detect': leave it out; "
@@ -164,7 +166,7 @@ def test_what_is_recorded_are_the_keys_of_the_kind(name, tmp_path):
 def test_another_model_brings_other_keys():
     recipe = load("digits-classify")
     other = changed(recipe, ["task=detect", "model.name=yolov4-tiny", "data.train_images=7"])
-    assert (other.loss, other.optim) == (kinds.Yolov4Loss(smoothing=0.1), recipe.optim)
+    assert (other.loss, other.optim) == (loss_kinds.Yolov4Loss(smoothing=0.1), recipe.optim)
     chosen = default(["loss.name=yolov3", "loss.box=2"])
     assert changed(chosen, ["epochs=3"]).loss == chosen.loss
 
@@ -185,7 +187,7 @@ def test_the_json_schema_knows_the_kinds():
     assert (kind["properties"]["name"]["pattern"], kind["required"]) == ("^resnet", ["name"])
     assert "anchors" not in kind["properties"]
     assert whole["$defs"]["YoloModel"]["required"] == []
-    for section, union in (("model", kinds.AnyModel), ("loss", kinds.AnyLoss)):
+    for section, union in (("model", model_kinds.AnyModel), ("loss", loss_kinds.AnyLoss)):
         named = [option["$ref"].rpartition("/")[2] for option in whole["properties"][section]["anyOf"]]
         tagged = [get_args(one)[0] for one in get_args(get_args(union)[0])]
         assert named == [one.__name__ for one in tagged]
@@ -195,4 +197,4 @@ def test_the_json_schema_knows_the_kinds():
 def test_every_shipped_recipe_has_a_known_kind():
     folder = Path(kinds.__file__).parent / "shipped"
     for file in folder.glob("*.yaml"):
-        assert not isinstance(load(file).model, kinds.CustomModel)
+        assert not isinstance(load(file).model, model_kinds.CustomModel)

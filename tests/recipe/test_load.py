@@ -253,7 +253,7 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="this is a folder"):
         load(tmp_path)
     Path("latin.yaml").write_bytes(b"seed: 1 # \xe9")
-    with pytest.raises(UserError, match=r"latin.yaml: this is no text in UTF-8"):
+    with pytest.raises(UserError, match=r"latin.yaml: this is not UTF-8 text"):
         load("latin.yaml")
     with pytest.raises(UserError, match=r"no shipped recipe 'yolov5'.*did you mean 'yolov4'\?$"):
         shipped_text("yolov5")
@@ -436,13 +436,13 @@ def test_the_schema_describes_every_key():
     json.dumps(whole)
     assert whole["$defs"]["Optim"]["properties"]["lr"] == {
         "default": 0.01,
-        "description": "the highest learning rate; the schedule is a factor on it.",
+        "description": "the peak learning rate, which the schedule scales.",
         "exclusiveMinimum": 0,
         "maximum": 1e9,
         "type": "number",
     }
     value = whole["$defs"]["Augment"]["properties"]["value"]["description"]
-    assert value.startswith("largest factor on saturation and value")
+    assert value.startswith("the largest factor on saturation and value")
     assert "Attributes" not in whole["description"]
     for definition in (whole, *whole["$defs"].values()):
         for name, key in definition["properties"].items():

@@ -25,7 +25,7 @@ def test_whole_numbers_serve_as_floats():
         (lambda: Schedule(name="step"), "needs schedule.milestones"),
         (lambda: Schedule(name="step", milestones=(5, 5)), "increasing steps"),
         (lambda: Schedule(milestones=[1, "2"]), "milestones"),
-        (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not know"),
+        (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not have"),
         (lambda: Optim(nesterov=True, momentum=0.0), "optim.momentum is 0"),
         (lambda: Optim(lr=math.nan), "lr"),
         (lambda: Optim(lr=math.inf), "lr"),

@@ -13,7 +13,7 @@ from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.darknet import network
-from rankless.recipe.kinds import AnchorFreeModel, YoloModel
+from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
 from rankless.runs.directory import weights_of
 
 

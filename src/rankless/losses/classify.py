@@ -1,7 +1,7 @@
 """The losses of classifiers, summed over the images of a micro-batch: cross-entropy and focal loss.
 
-Targets are shares of the classes, so that mixed images need no case of their own. All is computed in
-float32, whatever the precision of the network.
+Targets are fractions of the classes, so mixed images need no special case. Everything is computed in float32,
+whatever the precision of the network.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.errors import UserError
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import LossSum
 
-Options = kinds.CrossEntropyLoss | kinds.FocalLoss
+Options = loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss
 
 
 @dataclass(frozen=True)
 class ClassificationLoss:
-    """Which loss, and its numbers.
+    """The loss with the recipe's options.
 
     Attributes:
         options: the recipe's; of a mixed image the focal loss's probability is the mean over its classes,
@@ -31,19 +31,19 @@ class ClassificationLoss:
         class_weights: factor of each class, length C; None is 1 for all.
     """
 
-    options: Options = field(default_factory=kinds.CrossEntropyLoss)
+    options: Options = field(default_factory=loss_kinds.CrossEntropyLoss)
     class_weights: tuple[float, ...] | None = None
 
     def __call__(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """The loss of one micro-batch.
+        """Compute the loss of one micro-batch.
 
         Args:
             logits: (B, C).
-            targets: share of each class, each row sums to 1, (B, C).
+            targets: fraction of each class, each row sums to 1, (B, C).
 
         Returns:
-            The sum over the images, and what to divide it by: their number, or with class weights the sum
-            of the weights of what is right, so that the mean over a batch is that of torch's
+            The sum over the images and its divisor, both scalars: the number of images, or with class
+            weights the sum of the weights of the targets, so that the mean over a batch is that of torch's
             ``CrossEntropyLoss``.
         """
         logits = logits.float()
@@ -51,8 +51,8 @@ class ClassificationLoss:
         losses = F.cross_entropy(
             logits, targets, weight=weights, label_smoothing=self.options.smoothing, reduction="none"
         )  # (B,)
-        if isinstance(self.options, kinds.FocalLoss):
-            # What the wrong classes sum to: 1 - p itself would round to 0 when p is nearly 1.
+        if isinstance(self.options, loss_kinds.FocalLoss):
+            # The sum over the wrong classes: 1 - p would round to 0 when p is nearly 1.
             wrong = (logits.softmax(1) * (1 - targets)).sum(1)
             # Below γ = 1 the slope at 0 is infinite.
             losses = losses * wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** self.options.gamma
@@ -64,16 +64,16 @@ class ClassificationLoss:
 
 
 def from_recipe(
-    options: kinds.CrossEntropyLoss | kinds.FocalLoss, counts: Sequence[int]
+    options: loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, counts: Sequence[int]
 ) -> ClassificationLoss:
-    """The recipe's loss.
+    """Return the recipe's loss.
 
     Args:
-        options: the recipe's part.
+        options: the recipe's section.
         counts: training images of each class, length C.
 
     Raises:
-        UserError: weights that do not fit the classes.
+        UserError: the weights do not fit the classes.
     """
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)
@@ -87,24 +87,24 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
         return []
     if weights == "balanced":
         empty = [label for label, count in enumerate(counts) if not count]
-        told = ", ".join(map(str, empty[:8])) + (", …" if len(empty) > 8 else "")
+        shown = ", ".join(map(str, empty[:8])) + (", …" if len(empty) > 8 else "")
         sentence = (
-            f"loss.class_weights is 'balanced', but {len(empty)} classes have no training images ({told}): "
+            f"loss.class_weights is 'balanced', but {len(empty)} classes have no training images ({shown}): "
             "add some, or give a list of weights."
         )
         return [sentence] if empty else []
-    faults = []
+    problems = []
     if len(weights) != len(counts):
-        faults.append(
+        problems.append(
             f"loss.class_weights has {len(weights)} numbers: expected {len(counts)}, one for each class."
         )
     if not any(weights):
-        faults.append("loss.class_weights are all 0: expected one above 0 at least.")
-    return faults
+        problems.append("loss.class_weights are all 0: expected at least one above 0.")
+    return problems
 
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """The numbers on the device, brought there once: each transfer would make the host wait."""
+    """Copy the numbers to the device, once: each transfer would make the host wait."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device)

@@ -1,6 +1,6 @@
-"""Losses of single logits, element by element: how far σ(logit) is from what it should be.
+"""Elementwise losses of logits: how far σ(logit) is from its target.
 
-All are computed from the logit, so that nothing is lost where σ is nearly 0 or 1.
+All are computed from the logit, so no precision is lost where σ is nearly 0 or 1.
 """
 
 from __future__ import annotations
@@ -14,18 +14,29 @@ _LEAST_GAP = 1e-6
 
 
 def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Binary cross-entropy: (...), (...) in 0..1 -> (...)."""
+    """Compute the elementwise binary cross-entropy.
+
+    Args:
+        logits: any shape.
+        wanted: the targets in 0..1, of the same shape.
+
+    Returns:
+        The losses, of the same shape.
+    """
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
 
 
 def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = None) -> Tensor:
-    """The focal loss -α (1 - p)^γ log p, p the probability of the right answer (Lin et al., 2017).
+    """Compute the focal loss -α (1 - p)^γ log p, p the probability of the true class (Lin et al., 2017).
 
     Args:
-        logits: (...).
-        present: whether the right answer is yes, (...) bool.
-        gamma: how much less an easy answer counts; 0 is the cross-entropy.
-        alpha: weight where it is yes; where it is no, 1 - α. None weighs both 1.
+        logits: any shape.
+        present: whether the sample is positive, bool, of the same shape.
+        gamma: how strongly easy samples are down-weighted; 0 is the cross-entropy.
+        alpha: weight of positives; negatives weigh 1 - α. None weighs both 1.
+
+    Returns:
+        The losses, of the same shape.
     """
     right = torch.where(present, logits, -logits)
     easy = F.logsigmoid(-right)  # log(1 - p)
@@ -35,14 +46,17 @@ def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = N
 def quality_focal(
     logits: Tensor, quality: Tensor, present: Tensor, gamma: float, alpha: float | None = None
 ) -> Tensor:
-    """The quality focal loss |y - σ|^γ · cross-entropy(σ, y) (Li et al., 2020, Generalized Focal Loss).
+    """Compute the quality focal loss |y - σ|^γ · cross-entropy(σ, y) (Li et al., 2020).
 
     Args:
-        logits: (...).
-        quality: y, (...) in 0..1.
-        present: where ``alpha`` weighs as for yes, (...) bool.
-        gamma: how much less a near answer counts; the paper's β.
+        logits: any shape.
+        quality: y in 0..1, of the same shape.
+        present: whether the sample is positive, bool, of the same shape.
+        gamma: how strongly samples near their target are down-weighted; β in the paper.
         alpha: as in :func:`focal`.
+
+    Returns:
+        The losses, of the same shape.
     """
     gap = (logits.sigmoid() - quality).abs().clamp(min=_LEAST_GAP)
     return _weighed(gap.pow(gamma) * cross_entropy(logits, quality), present, alpha)

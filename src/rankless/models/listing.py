@@ -1,4 +1,4 @@
-"""Every model by its name with its size and its work."""
+"""All models with their sizes and costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankless.models.classifiers.catalog import CLASSIFIERS
 from rankless.models.detectors.protocol import DetectorSpec
 from rankless.models.work import parameters_and_gflops
 from rankless.models.zoo import MODELS
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Listed:
 
     Attributes:
         name: what ``model.name`` takes.
-        task: what it is for.
-        classes: that it tells apart here.
+        task: ``detect`` or ``classify``.
+        classes: number of classes it was published for.
         size: (height, width) of its input in pixels.
-        parameters: that are learnt.
-        gflops: 10⁹ operations of one image, two for each multiplication with its addition.
+        parameters: number of learned parameters.
+        gflops: 10⁹ operations per image; a multiply-add counts as two.
         source: where it comes from.
     """
 
@@ -41,26 +41,27 @@ class Listed:
 
 
 class _Whole(nn.Module):
-    """A detector from pixels to boxes: some compute in decoding, too."""
+    """A detector with its decoding, which computes in some detectors, too."""
 
     def __init__(self, spec: DetectorSpec, classes: int) -> None:
         super().__init__()
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict on images (B, 3, H, W): boxes (B, P, 4) and scores."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 
 
 def listed_detector(name: str) -> Listed:
-    """Return a detector as published."""
-    spec, published = zoo.spec(kinds.Model(name=name)), MODELS[name]
+    """Return the entry of a detector as published."""
+    spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
     parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 
 
 def listed() -> Iterator[Listed]:
-    """Detectors, then classifiers."""
+    """Yield detectors, then classifiers."""
     yield from map(listed_detector, MODELS)
     for name, known in CLASSIFIERS.items():
         size = (known.side, known.side)

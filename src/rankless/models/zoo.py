@@ -1,4 +1,4 @@
-"""Every detector by its name. A new kind is a page that builds it and one line here."""
+"""Detectors by name. A new family is a page that builds it and one line here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankless.errors import UserError
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import darknet, torchvision
 from rankless.models.detectors.protocol import DetectorSpec, Published
-from rankless.recipe import kinds
+from rankless.recipe import kinds, loss_kinds, model_kinds
 
-Validate = Callable[[kinds.Model, kinds.Loss], DetectorSpec]
+Validate = Callable[[model_kinds.Model, loss_kinds.Loss], DetectorSpec]
 _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
     (darknet.MODELS, darknet.spec),
     (torchvision.MODELS, torchvision.spec),
@@ -22,45 +22,45 @@ _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
 MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, one in models.items()}
 
 
-def spec(model: kinds.Model, loss: kinds.Loss | None = None) -> DetectorSpec:
+def spec(model: model_kinds.Model, loss: loss_kinds.Loss | None = None) -> DetectorSpec:
     """Return the detector that a recipe asks for.
 
     Args:
-        model: the recipe's part; its ``anchors`` are resolved (``default`` or pairs) before it is built.
-        loss: the recipe's part; the published loss if not given.
+        model: the recipe's section; its ``anchors`` are resolved (``default`` or pairs) before it is built.
+        loss: the recipe's section; the published loss if not given.
 
     Raises:
-        UserError: no such model, a faulty cfg, or options that do not go together.
+        UserError: no such model, an invalid cfg, or options that do not go together.
     """
-    loss = kinds.resolved_loss(loss or kinds.AutoLoss(), model)
-    if isinstance(model, kinds.YoloModel) and model.cfg:
+    loss = kinds.resolved_loss(loss or loss_kinds.AutoLoss(), model)
+    if isinstance(model, model_kinds.YoloModel) and model.cfg:
         return darknet.spec(model, loss)
     check_name(model.name)
     return next(validate for models, validate in _FAMILIES if model.name in models)(model, loss)
 
 
-def build(model: kinds.Model, classes: int, loss: kinds.Loss | None = None) -> nn.Module:
+def build(model: model_kinds.Model, classes: int, loss: loss_kinds.Loss | None = None) -> nn.Module:
     """Return a freshly initialized :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
 
     Its weights are drawn from torch's global generator.
 
     Args:
         model, loss: see :func:`spec`.
-        classes: how many classes it tells apart.
+        classes: number of classes.
 
     Raises:
-        UserError: see :func:`spec`; no class.
+        UserError: see :func:`spec`; ``classes`` is 0.
     """
     if classes < 1:
-        raise UserError(f"The data has {classes} classes: a detector needs at least one. Name them.")
+        raise UserError(f"the data has {classes} classes; a detector needs at least one; name them")
     return spec(model, loss).build(classes)
 
 
 def check_name(name: str) -> None:
-    """Raise unless there is a detector called ``name``.
+    """Check that there is a detector called ``name``.
 
     Raises:
-        UserError: there is none; names the nearest and all.
+        UserError: there is none; lists the nearest and all.
     """
     if name in MODELS:
         return

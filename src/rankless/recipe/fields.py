@@ -1,14 +1,18 @@
-"""The types of a recipe's values. Every number has an upper limit, so that a typing error costs no memory."""
+"""The types of a recipe's values. Every number has a limit, so that a typo cannot exhaust the memory."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+# What the JSON Schema of a key says that only one of the built-in tasks reads.
+DETECT_ONLY: Any = Field(json_schema_extra={"x-task": "detect"})
+CLASSIFY_ONLY: Any = Field(json_schema_extra={"x-task": "classify"})
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
@@ -20,7 +24,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
 Seed = Annotated[int, Field(ge=0, le=10**40)]
 Images = Annotated[int, Field(ge=1, le=10_000_000)]
 Side = Annotated[int, Field(ge=8, le=16_384)]
-Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list serves as well
+Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list is accepted too
 Name = Annotated[str, StringConstraints(min_length=1)]
 Text = Annotated[str, Field(description="text")]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -50,11 +54,22 @@ Clash = tuple[str, tuple[str, ...]]
 
 
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """The error of a single :data:`Clash`; the keys are those of the class that raises it."""
+    """Make the error of a single :data:`Clash`; the keys are those of the class that raises it."""
     return clashes([(sentence, keys)])
 
 
-def clashes(found: list[Clash]) -> PydanticCustomError:
-    """The error of several at once."""
-    text = "; ".join(sentence for sentence, _ in found)
-    return PydanticCustomError("clash", "{text}", {"text": text, "found": found})
+def clashes(all_of_them: list[Clash]) -> PydanticCustomError:
+    """Make the error of several at once."""
+    text = "; ".join(sentence for sentence, _ in all_of_them)
+    return PydanticCustomError("clash", "{text}", {"text": text, "clashes": all_of_them})
+
+
+def get(value: Any, key: str, default: Any) -> Any:
+    """Return a key of a section, which is an instance or a mapping of its keys."""
+    return value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
+
+
+def by_tag(union: Any) -> dict[str, Any]:
+    """Map the tags of a tagged union of classes to the classes."""
+    kinds, _ = get_args(union)
+    return {get_args(kind)[1].tag: get_args(kind)[0] for kind in get_args(kinds)}

@@ -1,8 +1,9 @@
-"""The CPU's instruction set: what it has, what the libraries then use, and how a recipe fixes it.
+"""The CPU's instruction set: what the CPU has, what the libraries use, and how a recipe fixes it.
 
-The libraries choose their kernels by the processor they find, and kernels for other instruction sets add in
-another order: the same recipe gives other bits on another CPU. Environment variables hold them to one, read
-once each, by some when they are loaded: they have to be set before PyTorch and NumPy are imported.
+The libraries choose their kernels by the processor, and kernels for different instruction sets add in
+different orders: the same recipe gives other bits on another CPU. Environment variables limit them to one
+instruction set. Some libraries read these when they are loaded, so they must be set before PyTorch and NumPy
+are imported.
 """
 
 from __future__ import annotations
@@ -38,53 +39,53 @@ _ONEDNN: dict[str, frozenset[str]] = {
 }
 _RANK = {name: rank for rank, name in enumerate(_ONEDNN)}
 _ALIASES = {"AVX10_1_512": "AVX512_CORE_FP16", "AVX10_1_512_AMX": "AVX512_CORE_AMX"}
-_LONGEST_HEADER = 100 * MIB  # safetensors' own limit
+_LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """The processor's features by Linux's names; empty where there is no list of them."""
+    """Return the processor's features by Linux's names; empty if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 
 def model() -> str:
-    """The processor's name, such as ``AMD EPYC 9354``; its architecture where it tells none."""
+    """Return the processor's name, such as ``AMD EPYC 9354``, or its architecture if it has none."""
     return _cpuinfo().get("model name") or os.uname().machine
 
 
 def of_onednn(
     features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """What oneDNN computes with: the best that the processor has and its variables allow.
+    """Return what oneDNN computes with: the best that the processor has and the environment allows.
 
     Args:
-        features: the processor's; None asks this one.
-        environment: ``ONEDNN_MAX_CPU_ISA`` or ``DNNL_MAX_CPU_ISA`` holds it to less.
+        features: of the processor; None: of this one.
+        environment: ``ONEDNN_MAX_CPU_ISA`` or ``DNNL_MAX_CPU_ISA`` may set a limit.
 
     Returns:
-        oneDNN's name for it, such as ``AVX512_CORE_BF16``; None on a processor that is no x86.
+        oneDNN's name for it, such as ``AVX512_CORE_BF16``; None on a processor that is not x86.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
     most = _RANK.get(_ALIASES.get(limit, limit), len(_RANK))
-    found = [name for name, needed in _ONEDNN.items() if needed <= features and _RANK[name] <= most]
-    return found[-1] if found else None
+    usable = [name for name, needed in _ONEDNN.items() if needed <= features and _RANK[name] <= most]
+    return usable[-1] if usable else None
 
 
 def computes_bf16(cpu_isa: str = "native") -> bool:
-    """Whether the CPU multiplies bf16 by itself; emulated it is slower than fp32."""
+    """Check whether the CPU multiplies bf16 natively; emulated bf16 is slower than fp32."""
     name = of_onednn() if cpu_isa == "native" else None
     return name is not None and _RANK[name] >= _RANK["AVX512_CORE_BF16"]
 
 
 def variables(cpu_isa: str) -> dict[str, str]:
-    """The environment variables that hold every library to ``cpu_isa``; none for ``native``."""
+    """Return the environment variables that limit every library to ``cpu_isa``; none for ``native``."""
     if cpu_isa == "native":
         return {}
     return {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
-        # MKL takes 'AVX2' for a wish that it grants on Intel's processors alone.
+        # MKL honors 'AVX2' only on processors by Intel.
         "MKL_CBWR": "COMPATIBLE",
         "OPENBLAS_CORETYPE": "Haswell",
         "NPY_DISABLE_CPU_FEATURES": _more_than_avx2_in_numpy(),
@@ -92,10 +93,10 @@ def variables(cpu_isa: str) -> dict[str, str]:
 
 
 def refuse_unable(cpu_isa: str) -> None:
-    """Raise where this processor does not have the instruction set.
+    """Raise if this processor lacks the instruction set.
 
     Raises:
-        UserError: names what it lacks.
+        UserError: names the missing features.
     """
     missing = [flag for flag in _NEEDS if flag not in flags()]
     if cpu_isa != "native" and missing:
@@ -106,11 +107,11 @@ def refuse_unable(cpu_isa: str) -> None:
 
 
 def fix(cpu_isa: str) -> None:
-    """Hold this process, and those it starts, to ``cpu_isa``; call it before PyTorch is imported.
+    """Limit this process and its children to ``cpu_isa``; call it before PyTorch is imported.
 
     Raises:
-        UserError: the processor does not have it.
-        RuntimeError: a library that has chosen its kernels already.
+        UserError: the processor lacks it.
+        RuntimeError: a library has already chosen its kernels.
     """
     if cpu_isa == "native":
         return
@@ -122,22 +123,22 @@ def fix(cpu_isa: str) -> None:
 
 
 def of_weights(path: Path) -> str:
-    """The ``cpu_isa`` of the recipe inside a weights file, without loading it.
+    """Read the ``cpu_isa`` of the recipe inside a weights file, without loading it.
 
-    ``native`` where the file is none: whoever loads it says what is wrong with it.
+    ``native`` if it is not a weights file: loading it reports what is wrong.
     """
     try:
         with opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        found = json.loads(header["__metadata__"]["recipe"])["cpu_isa"]
+        recorded = json.loads(header["__metadata__"]["recipe"])["cpu_isa"]
     except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError):
         return "native"
-    return "avx2" if found == "avx2" else "native"
+    return "avx2" if recorded == "avx2" else "native"
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Every release knows its own names alone, and warns of others."""
+    """Return the features beyond AVX2; every release of NumPy warns of names that it does not know."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"
@@ -148,7 +149,7 @@ def _more_than_avx2_in_numpy() -> str:
 
 @cache
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's entries."""
+    """Return the entries of the first processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
-"""A recipe's keys in words: what exists, what was meant, what is expected.
+"""Messages about the keys of a recipe: which exist, which one was meant, what a value should be.
 
-All of it is read from the recipe's JSON Schema, so each fact is written once: as the types in ``recipe.py``.
+Everything is derived from the recipe's JSON Schema, so the types of the sections are the only source.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
-from rankless.recipe.kinds import KINDS, foreign, loss_kind, losses_of, model_kind
+from rankless.recipe.kinds import KINDS, foreign, losses_of
+from rankless.recipe.loss_kinds import loss_kind
+from rankless.recipe.model_kinds import model_kind
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 _FAR = 10_000
-"""A largest value from here on is a guard, and no part of what a key expects."""
+"""A maximum from here on is only a guard, and is not part of what a key expects."""
 
 KeyPath = tuple[str, ...]
 """Keys from the outside in: ``("optim", "lr")``."""
@@ -26,7 +28,7 @@ adapter = TypeAdapter(Recipe)
 
 
 class Kinds(NamedTuple):
-    """What decides which keys a recipe has: its task, and the tags of its model and its loss."""
+    """What determines the keys of a recipe: its task, and the tags of its model and its loss."""
 
     task: str
     model: str
@@ -34,35 +36,36 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, task: Any, model: Any, loss: Any) -> Kinds:
-        """Of a recipe's parts, as instances or as mappings; a loss that does not fit counts as auto."""
+        """Return the kinds of these sections (instances or mappings); a loss that does not fit is auto."""
         known = losses_of(model)
         return cls(str(task), model_kind(model), name if (name := loss_kind(loss)) in known else known[0])
 
 
 @cache
 def leaves(kinds: Kinds | None = None) -> dict[KeyPath, dict[str, Any]]:
-    """The JSON Schema of every key that holds a value, by path, in the recipe's order.
+    """Map the path of every key that holds a value to its JSON Schema, in the recipe's order.
 
     Args:
-        kinds: of a recipe, whose keys alone are wanted; of a key that several have, the first otherwise.
+        kinds: return only the keys of recipes of these kinds; by default those of all kinds, each as in the
+            first kind that has it.
     """
-    found: dict[KeyPath, dict[str, Any]] = {}
+    schemas: dict[KeyPath, dict[str, Any]] = {}
     for path, schema in _walk(kinds):
         if "properties" not in schema:
-            found.setdefault(path, schema)
-    return found
+            schemas.setdefault(path, schema)
+    return schemas
 
 
 @cache
 def sections() -> dict[KeyPath, tuple[str, ...]]:
-    """The keys of every section, by path, of all kinds; the recipe itself is ``()``."""
+    """Map the path of every section to its keys, of all kinds; the recipe itself is ``()``."""
     every = [path for path, _ in _walk(None)]
     outer = [path for path, schema in _walk(None) if "properties" in schema]
     return {path: tuple(dict.fromkeys(p[-1] for p in every if p and p[:-1] == path)) for path in outer}
 
 
 def no_effect(path: KeyPath, kinds: Kinds, model: str) -> str:
-    """The message about a key that recipes of other kinds have.
+    """Write the message about a key that only recipes of other kinds have.
 
     Args:
         path: of the key.
@@ -76,7 +79,7 @@ def no_effect(path: KeyPath, kinds: Kinds, model: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a user would write it, cut to a readable length."""
+    """Write a value as a user would, shortened to a readable length."""
     if value is None:
         return "empty"
     if isinstance(value, Mapping):
@@ -84,7 +87,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        # What is inside a list inside a list is not looked at: anchors can make it endless.
+        # A list inside a list is not examined: anchors can make it endless.
         items = ["[…]" if isinstance(item, list) else shown(item) for item in value[:8]]
         text = f"[{', '.join(items)}{', …' * (len(value) > 8)}]"
     else:
@@ -93,13 +96,13 @@ def shown(value: Any) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """``; did you mean 'x'?`` with the word that resembles ``word`` most, or nothing."""
+    """Return ``; did you mean 'x'?`` with the most similar word, or an empty text."""
     match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def instead_of(path: KeyPath) -> str:
-    """What to write for a key that does not exist, as the end of a sentence."""
+    """Suggest what to write for a key that does not exist, as the end of a sentence."""
     every = [*leaves(), *(section for section in sections() if section)]
     dotted, names = ".".join(path), [".".join(other) for other in every]
     if dotted in names:
@@ -109,7 +112,7 @@ def instead_of(path: KeyPath) -> str:
         )
     if same := [".".join(other) for other in every if other[-1] == path[-1]]:
         return nearest(dotted, same, cutoff=0)
-    # 'batch' alone resembles 'batch.size', but is no answer to it.
+    # 'batch' alone resembles 'batch.size', but is not a useful suggestion.
     if near := nearest(dotted, (name for name in names if "." in name or len(path) == 1)):
         return near
     for leaf in difflib.get_close_matches(path[-1], [other[-1] for other in every], n=1, cutoff=0.75):
@@ -119,7 +122,7 @@ def instead_of(path: KeyPath) -> str:
 
 
 def expected(schema: Mapping[str, Any]) -> str:
-    """A JSON Schema in words: ``a whole number of at least 1``."""
+    """Describe a JSON Schema: ``a whole number of at least 1``."""
     if "anyOf" in schema:
         return ", or ".join(expected(option) for option in schema["anyOf"])
     words = _words(schema)
@@ -139,7 +142,7 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
-    """What is wrong with the value of a key, what was expected and the nearest valid one."""
+    """Report a wrong value of a key, what was expected and the nearest valid value."""
     schema = leaves(kinds)[path]
     what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if value is None:
@@ -151,7 +154,7 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
 
 
 def _walk(kinds: Kinds | None) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Path and JSON Schema of every key and section; those of the kinds alone, once for each that has it."""
+    """Yield path and JSON Schema of every key and section of the kinds, once for each kind that has it."""
     whole = adapter.json_schema()
 
     def walk(path: KeyPath, schema: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
@@ -185,7 +188,7 @@ def _words(schema: Mapping[str, Any]) -> list[str]:
 def _number(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minimum"), _most(schema)
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    most = None if most is not None and most >= _FAR else most  # told to those who come so far
+    most = None if most is not None and most >= _FAR else most  # mentioned only when a number exceeds it
     kind = "a whole number" if schema["type"] == "integer" else "a number"
     if least is not None and most is not None:
         return f"{kind} from {least} to {most:,}"
@@ -203,19 +206,19 @@ def _most(schema: Mapping[str, Any]) -> float | None:
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
-    """The far limit that a number is beyond, which is not named otherwise."""
+    """Name the large limit that a number exceeds; it is not mentioned otherwise."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
     limits = [most for one in (*items, *options) if (most := _most(one)) is not None and most >= _FAR]
     numbers = value if isinstance(value, list) else [value]
-    found = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
-    if not limits or not any(max(limits) < one < math.inf for one in found):
+    given = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not limits or not any(max(limits) < one < math.inf for one in given):
         return ""
     return f", and at most {max(limits):,.0f}"
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """A hint for a number that is text because of its quotes or its underscores."""
+    """Hint that a number is text because of quotes or underscores."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

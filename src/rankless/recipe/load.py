@@ -1,4 +1,4 @@
-"""Recipes as text: shipped ones, files, what the command line changes, and the way back.
+"""Read recipes from text, files and the command line, and write them.
 
 recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
 """
@@ -16,110 +16,110 @@ from typing import Any
 
 from rankless.errors import UserError
 from rankless.files import reading
-from rankless.recipe import kinds, yaml12
+from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, nearest
 from rankless.recipe.schema import Recipe
-from rankless.recipe.validation import Fault, Given, Place, build, collect
+from rankless.recipe.validation import Given, Location, Problem, build, collect
 
-_COMMAND_LINE = Place("command line")
+_COMMAND_LINE = Location("command line")
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, changed by overrides.
+    """Load the recipe of a file and apply overrides.
 
     Args:
         source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
-            ``data.augment=heavy``, replaces what the file says of its section.
+            ``data.augment=heavy``, replaces the file's values of its section.
 
     Raises:
-        UserError: every fault of the file and of the overrides, with line and nearest right key.
+        UserError: every problem of the file and of the overrides, with line and nearest valid key.
     """
     text, name = _text(source)
     return _parse(text, name, overrides)
 
 
 def default(overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of no file: every key's default, changed by overrides as in :func:`load`.
+    """Return the recipe of all defaults, with overrides applied as in :func:`load`.
 
     Raises:
-        UserError: every fault of the overrides.
+        UserError: every problem of the overrides.
     """
     return build(*_overridden(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """A recipe changed by overrides, as in :func:`load`.
+    """Apply overrides to a recipe, as in :func:`load`.
 
     Raises:
-        UserError: every fault of the overrides.
+        UserError: every problem of the overrides.
     """
     known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
     defaults = {path: one["default"] for path, one in known.items()}
-    # What is as by default is not given, so that another model may have other keys.
+    # Values that equal the default count as not given, so that another model may have other keys.
     defaults["loss", "name"] = kinds.losses_of(recipe.model)[0]
-    given, _ = collect(_tree(recipe), lambda path: Place("recipe"))
-    said = {path: one for path, one in given.items() if one.value != defaults[path]}
-    return _over(said, [], overrides)
+    given, _ = collect(_tree(recipe), lambda path: Location("recipe"))
+    given = {path: one for path, one in given.items() if one.value != defaults[path]}
+    return _over(given, [], overrides)
 
 
 def is_cut(path: Path) -> bool:
-    """Whether a file written by :func:`dump` has lost its end: every line of it is a key, in a known order.
+    """Check whether a file written by :func:`dump` lost its end; each line is a key, in a known order.
 
     Raises:
         UserError: the file cannot be read.
     """
     text, name = _text(path)
-    _, there = yaml12.read(text, name)
+    _, lines = yaml12.read(text, name)
     _, wanted = yaml12.read(dump(Recipe()), "recipe")
-    return not text.endswith("\n") or next(reversed(wanted)) not in there
+    return not text.endswith("\n") or next(reversed(wanted)) not in lines
 
 
 def dump(recipe: Recipe) -> str:
-    """The whole recipe as YAML; reading it back gives an equal recipe."""
+    """Write the whole recipe as YAML; reading it back gives an equal recipe."""
     return yaml12.write(_tree(recipe))
 
 
 def to_json(recipe: Recipe) -> str:
-    """The whole recipe as JSON on one line, for weights files and states."""
+    """Write the whole recipe as JSON on one line, for weights files and states."""
     return json.dumps(_tree(recipe), ensure_ascii=False, separators=(",", ":"))
 
 
-def from_json(text: str, place: str = "recipe in JSON") -> Recipe:
-    """The recipe of :func:`to_json`.
+def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
+    """Read the recipe that :func:`to_json` wrote.
 
     Args:
         text: the JSON.
-        place: its name in faults, such as the weights file's.
+        name: where it comes from, for messages: such as the name of a weights file.
 
     Raises:
-        UserError: no JSON, or a recipe with faults (such as the keys of a newer version).
+        UserError: not JSON, or an invalid recipe (such as one with keys of a newer version).
     """
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: this is not JSON: {error}") from None
-    return build(*collect(tree, lambda path: Place(place)))
+        raise UserError(f"{name}: this is not JSON: {error}") from None
+    return build(*collect(tree, lambda path: Location(name)))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, in the recipe's order, with the old and the new value."""
+    """List the dotted keys whose values differ, in the recipe's order, with the old and the new value."""
     before, after = dict(_flat(old)), dict(_flat(new))
     keys = dict.fromkeys((*before, *after))
     return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
 def schema() -> dict[str, Any]:
-    """The recipe's JSON Schema (draft 2020-12), for editors; every key with its description.
+    """Return the recipe's JSON Schema (draft 2020-12) for editors, with a description of every key.
 
-    Descriptions are the ``Attributes:`` of the classes in ``schema.py`` and ``kinds.py``.
+    Descriptions are the ``Attributes:`` of the classes that the recipe is made of.
     """
     whole = adapter.json_schema()
     for definition in (whole, *whole["$defs"].values()):
-        kind = {**vars(kinds), **vars(classes)}[definition["title"]]
+        kind = {**vars(model_kinds), **vars(loss_kinds), **vars(data), **vars(classes)}[definition["title"]]
         described: dict[str, str] = {}
         for one in reversed(kind.__mro__):
             described |= _attributes(inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2])
@@ -128,9 +128,9 @@ def schema() -> dict[str, Any]:
             key.pop("title", None)
             if name in described:  # a section's description stands with its class
                 key["description"] = described[name]
-        if issubclass(kind, kinds.Model) and kind.pattern:
+        if issubclass(kind, model_kinds.Model) and kind.pattern:
             definition["properties"]["name"]["pattern"] = kind.pattern
-            definition["required"] = [] if re.search(kind.pattern, kinds.Model.name) else ["name"]
+            definition["required"] = [] if re.search(kind.pattern, model_kinds.Model.name) else ["name"]
     sections = whole["properties"]
     for name in kinds.KINDS:  # a loss without a name may be of any kind
         sections[name]["anyOf"] = sections[name].pop("oneOf")
@@ -141,7 +141,7 @@ def schema() -> dict[str, Any]:
 
 
 def shipped() -> dict[str, str]:
-    """The recipes that come with the package: name to what it is (the first line of its header)."""
+    """Map the names of the recipes in the package to their descriptions (the first lines of the headers)."""
     folder = resources.files("rankless.recipe") / "shipped"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
     return {
@@ -151,7 +151,7 @@ def shipped() -> dict[str, str]:
 
 
 def shipped_text(name: str) -> str:
-    """The text of a shipped recipe, header and all.
+    """Return the text of a shipped recipe, including the header.
 
     Raises:
         UserError: no shipped recipe has this name.
@@ -168,42 +168,42 @@ def _parse(text: str, name: str, overrides: Sequence[str]) -> Recipe:
     if tree is None or tree == {}:
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
 
-    def place(path: KeyPath) -> Place:
-        # A key inside something that an anchor repeats has no line of its own: the line of what holds it.
+    def locate(path: KeyPath) -> Location:
+        # A key inside something that an anchor repeats has no line: take that of the enclosing key.
         known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
-        return Place(name, next(known, 1))
+        return Location(name, next(known, 1))
 
-    return _over(*collect(tree, place), overrides)
+    return _over(*collect(tree, locate), overrides)
 
 
-def _over(given: dict[KeyPath, Given], faults: list[Fault], overrides: Sequence[str]) -> Recipe:
+def _over(given: dict[KeyPath, Given], problems: list[Problem], overrides: Sequence[str]) -> Recipe:
     changed, more = _overridden(overrides)
-    # A preset on the command line is meant instead of what the file says of its section, key by key.
-    kept = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
-    return build(kept | changed, faults + more)
+    # A preset on the command line replaces the file's values of its section.
+    others = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
+    return build(others | changed, problems + more)
 
 
-def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Fault]]:
+def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Problem]]:
     given: dict[KeyPath, Given] = {}
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            faults.append(Fault(_COMMAND_LINE, f"'{override}': expected key=value, as in optim.lr=0.02"))
+            problems.append(Problem(_COMMAND_LINE, f"'{override}': expected key=value, as in optim.lr=0.02"))
             continue
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
         except UserError as error:
-            faults += [Fault(_COMMAND_LINE, sentence) for sentence in error.problems]
+            problems += [Problem(_COMMAND_LINE, sentence) for sentence in error.problems]
             continue
         more, wrong = collect(value, lambda path: _COMMAND_LINE, tuple(key.split(".")))
         given |= more
-        faults += wrong
-    return given, faults
+        problems += wrong
+    return given, problems
 
 
 def _text(source: str | Path) -> tuple[str, str]:
-    """The text of a recipe, and its name in faults."""
+    """Return the text of a recipe, and its name for messages."""
     path, name = Path(source), str(source)
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"
@@ -227,24 +227,24 @@ def _text(source: str | Path) -> tuple[str, str]:
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{name}: this is no text in UTF-8 (byte {error.start}): expected a YAML file"
+            f"{name}: this is not UTF-8 text (byte {error.start}): expected a YAML file"
         ) from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON has it, without the keys that only another task reads."""
+    """Return the recipe as a JSON tree without the keys that only another task reads."""
     known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
 
-    def kept(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
+    def filtered(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
         return {
-            name: kept(value, (*at, name)) if isinstance(value, dict) else value
+            name: filtered(value, (*at, name)) if isinstance(value, dict) else value
             for name, value in tree.items()
             if isinstance(value, dict) or (*at, name) in known
         }
 
-    return kept(adapter.dump_python(recipe, mode="json"), ())
+    return filtered(adapter.dump_python(recipe, mode="json"), ())
 
 
 def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -257,7 +257,7 @@ def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(section: str) -> dict[str, str]:
-    """The entries of a docstring's ``Attributes:``; ``a, b: text`` describes both."""
+    """Parse the entries of a docstring's ``Attributes:``; ``a, b: text`` describes both."""
     entries: dict[str, str] = {}
     for entry in re.split(r"\n(?! {8})", section):
         names, _, text = entry.strip().partition(": ")

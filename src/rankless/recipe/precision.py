@@ -14,22 +14,22 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
-    """What ``auto`` means on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
+    """Resolve ``auto`` on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
 
     Args:
-        precision: the recipe's.
-        device: what computes.
-        cpu_isa: the recipe's; of the CPU alone.
+        precision: of the recipe.
+        device: of the computation.
+        cpu_isa: of the recipe; ignored on a GPU.
 
     Returns:
-        ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` comes back as it is.
+        ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` is returned unchanged.
 
     Raises:
-        UserError: a CPU that is held to an instruction set without that format.
+        UserError: the CPU is limited to an instruction set without that format.
     """
     if device.type == "cpu" and cpu_isa != "native" and precision in _DTYPES:
         raise UserError(
-            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not compute: use precision=fp32, or "
+            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not compute; use precision=fp32, or "
             "cpu_isa=native"
         )
     if precision != "auto":
@@ -40,6 +40,6 @@ def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The forward pass runs inside this; parameters and their gradients stay float32."""
+    """Return the context of the forward pass; parameters and their gradients stay float32."""
     dtype = _DTYPES.get(precision)  # fp32 and tf32 are settings of the process: engine/settings.py
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

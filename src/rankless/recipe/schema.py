@@ -1,26 +1,26 @@
-"""The recipe: everything that decides a number, and nothing else.
+"""The recipe: everything that affects the trained weights, and nothing else.
 
-Where and how a run happens (devices, hosts, the run directory) is the command line's; what decides the
-weights is here. A recipe is frozen, written into the run directory and into every weights file.
+Where a run happens (devices, hosts, the run directory) is set on the command line. A recipe is frozen, and
+written into the run directory and into every weights file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from rankless.recipe.data import Augment, Data
 from rankless.recipe.fields import (
+    DETECT_ONLY,
     Clash,
     Count,
     CountOrZero,
-    Factor,
     Fraction,
-    Images,
     Milestones,
     Minutes,
     Name,
@@ -33,132 +33,18 @@ from rankless.recipe.fields import (
     clashes,
     config,
 )
-from rankless.recipe.kinds import (
-    AnchorFreeLoss,
-    AnchorFreeModel,
-    AnyLoss,
-    AnyModel,
-    AutoLoss,
-    Loss,
-    Model,
-    YoloModel,
-    losses_of,
-    resolved_loss,
-)
-from rankless.recipe.presets import Preset, expanded
+from rankless.recipe.kinds import losses_of, resolved_loss
+from rankless.recipe.loss_kinds import AnchorFreeLoss, AnyLoss, AutoLoss, Loss
+from rankless.recipe.model_kinds import AnchorFreeModel, AnyModel, Model, YoloModel
 
-__all__ = ["Loss", "Model"]
+__all__ = ["Augment", "Data", "Loss", "Model"]
 
-# What a key's JSON Schema says where one of the built-in tasks alone reads it.
-_DETECT: Any = Field(json_schema_extra={"x-task": "detect"})
-_CLASSIFY: Any = Field(json_schema_extra={"x-task": "classify"})
 BUILT_IN_TASKS = ("detect", "classify")
 
 
 @dataclass(frozen=True, config=config)
-class Augment:
-    """How training images are varied; a preset's name, or keys. Zero switches a part off.
-
-    Attributes:
-        preset: values for the keys that are not given; ``light`` is the defaults. Recorded are the values.
-        flip: chance of a mirror image.
-        flip_vertical: chance of one upside down.
-        hue: largest turn of the hue, as a share of the full circle.
-        saturation, value: largest factor on saturation and value is ``1 + x``, smallest ``1 / (1 + x)``.
-        scale: largest zoom is ``1 + x``, smallest ``1 / (1 + x)``.
-        translate: largest shift, as a share of the input's side.
-        rotate, shear: largest turn and slant, in degrees.
-        perspective: largest shift of the input's corners, as a share of its side.
-        mosaic: chance that four images share one input (detection).
-        close_mosaic: the last so many epochs are without mosaic, mixup, cutmix and copy-paste.
-        partners: where mosaic, mixup and copy-paste find the other images: in the whole ``data``, or in the
-            same micro-``batch``, of which each image is then decoded once (detection).
-        copy_paste: chance that objects of another image are pasted into this one (detection).
-        crop: smallest share of the area that a random crop keeps; 1 crops nothing. In detection a crop cuts
-            no box.
-        blur: chance of a Gaussian blur.
-        noise: chance of Gaussian noise.
-        jpeg: chance of the traces of strong JPEG compression.
-        policy: a series of random operations (classification).
-        erase: chance that a rectangle is erased (classification).
-        mixup: α of the Beta distribution by which two images are blended; 0 switches it off.
-        cutmix: the same, of one that is pasted into the other (classification).
-        mixup_chance: share of the images that mixup and cutmix touch.
-    """
-
-    preset: InitVar[Preset] = "light"
-    flip: Fraction = 0.5
-    flip_vertical: Fraction = 0.0
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.015
-    saturation: Factor = 0.5
-    value: Factor = 0.3
-    scale: Factor = 0.3
-    translate: ProperFraction = 0.1
-    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
-    shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
-    perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
-    mosaic: Annotated[Fraction, _DETECT] = 0.0
-    close_mosaic: CountOrZero = 0
-    partners: Annotated[Literal["data", "batch"], _DETECT] = "data"
-    copy_paste: Annotated[Fraction, _DETECT] = 0.0
-    crop: Annotated[float, Field(gt=0, le=1)] = 1.0
-    blur: Fraction = 0.0
-    noise: Fraction = 0.0
-    jpeg: Fraction = 0.0
-    policy: Annotated[Literal["none", "randaugment", "trivialaugment"], _CLASSIFY] = "none"
-    erase: Annotated[Fraction, _CLASSIFY] = 0.0
-    mixup: NotNegative = 0.0
-    cutmix: Annotated[NotNegative, _CLASSIFY] = 0.0
-    mixup_chance: Fraction = 1.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset_is_its_values(cls, given: Any) -> Any:
-        return expanded(given)
-
-    def __post_init__(self, preset: Preset) -> None:
-        """Nothing is left to do: the preset has become values."""
-
-
-@dataclass(frozen=True, config=config)
-class Data:
-    """The images.
-
-    Attributes:
-        root: ``digits`` (built in), a folder, or a file such as a ``data.yaml``.
-        format: of the data; ``auto`` recognizes it.
-        train, val: names of the splits trained and scored on.
-        fit: how an image comes onto the input: ``letterbox`` keeps its aspect, ``stretch`` fills the input,
-            as Darknet does unless told otherwise.
-        detail: an image is halved while it is decoded, once or several times, as long as it stays so many
-            times as large as the input shows it; 0 never halves.
-        multi_scale: every few steps the input's size is drawn again, from ``1 / (1 + x)`` to ``1 + x`` times
-            ``model.image_size`` (detection).
-        multi_scale_every: so many steps.
-        cache: where decoded images are kept: nowhere, in memory, or on the disk. No number depends on it.
-        max_bad: more than this share of unreadable images ends a run.
-        train_images, val_images: how many scenes the built-in data has; other data brings its own number.
-        augment: how training images are varied.
-    """
-
-    root: Name = "digits"
-    format: Literal["auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "image-folder"] = "auto"
-    train: Name = "train"
-    val: Name = "val"
-    fit: Annotated[Literal["letterbox", "stretch"], _DETECT] = "letterbox"
-    detail: NotNegative = 2.0
-    multi_scale: Annotated[Annotated[float, Field(ge=0, le=15)], _DETECT] = 0.0
-    multi_scale_every: Annotated[Count, _DETECT] = 10
-    cache: Literal["none", "ram", "disk"] = "none"
-    max_bad: Fraction = 0.01
-    train_images: Annotated[Images, _DETECT] = 4096
-    val_images: Annotated[Images, _DETECT] = 256
-    augment: Augment = field(default_factory=Augment)
-
-
-@dataclass(frozen=True, config=config)
 class Batch:
-    """One step's images: ``images`` of them, worked through ``micro`` at a time.
+    """The images of one step, processed in micro-batches.
 
     Attributes:
         images: the global batch, whatever the number of devices.
@@ -170,7 +56,7 @@ class Batch:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in one step: the largest number of ranks that can share it."""
+        """Return the number of micro-batches per step, the largest useful number of ranks."""
         return self.images // self.micro
 
     @model_validator(mode="after")
@@ -195,12 +81,12 @@ class Optim:
 
     Attributes:
         name: ``sgd`` (with momentum) or ``adamw``.
-        lr: the highest learning rate; the schedule is a factor on it.
-        momentum: SGD's momentum.
-        nesterov: SGD looks ahead.
-        betas: AdamW's averaging factors.
+        lr: the peak learning rate, which the schedule scales.
+        momentum: momentum of SGD.
+        nesterov: use Nesterov momentum in SGD.
+        betas: coefficients of AdamW's running averages.
         weight_decay: on weights of convolutions and linear layers only, never on biases and norms.
-        clip: largest global norm of the gradient; 0 switches it off.
+        clip: largest global norm of the gradient; 0 disables clipping.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -215,7 +101,7 @@ class Optim:
     def _nesterov_has_momentum(self) -> Self:
         if self.nesterov and self.name != "sgd":
             raise clash(
-                f"'optim.nesterov' is true, which optim.name '{self.name}' does not know: "
+                f"'optim.nesterov' is true, which optim.name '{self.name}' does not have; "
                 "leave it out, or use 'sgd'",
                 "nesterov",
                 "name",
@@ -236,10 +122,10 @@ class Schedule:
 
     Attributes:
         name: ``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone) or ``constant``.
-        warmup: steps over which the rate rises from nothing.
+        warmup: steps over which the rate rises from 0.
         warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
-        final: cosine's last rate, as a share of ``optim.lr``.
-        milestones: steps at which ``step`` lowers the rate, rising.
+        final: last rate of ``cosine``, as a fraction of ``optim.lr``.
+        milestones: the steps at which ``step`` lowers the rate, in increasing order.
         gamma: the factor at each milestone.
     """
 
@@ -251,7 +137,7 @@ class Schedule:
     gamma: Positive = 0.1
 
     @model_validator(mode="after")
-    def _steps_are_named(self) -> Self:
+    def _step_has_milestones(self) -> Self:
         if self.name == "step" and not self.milestones:
             raise clash(
                 "'schedule.name' is 'step', which needs schedule.milestones: give the steps at which "
@@ -267,7 +153,7 @@ class Ema:
     """An exponential moving average of the weights; it is what is evaluated and what predicts.
 
     Attributes:
-        decay: share kept each step; 0 switches it off. Ramps up as ``min(decay, (1 + step) / (10 + step))``.
+        decay: weight of the old average per step, ``min(decay, (1 + step) / (10 + step))``; 0 disables it.
     """
 
     decay: ProperFraction = 0.0
@@ -275,30 +161,30 @@ class Ema:
 
 @dataclass(frozen=True, config=config)
 class Evaluate:
-    """Scoring during the run and after it.
+    """Evaluation during the run and after it.
 
     Attributes:
         every: epochs between evaluations; the last step is always evaluated. 0: only then.
-        confidence: detections scored lower are left out.
-        nms: by what NMS compares two boxes: ``iou``, or ``diou``, IoU less (d²/c²) ** 0.6, Darknet's
+        confidence: detections with a lower score are discarded.
+        nms: how NMS compares two boxes: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's
             ``greedynms``.
-        iou: NMS removes a detection that overlaps a better one of its class by more.
-        class_agnostic: … of any class.
-        multi_label: one box may carry several classes, as COCO's practice is; else its best.
-        detections: at most so many per image.
-        rectangular: images of like aspect form a batch, whose input is no larger than they need.
-        tta: test-time augmentation: each image is also seen mirrored (``flip``), and in three sizes too
+        iou: NMS removes a detection that overlaps a better one of the same class by more than this.
+        class_agnostic: NMS compares boxes of all classes.
+        multi_label: a box may have several classes, as is usual on COCO; otherwise only the best one.
+        detections: largest number of detections per image.
+        rectangular: batch images of similar aspect ratio, with an input no larger than they need.
+        tta: test-time augmentation: also predict on the mirrored image (``flip``), and in three sizes as well
             (``full``).
     """
 
     every: CountOrZero = 1
-    confidence: Annotated[Fraction, _DETECT] = 0.001
-    nms: Annotated[Literal["iou", "diou"], _DETECT] = "iou"
-    iou: Annotated[Fraction, _DETECT] = 0.6
-    class_agnostic: Annotated[bool, _DETECT] = False
-    multi_label: Annotated[bool, _DETECT] = True
-    detections: Annotated[Annotated[int, Field(ge=1, le=100_000)], _DETECT] = 100
-    rectangular: Annotated[bool, _DETECT] = False
+    confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
+    nms: Annotated[Literal["iou", "diou"], DETECT_ONLY] = "iou"
+    iou: Annotated[Fraction, DETECT_ONLY] = 0.6
+    class_agnostic: Annotated[bool, DETECT_ONLY] = False
+    multi_label: Annotated[bool, DETECT_ONLY] = True
+    detections: Annotated[Annotated[int, Field(ge=1, le=100_000)], DETECT_ONLY] = 100
+    rectangular: Annotated[bool, DETECT_ONLY] = False
     tta: Literal["none", "flip", "full"] = "none"
 
 
@@ -308,7 +194,7 @@ class Checkpoint:
 
     Attributes:
         every: steps between checkpoints, or minutes as in ``10 min``; the last step is always saved.
-        keep: how many of the newest stay; the best stays too.
+        keep: number of newest checkpoints to retain; the best is retained too.
     """
 
     every: Count | Minutes = "10 min"
@@ -317,26 +203,26 @@ class Checkpoint:
 
 @dataclass(frozen=True, config=config)
 class Recipe:
-    """A whole recipe; see the classes of its parts.
+    """A complete recipe; see the classes of its sections.
 
     Attributes:
-        task: ``detect``, ``classify``, or for a task of your own ``package.module:Class`` or
+        task: ``detect``, ``classify``, or for a custom task ``package.module:Class`` or
             ``file.py:Class``.
-        model: the network; which keys there are follows from ``model.name``.
-        loss: which keys there are follows from ``loss.name``.
+        model: the network; the available keys follow from ``model.name``.
+        loss: the loss; the available keys follow from ``loss.name``.
         epochs: passes over the training images.
-        seed: keys all chance.
+        seed: seeds all random numbers.
         precision: of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32
             (fp16 on older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the
             factors of matrix products and convolutions to 10 bits, and is fp32 on a CPU.
-        cpu_isa: the CPU's instruction set: the best it has, or ``avx2`` on all x86 CPUs alike, which does
-            not compute bf16.
+        cpu_isa: instruction set of the CPU: the best available, or ``avx2``, which gives the same bits on all
+            x86 CPUs but does not compute bf16.
         batch_norm: statistics of the ``micro``-batch, of the whole global batch (``sync``), or ``frozen``.
-        reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order to the backend.
+        reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order of the sum to the backend.
         find_unused_parameters: where the loss of a micro-batch does not depend on a parameter, its gradient
             is zero; otherwise that is an error.
-        workers: loader processes of each rank; 0 loads in the rank itself.
-        threads: threads of one operation on the CPU; it changes the bits of a convolution.
+        workers: loader processes per rank; 0 loads in the rank's process.
+        threads: CPU threads per operation; changes the bits of a convolution.
     """
 
     task: Name = "detect"
@@ -375,18 +261,18 @@ class Recipe:
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:
-        if found := [*self._of_model_and_loss(), *self._without_effect()]:
-            raise clashes(found)
+        if problems := [*self._of_model_and_loss(), *self._without_effect()]:
+            raise clashes(problems)
         return self
 
     def _of_model_and_loss(self) -> Iterator[Clash]:
         size, loss, model = self.model.image_size, self.loss, self.model
         sides = () if size == "auto" else (size,) if isinstance(size, int) else size
         if self.task == "detect" and any(side % 32 for side in sides):
-            near = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
+            nearest = " and ".join(str(max(32, round(side / 32) * 32)) for side in sides)
             written = list(size) if isinstance(size, tuple) else size
             yield (
-                f"'model.image_size' is {written}: a detector needs multiples of 32, such as {near}",
+                f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
                 ("model.image_size",),
             )
         if loss.name not in (known := losses_of(model)):
@@ -404,7 +290,7 @@ class Recipe:
             )
 
     def _without_effect(self) -> Iterator[Clash]:
-        """Keys that the task does not read and whose values are not the defaults."""
+        """Find keys that the task does not read and whose values are not the defaults."""
         augment = self.data.augment
         sections: Mapping[str, Any] = {"data": self.data, "data.augment": augment, "evaluate": self.evaluate}
         other = {"detect": "classify", "classify": "detect"}.get(self.task, "")

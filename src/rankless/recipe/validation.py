@@ -1,4 +1,4 @@
-"""From what a user wrote to a :class:`~rankless.recipe.schema.Recipe`, or every fault in it at once."""
+"""Turn what a user wrote into a :class:`~rankless.recipe.schema.Recipe`, or report all problems at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rankless.recipe.keys import (
     sections,
     shown,
 )
-from rankless.recipe.kinds import Model, losses_of
+from rankless.recipe.kinds import losses_of
+from rankless.recipe.model_kinds import Model
 from rankless.recipe.schema import Recipe
 
 _MOST_KEYS = 1000
@@ -41,11 +42,11 @@ _RECORDED_BY_0_1 = (
 
 
 class OldRecipeError(UserError):
-    """The recipe was recorded by a version whose recipes this one does not read."""
+    """The recipe was recorded by a version whose recipes this version does not read."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where something was written: a file (and its line, from 1), or the command line."""
 
     name: str
@@ -56,14 +57,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One sentence about one place."""
+class Problem:
+    """What is wrong at one location, in a sentence."""
 
-    place: Place
+    location: Location
     sentence: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.sentence}"
+        return f"{self.location}: {self.sentence}"
 
 
 @dataclass(frozen=True)
@@ -71,61 +72,61 @@ class Given:
     """The value given for one key, and where."""
 
     value: Any
-    place: Place
+    location: Location
 
 
 def collect(
-    tree: Any, place: Callable[[KeyPath], Place], at: KeyPath = ()
-) -> tuple[dict[KeyPath, Given], list[Fault]]:
-    """The values of a tree of keys, and what is wrong with its keys.
+    tree: Any, locate: Callable[[KeyPath], Location], at: KeyPath = ()
+) -> tuple[dict[KeyPath, Given], list[Problem]]:
+    """Collect the values of a tree of keys, and the problems with its keys.
 
     Args:
-        tree: what was read: mappings of mappings of values.
-        place: where the value at a path was written.
+        tree: nested mappings of values, as read.
+        locate: returns where the value at a path was written.
         at: the path of ``tree`` itself.
     """
-    if not at and _keys(tree) > _MOST_KEYS:  # each that is not known is compared with all that are
+    if not at and _keys(tree) > _MOST_KEYS:  # each unknown key is compared with all known ones
         what = f"this recipe has more than {_MOST_KEYS:,} keys"
-        return {}, [Fault(place(at), f"{what}: expected some of the {len(leaves())} there are")]
+        return {}, [Problem(locate(at), f"{what}: expected some of the {len(leaves())} there are")]
     dotted = ".".join(at)
     if at in leaves():
-        return {at: Given(tree, place(at))}, []
+        return {at: Given(tree, locate(at))}, []
     if at not in sections():
-        return {}, [Fault(place(at), f"key '{dotted}': no such key{instead_of(at)}")]
+        return {}, [Problem(locate(at), f"key '{dotted}': no such key{instead_of(at)}")]
     if isinstance(tree, str) and "preset" in sections()[at]:
         tree = {"preset": tree}
     if not isinstance(tree, Mapping):
         what = f"'{dotted}' is" if at else "this recipe is"
         keys = ", ".join(sections()[at])
-        return {}, [Fault(place(at), f"{what} {shown(tree)}: expected a section with keys among {keys}")]
+        return {}, [Problem(locate(at), f"{what} {shown(tree)}: expected a section with keys among {keys}")]
     given: dict[KeyPath, Given] = {}
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     for name, value in tree.items():
-        more, wrong = collect(value, place, (*at, str(name)))
+        more, wrong = collect(value, locate, (*at, str(name)))
         given |= more
-        faults += wrong
-    return given, faults
+        problems += wrong
+    return given, problems
 
 
 def _keys(tree: Any) -> int:
-    """How many keys a tree has, or some more than is allowed: with anchors it may be endless."""
+    """Count the keys of a tree up to the limit: anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= _MOST_KEYS:
-        if isinstance(found := waiting.pop(), Mapping):
-            count += len(found)
-            waiting += found.values()
+        if isinstance(section := waiting.pop(), Mapping):
+            count += len(section)
+            waiting += section.values()
     return count
 
 
-def build(given: Mapping[KeyPath, Given], faults: Iterable[Fault] = ()) -> Recipe:
-    """The recipe of these values; what is not given has its default.
+def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> Recipe:
+    """Build the recipe of these values, with defaults for the keys that are not given.
 
     Args:
         given: values by the path of their key.
-        faults: what was found wrong before; reported together with what is wrong with the values.
+        problems: problems found before; they are reported together with those of the values.
 
     Raises:
-        UserError: every fault, in the order of the lines, the command line's last.
+        UserError: every problem, in the order of the lines; those of the command line come last.
     """
     values = {path: one.value for path, one in given.items()}
     name = values.get(("model", "name"), Model.name)
@@ -133,7 +134,7 @@ def build(given: Mapping[KeyPath, Given], faults: Iterable[Fault] = ()) -> Recip
     loss = values.get(("loss", "name"), "auto")
     kinds = Kinds.of(values.get(("task",), Recipe.task), model, {"name": loss})
     if given.keys() >= _OF_0_1 and kinds.model != "custom":
-        raise OldRecipeError(f"{next(iter(given.values())).place.name}: {_RECORDED_BY_0_1}")
+        raise OldRecipeError(f"{next(iter(given.values())).location.name}: {_RECORDED_BY_0_1}")
     bad: dict[KeyPath, str] = {}
     for path, value in values.items():
         if path not in leaves(kinds):
@@ -146,25 +147,25 @@ def build(given: Mapping[KeyPath, Given], faults: Iterable[Fault] = ()) -> Recip
             bad[path] += nearest(str(value).lower(), known)
         elif not _is_plain(value):
             bad[path] = mistake(path, value, kinds)
-    recipe, wrong, found = _validate(given, bad, kinds)
+    recipe, wrong, conflicts = _validate(given, bad, kinds)
     if wrong:
         bad |= wrong
-        # Once more without the wrong values: the keys of a section are compared only if each is right.
-        recipe, _, found = _validate(given, bad, kinds)
-    every = [*faults, *(Fault(given[path].place, sentence) for path, sentence in bad.items())]
-    for sentence, keys in found:
+        # Again without the wrong values: the keys of a section are compared only if each of them is valid.
+        recipe, _, conflicts = _validate(given, bad, kinds)
+    every = [*problems, *(Problem(given[path].location, sentence) for path, sentence in bad.items())]
+    for sentence, keys in conflicts:
         if not any(key in bad for key in keys):
-            every.append(Fault(next(given[key].place for key in keys if key in given), sentence))
+            every.append(Problem(next(given[key].location for key in keys if key in given), sentence))
     if recipe is None or every:
-        every.sort(key=lambda fault: (fault.place.line is None, fault.place.line or 0))
-        raise UserError(str(fault) for fault in every)
+        every.sort(key=lambda one: (one.location.line is None, one.location.line or 0))
+        raise UserError(map(str, every))
     return recipe
 
 
 def _validate(
     given: Mapping[KeyPath, Given], left_out: Mapping[KeyPath, str], kinds: Kinds
 ) -> tuple[Recipe | None, dict[KeyPath, str], list[tuple[str, tuple[KeyPath, ...]]]]:
-    """The recipe without some values; the keys whose values are wrong; the values that do not go together."""
+    """Return the recipe without some values; the wrong values by key; the values that do not go together."""
     tree: dict[str, Any] = {}
     for path, one in given.items():
         if path not in left_out:
@@ -183,10 +184,10 @@ def _validate(
             if location[:1] in (("model",), ("loss",)):
                 location = (location[0], *location[2:])  # without the tag of the kind
             if detail["type"] == "clash":
-                for sentence, keys in detail["ctx"]["found"]:
+                for sentence, keys in detail["ctx"]["clashes"]:
                     clashes.append((sentence, tuple((*location, *key.split(".")) for key in keys)))
                 continue
-            # Behind the key's own path stand the branches of a union and the indices in a list.
+            # The key's path is followed by the branches of a union and the indices in a list.
             path = next(location[:n] for n in range(1, len(location) + 1) if location[:n] in leaves(kinds))
             if detail["type"] == "rising":
                 wrong[path] = f"'{'.'.join(path)}' is {shown(given[path].value)}: {detail['msg']}"
@@ -196,12 +197,12 @@ def _validate(
 
 
 def _is_plain(value: Any, depth: int = 2) -> bool:
-    """A scalar, or a list of scalars or of lists of scalars: all that any key takes.
+    """Check that a value is a scalar, or a list of scalars or of lists of scalars, as every key takes.
 
-    It looks no deeper: aliases can make lists of lists endless.
+    Deeper levels are not examined: aliases can make lists endless.
     """
     if isinstance(value, list):
         return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     if isinstance(value, str):
-        return not any("\ud800" <= character <= "\udfff" for character in value)  # halves of pairs
+        return not any("\ud800" <= character <= "\udfff" for character in value)  # surrogates
     return value is None or isinstance(value, bool | int | float)

@@ -1,8 +1,8 @@
-"""YAML as recipes use it: the scalars of YAML 1.2, the line of every key, and no surprises.
+"""YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. Here the core schema of
-YAML 1.2 (chapter 10.3) decides. Tags are never obeyed, a key given twice is a fault, and whatever cannot be
-read is told with its file and line.
+YAML 1.2 (chapter 10.3) applies. Tags are never obeyed, a key given twice is an error, and every error names
+the file and the line.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes with the tags of YAML 1.2; :func:`_value` makes values of them, no constructor does."""
+    """Composes nodes with the tags of YAML 1.2; :class:`_Reading` turns them into values."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own)
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (as in PyYAML)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -61,45 +61,45 @@ _Dumper.add_representer(
 )
 
 
-def read(text: str, place: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """The value of a YAML text, and the line on which each key of its mappings stands.
+def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
+    """Read a YAML text, and the line of each key of its mappings.
 
     Args:
         text: one YAML document.
-        place: its name in faults.
-        lines: whether faults name the line (not for a value from the command line).
+        name: where it comes from, for messages.
+        lines: whether messages name the line (not for a value from the command line).
 
     Returns:
         The value, made of dict, list, str, int, float, bool and None; lines by path, from 1. Nothing is
-        expanded: what an anchor names twice is twice the same object.
+        expanded: aliases of an anchor are the same object.
 
     Raises:
-        UserError: the text is no YAML, gives a key twice, or uses tags.
+        UserError: the text is not YAML, gives a key twice, or uses tags.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        reading = _Reading(place, lines)
+        reading = _Reading(name, lines)
         value = reading.value(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{place}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else place
+        where = f"{name}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else name
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise UserError(f"{where}: this is not YAML: {what}{_cure(what)}") from None
+        raise UserError(f"{where}: this is not YAML: {what}{_advice(what)}") from None
     except yaml.reader.ReaderError as error:
         raise UserError(
-            f"{place}: this is not YAML: character {error.position + 1} is not one that YAML allows "
+            f"{name}: this is not YAML: character {error.position + 1} is not one that YAML allows "
             f"(number {error.character:#x})"
         ) from None
     except RecursionError:
-        raise UserError(f"{place}: nested too deeply") from None
+        raise UserError(f"{name}: nested too deeply") from None
     if reading.problems:
         raise UserError(reading.problems)
     return value, reading.lines
 
 
 def write(tree: dict[str, Any]) -> str:
-    """YAML text, keys in the order given, lists on one line; :func:`read` gives an equal value."""
+    """Write YAML with keys in the order given and lists on one line; :func:`read` gives an equal value."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )
@@ -107,10 +107,10 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """Nodes to values; collects lines and faults on the way."""
+    """Turns nodes into values; collects lines and problems on the way."""
 
-    def __init__(self, place: str, with_lines: bool) -> None:
-        self.place, self.with_lines = place, with_lines
+    def __init__(self, name: str, with_lines: bool) -> None:
+        self.name, self.with_lines = name, with_lines
         self.lines: dict[Path, int] = {}
         self.problems: list[str] = []
         self._made: dict[int, Any] = {}
@@ -118,7 +118,7 @@ class _Reading:
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
-            self._fault(node, "an anchor may not contain itself")
+            self._report(node, "an anchor may not contain itself")
             return None
         if id(node) in self._made:
             return self._made[id(node)]
@@ -136,29 +136,29 @@ class _Reading:
         if isinstance(node, yaml.ScalarNode) and (tag == "str" or tag in _SCALARS):
             if tag == "str" or _SCALARS[tag][0].match(node.value):
                 return _scalar(tag, node.value)
-            self._fault(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
+            self._report(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
             return None
-        self._fault(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: leave it out")
+        self._report(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: leave it out")
         return None
 
     def _entries(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
         first: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fault(key_node, "a key must be a word")
+                self._report(key_node, "a key must be a word")
                 continue
             name, line = key_node.value, key_node.start_mark.line + 1
             here = (*path, name)
             if name in first:
                 before = f" (before: line {first[name]})" if self.with_lines else ""
-                self._fault(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep one")
+                self._report(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep one")
                 continue
             first[name] = line
             self.lines[here] = line
             yield name, self.value(value_node, here)
 
-    def _fault(self, node: yaml.Node, sentence: str) -> None:
-        where = f"{self.place}:{node.start_mark.line + 1}" if self.with_lines else self.place
+    def _report(self, node: yaml.Node, sentence: str) -> None:
+        where = f"{self.name}:{node.start_mark.line + 1}" if self.with_lines else self.name
         self.problems.append(f"{where}: {sentence}")
 
 
@@ -167,15 +167,15 @@ def _scalar(tag: str, text: str) -> Any:
         return None
     if tag == "bool":
         return text[0] in "tT"
-    if tag == "int" and len(text) < 3000:  # Python converts no more than 4,300 digits, and 0x needs fewer
+    if tag == "int" and len(text) < 3000:  # Python converts at most 4,300 digits, and 0x needs fewer
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if tag == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
 
 
-def _cure(what: str) -> str:
-    """What to do about a syntax error of the common kinds."""
+def _advice(what: str) -> str:
+    """Say what to do about a common syntax error."""
     if "'\\t'" in what:
         return " (indent with spaces)"
     if "cannot start any token" in what:

@@ -14,7 +14,7 @@ from rankless.data.datasets.classification_input import place
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 from rankless.tasks.tta import VIEWS, mean_of_logs, seen
@@ -109,7 +109,9 @@ class Classify:
     @cached_property
     def _loss(self) -> ClassificationLoss:
         counts = self._training.labels().bincount(minlength=len(self.class_names))
-        options = cast(kinds.CrossEntropyLoss | kinds.FocalLoss, self.recipe.loss)  # as of every classifier
+        options = cast(
+            loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, self.recipe.loss
+        )  # as of every classifier
         return from_recipe(options, counts.tolist())
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:

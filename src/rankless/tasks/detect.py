@@ -20,7 +20,7 @@ from rankless.geometry.nms import nms
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Detector
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.tta import VIEWS, seen, unseen
@@ -214,8 +214,8 @@ def resolve_detection(recipe: Recipe) -> Recipe:
     Raises:
         UserError: a faulty cfg, or data without enough boxes.
     """
-    model = cast(kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
-    if isinstance(model, kinds.YoloModel) and model.anchors == "kmeans":
+    model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
+    if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=replace(model, anchors="default")))
         sizes = box_sizes(task.training_data().images, task.size)
         model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))

@@ -13,7 +13,7 @@ from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode
 from rankless.models.heads.anchor_free.layers import CLASS_PRIOR, SIZE_PRIOR, AnchorFreeHeadLayers
 from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.models.layers import ConvBlock
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
 
 
@@ -96,7 +96,7 @@ def test_learns_four_images_by_heart(assign, bins):
     images, batch = rectangles()
     torch.manual_seed(1)
     net, heads = Net(bins), (AnchorFreeHead(8, bins), AnchorFreeHead(16, bins))
-    loss = AnchorFreeLoss(kinds.AnchorFreeLoss(assign=assign))
+    loss = AnchorFreeLoss(loss_kinds.AnchorFreeLoss(assign=assign))
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     for _ in range(150):
         found = loss(net(images), heads, batch)

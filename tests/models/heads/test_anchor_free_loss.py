@@ -11,7 +11,7 @@ import torch
 
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
 from rankless.models.heads.anchor_free.loss import BOX_LOSSES, AnchorFreeLoss
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,7 +28,7 @@ from reference_for_anchor_free import (
 
 def loss_of(**options) -> AnchorFreeLoss:
     """The loss with these options."""
-    return AnchorFreeLoss(kinds.AnchorFreeLoss(**options))
+    return AnchorFreeLoss(loss_kinds.AnchorFreeLoss(**options))
 
 
 LOSSES = [

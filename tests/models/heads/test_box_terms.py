@@ -11,7 +11,7 @@ import torchvision.ops
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.assign import assign
-from rankless.models.heads.yolo.box_terms import clipped, placed, squared_error, unlikeness
+from rankless.models.heads.yolo.box_terms import clipped, dissimilarity, placed, squared_error
 from rankless.models.heads.yolo.codec import YoloHead
 
 ANCHORS = ((16.0, 24.0), (30.0, 28.0))
@@ -59,7 +59,7 @@ def test_at_the_right_offsets_nothing_is_left_to_learn(head):
         torch.tensor(BOX, dtype=torch.float64).expand(1, 1, 2, 4),
     )
     for similarity in SIMILARITIES.values():
-        loss = unlikeness(
+        loss = dissimilarity(
             offsets, head, truths, matches, matches.hit, similarity, factor=1.0, largest=math.inf
         )
         assert loss.item() == pytest.approx(0, abs=1e-12)
@@ -90,12 +90,12 @@ def test_the_gradient_of_the_squared_error_is_the_distance_from_the_right_value(
     ],
 )
 @pytest.mark.parametrize("head", [OLD, NEW], ids=["old", "new-coords"])
-def test_unlikeness_equals_torchvisions_losses_of_the_decoded_boxes(head, name, theirs):
+def test_dissimilarity_equals_torchvisions_losses_of_the_decoded_boxes(head, name, theirs):
     truths, matches = one_truth(head)
     offsets = right_offsets(head) + torch.linspace(-0.7, 0.9, 8, dtype=torch.float64).view(1, 1, 2, 4)
     only = torch.tensor([[[True, False]]])
     for counted in (matches.hit, only):
-        found = unlikeness(
+        found = dissimilarity(
             offsets, head, truths, matches, counted, SIMILARITIES[name], factor=0.3, largest=5.0
         )
         boxes = placed(offsets, head, matches)[counted]
@@ -107,7 +107,7 @@ def test_gradients_are_cut_before_any_outer_factor():
     truths, matches = one_truth(OLD)
     offsets = torch.zeros(1, 1, 2, 4, dtype=torch.float64, requires_grad=True)
     for outer in (1.0, 1 / 64, 65536.0):
-        loss = unlikeness(
+        loss = dissimilarity(
             offsets, OLD, truths, matches, matches.hit, SIMILARITIES["eiou"], factor=1e4, largest=3.0
         )
         (gradient,) = torch.autograd.grad(loss * outer, offsets)

@@ -15,13 +15,13 @@ from rankless.models.heads.truths import SMALLEST_SIDE
 from rankless.models.heads.yolo import assign as assign_page
 from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.heads.yolo.loss import YoloLoss, from_recipe
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
 
 
 def yolo(name: str, **options) -> YoloLoss:
     """The loss of a model that was published with it."""
-    return YoloLoss(kinds.Loss(name=name, **options), name)
+    return YoloLoss(loss_kinds.Loss(name=name, **options), name)
 
 
 ANCHORS = ((6.0, 8.0), (11.0, 9.0), (16.0, 24.0), (30.0, 28.0))
@@ -444,9 +444,9 @@ def test_a_heads_own_numbers_stand_between_the_recipe_and_the_published():
 
 
 def test_a_heads_own_numbers_are_of_the_loss_it_was_published_with():
-    other = YoloLoss(kinds.Yolov3Loss(), "yolov4")
+    other = YoloLoss(loss_kinds.Yolov3Loss(), "yolov4")
     assert other.settings(OWN_HEAD) == yolo("yolov3").settings(PLAIN)
-    same = YoloLoss(kinds.CfgLoss(), "yolov4")
+    same = YoloLoss(loss_kinds.CfgLoss(), "yolov4")
     assert same.settings(OWN_HEAD).objectness == 4.0
 
 
@@ -486,7 +486,7 @@ def test_each_head_is_trained_by_its_own_numbers(box_loss):
         )
 
 
-FIELDS = {field.name for field in fields(kinds.Yolov4Loss)}
+FIELDS = {field.name for field in fields(loss_kinds.Yolov4Loss)}
 
 
 def test_a_heads_cut_is_its_own():
@@ -531,9 +531,9 @@ def test_the_target_of_quality_focal_has_no_gradient():
 
 
 def test_yolov3_of_a_cfg_has_no_further_anchors():
-    assert from_recipe(kinds.CfgLoss(anchor_iou=0.2), "yolov4").name == "yolov4"
+    assert from_recipe(loss_kinds.CfgLoss(anchor_iou=0.2), "yolov4").name == "yolov4"
     with pytest.raises(UserError, match=r"'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3"):
-        from_recipe(kinds.CfgLoss(anchor_iou=0.2), "yolov3")
+        from_recipe(loss_kinds.CfgLoss(anchor_iou=0.2), "yolov3")
 
 
 @pytest.mark.parametrize("kind", ["focal", "quality-focal"])

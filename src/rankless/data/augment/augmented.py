@@ -76,7 +76,7 @@ class Augmenter:
         if not (self.options.mixup and self._partners):
             return image, boxes, labels, where
         rng = self._rng("mix", index)
-        if rng.random() >= self.options.mixup_chance:
+        if rng.random() >= self.options.mixup_probability:
             return image, boxes, labels, where
         weight = float(rng.beta(self.options.mixup, self.options.mixup))
         other = self._placed(self._another(index, rng))

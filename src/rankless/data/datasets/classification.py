@@ -81,7 +81,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         """Draw whether the image is mixed; in the last epochs none is."""
         if self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic:
             return False
-        return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_chance
+        return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
         """Return the image, or its replacement, before it is mixed, and its target."""

@@ -30,7 +30,7 @@ from rankless.models.classifiers.adapters import (
 from rankless.models.classifiers.densenet import DenseNet
 from rankless.models.layers import Activation
 from rankless.models.work import parameters_and_gflops
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
 TIMM = "timm/"
 
@@ -81,7 +81,7 @@ class Classifier:
 
     @cached_property
     def _work(self) -> tuple[int, float]:
-        build = partial(_build, self, kinds.Model(name=self.name), self.classes)
+        build = partial(_build, self, model_kinds.Model(name=self.name), self.classes)
         return parameters_and_gflops(build, (self.side, self.side))
 
 
@@ -142,14 +142,14 @@ CLASSIFIERS: dict[str, Classifier] = {found.name: found for found in _ALL}
 """Those with a name of their own; besides them there is every ``timm/NAME``."""
 
 
-def variant(model: kinds.Model) -> Classifier:
+def variant(model: model_kinds.Model) -> Classifier:
     """The classifier that a recipe asks for, with its options.
 
     Raises:
         UserError: there is none of that name (names the nearest), or the input is too small for it.
     """
     found = _named(model.name)
-    if found.densenet is None or not isinstance(model, kinds.DensenetModel):
+    if found.densenet is None or not isinstance(model, model_kinds.DensenetModel):
         return found
     chosen = found.densenet.with_options(model.densenet)
     size = _size(model)
@@ -163,7 +163,7 @@ def variant(model: kinds.Model) -> Classifier:
     return _with_densenet(found, chosen)
 
 
-def build_classifier(model: kinds.Model, classes: int) -> nn.Module:
+def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
     """A freshly initialized classifier on the CPU, drawn from torch's global generator.
 
     Its forward takes normalized images, float (B, 3, H, W), and gives logits, (B, classes).
@@ -194,9 +194,9 @@ def build_classifier(model: kinds.Model, classes: int) -> nn.Module:
     return _build(found, model, classes)
 
 
-def _refuse_giant(found: Classifier, model: kinds.Model, classes: int) -> None:
+def _refuse_giant(found: Classifier, model: model_kinds.Model, classes: int) -> None:
     """Raise if the machine has no room for the weights; published ones are known to be small."""
-    growth = model.densenet.growth if isinstance(model, kinds.DensenetModel) else "auto"
+    growth = model.densenet.growth if isinstance(model, model_kinds.DensenetModel) else "auto"
     if classes <= _MANY_CLASSES and growth == "auto":
         return
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
@@ -270,16 +270,16 @@ def _named(name: str) -> Classifier:
     )
 
 
-def _size(model: kinds.Model) -> tuple[int, int] | None:
+def _size(model: model_kinds.Model) -> tuple[int, int] | None:
     """(height, width) in pixels, where the recipe says."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
 
 
-def _build(found: Classifier, model: kinds.Model, classes: int) -> nn.Module:
+def _build(found: Classifier, model: model_kinds.Model, classes: int) -> nn.Module:
     net: Any  # nn.Module takes no attributes that are neither tensors nor modules, as far as mypy knows
-    if isinstance(model, kinds.TimmModel):
+    if isinstance(model, model_kinds.TimmModel):
         net = build_timm(found.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
         inside = {id(layer) for layer in timm_heads(net)}
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
@@ -287,11 +287,11 @@ def _build(found: Classifier, model: kinds.Model, classes: int) -> nn.Module:
             raise UserError(
                 f"model.name is '{found.name}': it has no layer for classes; choose another model"
             )
-    elif isinstance(model, kinds.DensenetModel) and found.densenet is not None:
+    elif isinstance(model, model_kinds.DensenetModel) and found.densenet is not None:
         net = DenseNet(found.densenet, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("classifier.",)
     else:
-        resnet = cast(kinds.ResnetModel, model)
+        resnet = cast(model_kinds.ResnetModel, model)
         net = build_resnet(found.name, classes, activation=_activation(resnet), dropout=resnet.dropout)
         heads = ("fc.",)
     net.variant, net.head_names = found, heads
@@ -300,5 +300,5 @@ def _build(found: Classifier, model: kinds.Model, classes: int) -> nn.Module:
     return built
 
 
-def _activation(model: kinds.ResnetModel | kinds.DensenetModel) -> Activation:
+def _activation(model: model_kinds.ResnetModel | model_kinds.DensenetModel) -> Activation:
     return "relu" if model.activation == "auto" else model.activation

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankless.models.layers import Activation, activate
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 
 BOTTLENECK = 4  # channels of the 1×1 convolution, in growths
 
@@ -46,7 +46,7 @@ class Variant:
         factor: int = 2 ** (len(self.blocks) - 1)  # by which the transitions divide the resolution
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
-    def with_options(self, options: kinds.Densenet) -> Variant:
+    def with_options(self, options: model_kinds.Densenet) -> Variant:
         """This variant with what the recipe changes; ``auto`` leaves what is here."""
         return replace(
             self,

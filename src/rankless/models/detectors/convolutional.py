@@ -25,7 +25,7 @@ from rankless.models.layers import (
     max_pool,
     upsample,
 )
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 # What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
@@ -36,16 +36,18 @@ Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
 """The loss of raw outputs, of which the heads say what they mean."""
 
 
-def criterion_of(network: net.Network, options: kinds.Loss) -> Criterion:
+def criterion_of(network: net.Network, options: loss_kinds.Loss) -> Criterion:
     """Return the loss of the network's heads with the recipe's options.
 
     Raises:
         UserError: options that this loss does not have.
     """
-    if isinstance(options, kinds.AutoLoss):
-        options = kinds.Loss(name=network.loss)
+    if isinstance(options, loss_kinds.AutoLoss):
+        options = loss_kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
-        return anchor_free.AnchorFreeLoss(cast(kinds.AnchorFreeLoss, options))  # as the recipe has validated
+        return anchor_free.AnchorFreeLoss(
+            cast(loss_kinds.AnchorFreeLoss, options)
+        )  # as the recipe has validated
     return yolo.from_recipe(cast(yolo.Options, options), network.loss)
 
 
@@ -141,7 +143,7 @@ class DetectionModel(nn.Module):
             refuse_giant(network)
         self.network = network
         self.heads = network.heads()
-        self.criterion = criterion or criterion_of(network, kinds.Loss())
+        self.criterion = criterion or criterion_of(network, loss_kinds.Loss())
         self.sources = [network.inputs(number) for number in range(len(network.layers))]
         self.last_use = {source: number for number, read in enumerate(self.sources) for source in read}
         self.layers = nn.ModuleDict()

@@ -23,7 +23,7 @@ from rankless.models.darknet.reshape import (
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
 from rankless.models.detectors.protocol import Published
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds, model_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ MODELS: dict[str, DarknetModel] = {
 class DarknetSpec:
     """A network as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: kinds.Model
+    model: model_kinds.Model
     criterion: Criterion
     size: tuple[int, int]
     anchors: tuple[tuple[float, float], ...]
@@ -83,16 +83,16 @@ class DarknetSpec:
         """Count what each convolution puts out for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
-    def self_contained(self) -> kinds.Model:
+    def self_contained(self) -> model_kinds.Model:
         """Return the recipe's part with the text of the cfg file in place of its path."""
         model = self.model
-        if not isinstance(model, kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
+        if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
             return model
         cfg = read_cfg(model.cfg)
         return replace(model, cfg=write_cfg(cfg.network, letterbox=cfg.letterbox, nms=cfg.nms))
 
 
-def spec(model: kinds.Model, loss: kinds.Loss) -> DarknetSpec:
+def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> DarknetSpec:
     """Return the network and the loss that a recipe asks for.
 
     Raises:
@@ -103,7 +103,7 @@ def spec(model: kinds.Model, loss: kinds.Loss) -> DarknetSpec:
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
 
 
-def network(model: kinds.Model, classes: int) -> Network:
+def network(model: model_kinds.Model, classes: int) -> Network:
     """The network that the recipe's part asks for.
 
     Args:
@@ -113,20 +113,20 @@ def network(model: kinds.Model, classes: int) -> Network:
     Raises:
         UserError: no such network, a faulty cfg, or options that do not go together.
     """
-    cfg = model.cfg if isinstance(model, kinds.YoloModel) else ""
+    cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)
-    if not isinstance(model, kinds.YoloModel | kinds.AnchorFreeModel) or not (cfg or named):
+    if not isinstance(model, model_kinds.YoloModel | model_kinds.AnchorFreeModel) or not (cfg or named):
         raise UserError(f"model.name is '{model.name}', which is not one of Darknet's networks")
     made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
-    if isinstance(model, kinds.YoloModel) and not isinstance(model.anchors, str):
+    if isinstance(model, model_kinds.YoloModel) and not isinstance(model.anchors, str):
         if len(model.anchors) != (wanted := len(made.anchors)):
             name = "the cfg" if cfg else model.name
             raise UserError(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
         made = with_anchors(made, model.anchors)
     if model.involution:
         made = with_involution(made, model.involution)
-    if isinstance(model, kinds.AnchorFreeModel):
+    if isinstance(model, model_kinds.AnchorFreeModel):
         made = with_anchor_free_heads(made, model.dfl)
     if model.activation != "auto":
         made = with_activation(made, model.activation)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from rankless.recipe import kinds
+from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 CANDIDATES = 3000
@@ -73,7 +73,7 @@ class DetectorSpec(Protocol):
         """Count what each layer puts out for one image of (height, width) pixels, as far as known."""
         ...
 
-    def self_contained(self) -> kinds.Model:
+    def self_contained(self) -> model_kinds.Model:
         """Return the recipe's part with the text of files in place of their paths."""
         ...
 

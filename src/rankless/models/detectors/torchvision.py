@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rankless.models.detectors.protocol import CANDIDATES, Published
 from rankless.models.heads.truths import Truths
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds, model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 _PREFIX = "torchvision/"
@@ -393,7 +393,7 @@ MODELS: dict[str, TorchvisionModel] = {
 class TorchvisionSpec:
     """One of them as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: kinds.Model
+    model: model_kinds.Model
 
     @property
     def size(self) -> tuple[int, int]:
@@ -413,11 +413,11 @@ class TorchvisionSpec:
         """Return nothing: they are not known before it is built."""
         return []
 
-    def self_contained(self) -> kinds.Model:
+    def self_contained(self) -> model_kinds.Model:
         """Return the recipe's part as it is."""
         return self.model
 
 
-def spec(model: kinds.Model, loss: kinds.Loss) -> TorchvisionSpec:
+def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> TorchvisionSpec:
     """Return the detector that a recipe asks for; its loss is part of it."""
     return TorchvisionSpec(model)

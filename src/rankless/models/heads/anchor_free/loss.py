@@ -1,9 +1,8 @@
 """The loss of the anchor-free head, summed over the points of a micro-batch.
 
-Every point's class scores are compared with the quality of the box that it has to have there (binary
-cross-entropy with a soft target, so that a score says how good its box is); the points that answer for a
-truth also have their box compared with the truth's. All is computed in float32, whatever the precision of the
-network.
+The class scores of every point are compared with the quality of its box (binary cross-entropy with a soft
+target, so that a score predicts how good its box is); the boxes of positive points are also compared with
+their truths. Everything is computed in float32, whatever the precision of the network.
 
 Sources: TOOD (Feng et al., 2021) and YOLOX (Ge et al., 2021) for the positives, GFL (Li et al., 2020) for the
 soft target and for the distributions of the distances.
@@ -22,10 +21,10 @@ from rankless.geometry import boxes
 from rankless.models.heads.anchor_free.assign import Predicted, Targets, assign
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neighbors, place, points, split
 from rankless.models.heads.truths import Truths
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
-# How alike two boxes are; the loss is 1 less that.
+# Similarities of two boxes; the loss is 1 minus the similarity.
 BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     name: getattr(boxes, name) for name in ("iou", "giou", "diou", "ciou", "eiou", "siou")
 }
@@ -35,33 +34,33 @@ BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class AnchorFreeLoss:
     """The loss with the recipe's options."""
 
-    options: kinds.AnchorFreeLoss = field(default_factory=kinds.AnchorFreeLoss)
+    options: loss_kinds.AnchorFreeLoss = field(default_factory=loss_kinds.AnchorFreeLoss)
 
     def __call__(
         self, raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead], batch: DetectionBatch
     ) -> LossSum:
-        """The loss of one micro-batch.
+        """Compute the loss of one micro-batch.
 
         Args:
             raw: the model's outputs, one (B, 4 * max(bins, 1) + C, H, W) per head.
-            heads: what they mean, in the same order; all with as many bins.
+            heads: their heads, in the same order, all with the same number of bins.
             batch: the targets; its images are not read.
 
         Returns:
             The sum over the points; as count the sum of the positives' weights, so that the loss is a mean
-            over positives whatever their number (without any it is 0, and the classes' sum is all there is);
+            over positives whatever their number (without any it is 0 and only the classes contribute);
             the parts ``box``, ``classes`` and, of heads with bins, ``dfl``, which add up to the sum.
         """
-        numbers, logits, at, strides = _in_one_row(raw, heads)
-        found = torch.cat([place(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1)
+        numbers, logits, at, strides = _flattened(raw, heads)
+        placed = torch.cat([place(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1)
         with torch.no_grad():
-            truths = Truths.of(batch.boxes, batch.labels, batch.valid, found.dtype)
-            # A box that has to hold its point never fits a truth beside it well: no such point may answer.
+            truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
+            # A box that must contain its point cannot fit a truth beside it: no such point is a candidate.
             radius = 0.5 if heads[0].bins else 1.0
-            predicted = Predicted(found.detach(), logits.detach(), torch.cat(at), strides, radius)
+            predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.options.assign, predicted, truths)
         parts = {
-            "box": self.options.box * self._box(found, targets),
+            "box": self.options.box * self._box(placed, targets),
             "classes": self.options.classes * self._classes(logits, targets),
         }
         if heads[0].bins:
@@ -72,34 +71,34 @@ class AnchorFreeLoss:
             parts={name: part.detach() for name, part in parts.items()},
         )
 
-    def _box(self, found: Tensor, targets: Targets) -> Tensor:
-        """Σ weight · (1 - likeness) over the positives: (B, P, 4) -> scalar."""
+    def _box(self, placed: Tensor, targets: Targets) -> Tensor:
+        """Sum weight · (1 - similarity) over the positives: (B, P, 4) -> scalar."""
         positive = targets.positive.unsqueeze(-1)
-        # The others compare a plain box with itself, so that nothing can come of them, not even 0 · infinity.
-        plain = _unit_box(found)
-        likeness = BOX_LOSSES[self.options.box_loss](
-            torch.where(positive, found, plain), torch.where(positive, targets.boxes, plain)
+        # The others compare a unit box with itself, so that they contribute nothing, not even 0 · infinity.
+        unit = _unit_box(placed)
+        similarity = BOX_LOSSES[self.options.box_loss](
+            torch.where(positive, placed, unit), torch.where(positive, targets.boxes, unit)
         )
-        return torch.where(targets.positive, targets.weight * (1 - likeness), 0).sum()
+        return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()
 
     def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
-        """Σ cross-entropy over all points and classes: (B, P, C) -> scalar."""
+        """Sum the cross-entropy over all points and classes: (B, P, C) -> scalar."""
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
-            own = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
-            smooth = own * (1 - self.options.smoothing) + self.options.smoothing / 2
+            one_hot = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
+            smooth = one_hot * (1 - self.options.smoothing) + self.options.smoothing / 2
             wanted = targets.quality.unsqueeze(-1) * smooth
         return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
 
 
-def _in_one_row(
+def _flattened(
     raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
-    """The outputs with a head's points in one row.
+    """Flatten the outputs so that the points of a head form one dimension.
 
     Returns:
-        Head by head the box's numbers (B, h, 4) or (B, h, 4, bins); class logits of all points (B, P, C);
-        head by head the points (h, 2) in pixels; each point's stride (P,).
+        Per head the numbers of the boxes (B, h, 4) or (B, h, 4, bins); class logits of all points (B, P, C);
+        per head the points (h, 2) in pixels; the stride of each point (P,).
     """
     numbers, logits, at, strides = [], [], [], []
     for one, head in zip(raw, heads, strict=True):
@@ -115,16 +114,16 @@ def _in_one_row(
 def _distributions(
     numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[AnchorFreeHead], targets: Targets
 ) -> Tensor:
-    """Distribution focal loss: Σ weight · the four sides' mean cross-entropy with the two nearest bins."""
+    """Sum weight · the sides' mean cross-entropy with the two nearest bins (distribution focal loss)."""
     entropy, start = [], 0
     for logits, here, head in zip(numbers, at, heads, strict=True):
-        own = targets.boxes[:, start : start + here.shape[0]]
-        wanted = neighbors(encode(own, here, head), head.bins)  # (B, h, 4, bins)
+        boxes_here = targets.boxes[:, start : start + here.shape[0]]
+        wanted = neighbors(encode(boxes_here, here, head), head.bins)  # (B, h, 4, bins)
         entropy.append(-(wanted * logits.log_softmax(-1)).sum(-1).mean(-1))
         start += here.shape[0]
     return (targets.weight * torch.cat(entropy, 1)).sum()
 
 
 def _unit_box(like: Tensor) -> Tensor:
-    """(4,) the box from (0, 0) to (1, 1), made where it is needed: a copy would make the GPU's queue wait."""
+    """Return the box (4,) from (0, 0) to (1, 1), made on the device: a copy would stall the GPU's queue."""
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)

@@ -47,7 +47,7 @@ def squared_error(
     return torch.where(counted, weight * (xy + wh), 0).sum()
 
 
-def unlikeness(
+def dissimilarity(
     offsets: Tensor,
     head: YoloHead,
     truths: Truths,

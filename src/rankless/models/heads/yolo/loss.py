@@ -1,12 +1,12 @@
 """The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the images of a micro-batch.
 
-Both count every cell's objectness, leave out negatives that overlap a truth well, and sum binary
-cross-entropies over the classes of the slots that answer for truths. They differ in the box term and in which
-negatives are left out. All is computed in float32, whatever the precision of the network.
+Both count the objectness of every cell, ignore negatives that overlap a truth well, and sum binary
+cross-entropies over the classes of the positive slots. They differ in the box term and in which negatives are
+ignored. Everything is computed in float32, whatever the precision of the network.
 
-Of heads with ``new_coords`` the objectness and classes are cross-entropies too, as in Scaled-YOLOv4's own
-implementation (Wang, Bochkovskiy and Liao, 2021). Darknet takes the same differences and passes them on
-through σ, so that there they are half squared errors of the probabilities.
+For heads with ``new_coords`` the objectness and classes are cross-entropies too, as in the implementation of
+Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so there
+they are half squared errors of the probabilities.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -31,24 +31,24 @@ from rankless.models.heads.yolo.assign import (
     class_targets,
     slot_values,
 )
-from rankless.models.heads.yolo.box_terms import placed, squared_error, unlikeness
+from rankless.models.heads.yolo.box_terms import dissimilarity, placed, squared_error
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss, YoloHead, place_all, predictions
-from rankless.recipe import kinds
+from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 Name = Literal["yolov3", "yolov4"]
 Objectness = Literal["bce", "smooth", "focal", "quality-focal"]
-Options = kinds.Yolov3Loss | kinds.Yolov4Loss | kinds.CfgLoss
+Options = loss_kinds.Yolov3Loss | loss_kinds.Yolov4Loss | loss_kinds.CfgLoss
 
-# YOLOv4 leaves out a negative that overlaps a truth only if it also believes in some class by more than this.
-SURE_CLASS = 0.25
-# YOLOv4 cuts each truth's gradient on the raw box at this.
+# YOLOv4 ignores a negative that overlaps a truth only if its best class probability exceeds this.
+CONFIDENT_CLASS = 0.25
+# YOLOv4 clips the gradient of each truth on the raw box at this.
 LARGEST_BOX_GRADIENT = 5.0
 _BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
 
 
 class Settings(NamedTuple):
-    """The numbers that one head is trained with; see :class:`YoloLoss` and :class:`HeadLoss`."""
+    """The hyperparameters of one head; see :class:`YoloLoss` and :class:`HeadLoss`."""
 
     box: float
     objectness: float
@@ -62,12 +62,12 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """The loss with the recipe's options; ``auto`` takes each head's number, or the one published.
+    """The loss with the recipe's options; ``auto`` takes the value of each head, or the published one.
 
     Attributes:
-        options: the recipe's. The target of ``quality-focal`` for a positive is its IoU with its truth, the
+        options: of the recipe. The target of ``quality-focal`` for a positive is its IoU with its truth, the
             best of several.
-        published: the loss the model was published with, to which the heads' numbers belong.
+        published: the loss the model was published with, to which the values of the heads belong.
     """
 
     options: Options
@@ -75,15 +75,15 @@ class YoloLoss:
 
     @property
     def name(self) -> Name:
-        """Which loss it is."""
+        """Return which of the two losses this is."""
         return self.published if self.options.name == "cfg" else self.options.name
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
-        """The loss of one micro-batch.
+        """Compute the loss of one micro-batch.
 
         Args:
             raw: the model's outputs, one (B, A * (5 + C), H, W) per head.
-            heads: what they mean, in the same order.
+            heads: their heads, in the same order.
             batch: the targets; its images are not read.
 
         Returns:
@@ -99,28 +99,28 @@ class YoloLoss:
         )
 
     def settings(self, head: YoloHead) -> Settings:
-        """The numbers of one head."""
-        own = head.loss if self.name == self.published else HeadLoss()
+        """Resolve the hyperparameters of one head."""
+        of_head = head.loss if self.name == self.published else HeadLoss()
         options = self.options
-        published = own.box_loss or _BOX_LOSS[self.name]
+        published = of_head.box_loss or _BOX_LOSS[self.name]
         box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # Pixels and normalized coordinates are not weighed alike: the factor was meant for the other.
-            own = replace(own, box=None)
-        objectness: Objectness = "smooth" if own.smooth_objectness else "bce"
+            # The factor belongs to the other unit: pixels or normalized coordinates.
+            of_head = replace(of_head, box=None)
+        objectness: Objectness = "smooth" if of_head.smooth_objectness else "bce"
         return Settings(
-            box=_first(options.box, own.box, 1.0 if box_loss == "mse" else 0.07),
-            objectness=_first(options.objectness, own.objectness, 1.0),
-            classes=_first(options.classes, own.classes, 1.0),
-            ignore=_first(options.ignore, own.ignore, 0.7),
-            smoothing=_first(options.smoothing, own.smoothing, 0.0),
+            box=_first(options.box, of_head.box, 1.0 if box_loss == "mse" else 0.07),
+            objectness=_first(options.objectness, of_head.objectness, 1.0),
+            classes=_first(options.classes, of_head.classes, 1.0),
+            ignore=_first(options.ignore, of_head.ignore, 0.7),
+            smoothing=_first(options.smoothing, of_head.smoothing, 0.0),
             box_loss=box_loss,
             objectness_loss=objectness if options.objectness_loss == "auto" else options.objectness_loss,
-            largest_gradient=_first(own.largest_gradient, LARGEST_BOX_GRADIENT),
+            largest_gradient=_first(of_head.largest_gradient, LARGEST_BOX_GRADIENT),
         )
 
     def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """The three parts of one head, each a scalar."""
+        """Compute the three parts of one head, each a scalar."""
         settings = self.settings(head)
         cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
         with torch.no_grad():
@@ -128,30 +128,30 @@ class YoloLoss:
             matches = assign(truths, head, (raw.shape[-2], raw.shape[-1]), self._anchor_iou)
             wanted = class_targets(truths, matches, cells.shape[-1] - 5).to(cells.dtype)
             wanted = wanted * (1 - settings.smoothing) + settings.smoothing / 2
-        chosen = cells[matches.slots]  # (B, T, A, 5 + C)
-        # One truth speaks for each slot; the slot's classes are those of all its truths.
-        classes = cross_entropy(chosen[..., 5:], wanted).sum(-1)
+        matched = cells[matches.slots]  # (B, T, A, 5 + C)
+        # Each slot is counted once; its classes are those of all its truths.
+        classes = cross_entropy(matched[..., 5:], wanted).sum(-1)
         return (
-            self._box(chosen[..., :4], head, truths, matches, settings),
-            settings.objectness * self._objectness(cells, chosen, head, truths, matches, settings),
+            self._box(matched[..., :4], head, truths, matches, settings),
+            settings.objectness * self._objectness(cells, matched, head, truths, matches, settings),
             settings.classes * torch.where(matches.last, classes, 0).sum(),
         )
 
     @property
     def _anchor_iou(self) -> float | None:
-        """YOLOv3 knows only the best anchor."""
-        if self.name == "yolov3" or isinstance(self.options, kinds.Yolov3Loss):
+        """Return the threshold of the anchors; YOLOv3 uses only the best one."""
+        if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
 
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
     ) -> Tensor:
-        """Of truths that share a slot YOLOv3 counts the last one; YOLOv4 counts every one."""
+        """Compute the box term; of truths in one slot YOLOv3 counts the last, YOLOv4 every one."""
         counted = matches.last if self.name == "yolov3" else matches.hit
         if settings.box_loss == "mse":
             return settings.box * squared_error(offsets, head, truths, matches, counted)
-        return unlikeness(
+        return dissimilarity(
             offsets,
             head,
             truths,
@@ -165,26 +165,26 @@ class YoloLoss:
     def _objectness(
         self,
         cells: Tensor,
-        chosen: Tensor,
+        matched: Tensor,
         head: YoloHead,
         truths: Truths,
         matches: Matches,
         settings: Settings,
     ) -> Tensor:
-        """Σ over the cells that are positive or not left out."""
+        """Sum over the cells that are positive or not ignored."""
         logits, positive = cells[..., 4], matches.positive
         with torch.no_grad():
             overlap, near = self._near(cells, head, truths, settings.ignore)
         alpha = None if self.options.alpha == "none" else self.options.alpha
         if settings.objectness_loss == "smooth":
-            # Darknet's `objectness_smooth`: a prediction is worth what it overlaps, whichever slot it is.
+            # Darknet's `objectness_smooth`: the target is the overlap, in whichever slot.
             return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
         if settings.objectness_loss == "focal":
             loss = focal(logits, positive, self.options.gamma, alpha)
         elif settings.objectness_loss == "quality-focal":
             with torch.no_grad():
                 quality = slot_values(
-                    iou(placed(chosen[..., :4], head, matches), truths.solid.unsqueeze(2)), matches
+                    iou(placed(matched[..., :4], head, matches), truths.solid.unsqueeze(2)), matches
                 )
             loss = quality_focal(logits, quality, positive, self.options.gamma, alpha)
         else:
@@ -192,27 +192,27 @@ class YoloLoss:
         return torch.where(positive | ~near, loss, 0).sum()
 
     def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
-        """Each prediction's best IoU, (B, A, H, W), and whether it is left out if it is negative, bool."""
+        """Return each prediction's best IoU, (B, A, H, W), and whether to ignore it as a negative, bool."""
         boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
         overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
         near = overlap > threshold
         if self.name == "yolov4":
-            near = near & (cells[..., 5:].amax(-1).sigmoid() > SURE_CLASS)
+            near = near & (cells[..., 5:].amax(-1).sigmoid() > CONFIDENT_CLASS)
         return overlap, near
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
-    """The first that is given."""
+    """Return the first value that is given."""
     return next(value for value in values if value is not None and value != "auto")
 
 
 def from_recipe(options: Options, published: Name) -> YoloLoss:
-    """The recipe's loss.
+    """Return the recipe's loss.
 
     Raises:
         UserError: ``anchor_iou`` for a cfg file whose loss is YOLOv3's.
     """
-    of_yolov4 = isinstance(options, kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
+    of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(
             "key 'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3; leave it out, or set "
