@@ -197,12 +197,12 @@ def test_check_and_fix(cells, capsys):
     Path("cells/images/train/5.png").write_bytes(Path("cells/images/train/5.png").read_bytes()[:3000])
     Path("cells/images/val/8.png").write_bytes(Path("cells/images/train/2.png").read_bytes())
     said = run(capsys, "check", cells, code=1)
-    assert "✗ boxes have a class number without a name: 1 (a training stops)" in said
+    assert "✗ class out of range: 1 box has a class number without a name (a training stops)" in said
     assert "cells/labels/train/3.txt:2: class 7 at" in said
-    assert "✗ boxes reach over the edge of their image: 1 (a training clips them)" in said
-    assert "✗ images cannot be read: 1 (a training stops)" in said
-    assert "between the splits\n  ✗ images are in two splits, byte for byte" in said
-    assert said.endswith("wrong: 4 findings (✗); --fix writes a copy without them\n")
+    assert "✗ over the edge: 1 box reaches over the edge of the image (a training clips them)" in said
+    assert "✗ unreadable image: 1 image cannot be read (a training stops)" in said
+    assert "between the splits\n  ✗ same in two splits: 1 image is in two splits, byte for byte" in said
+    assert "\nwrong: 4 findings (✗); fix what stops a training by hand, or --fix --drop-faulty" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-faulty", code=1)["fixed"]
@@ -219,7 +219,7 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     Path("pets/train/cat/notes.txt").write_text("not an image")
     said = run(capsys, "check", pets, code=1)
     assert "✗ 'val' has classes that 'train' does not have: 'eel' (a training stops)" in said
-    assert "  · 1 folders hold no images and are no classes: 'empty'" in said
+    assert "  · 1 folder holds no images and is no class: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)

@@ -15,6 +15,7 @@ from rankless.errors import (
     MOST_PROBLEMS,
     TaskError,
     UserError,
+    counted,
     escaped,
     listed,
     of_the_system,
@@ -111,3 +112,16 @@ def test_what_the_system_refuses_is_a_sentence(error: BaseException, words: str)
 )
 def test_a_bug_stays_a_bug(error: BaseException):
     assert of_the_system(error) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "said"),
+    [
+        (1, ("image",), "1 image"),
+        (0, ("image",), "0 images"),
+        (1234, ("box", "boxes"), "1,234 boxes"),
+        (1, ("box has", "boxes have"), "1 box has"),
+    ],
+)
+def test_counts_agree_with_what_is_counted(count, words, said):
+    assert counted(count, *words) == said

@@ -119,6 +119,17 @@ def printable(text: str, longest: int = 100) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number and what is counted: ``1 box``, ``1,024 boxes``.
+
+    Args:
+        count: how many.
+        one: the noun in the singular, or a phrase that begins with it.
+        many: in the plural; ``one`` with an ``s`` if not given.
+    """
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def listed(names: Sequence[str]) -> str:
     """List the first few names for a message, and how many more there are."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])

@@ -10,7 +10,7 @@ from PIL import Image
 from small_data import classes, detection, write_image
 
 from rankless.curation.checking import LEAK, TWIN, check, disagreements
-from rankless.curation.fixing import fix
+from rankless.curation.fixing import BY_HAND, fix, remedy
 from rankless.errors import UserError
 
 GOOD = [[[1, 1, 9, 9, 0]], [[2, 2, 30, 30, 1]], [[3, 3, 9, 9, 2]]]
@@ -115,10 +115,10 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
     assert "--drop-faulty" in refused.value.problems[1]
     fixed = fix(found, tmp_path / "clean", drop_faulty=True)
     assert fixed.changes == [
-        "train: 1 boxes have a class number without a name: left out",
-        "train: 1 boxes reach over the edge of their image: clipped",
-        "train: 1 images cannot be read: left out",
-        "train: 1 images that another split has as well: left out",
+        "train: 1 box has a class number without a name: left out",
+        "train: 1 box reaches over the edge of the image: clipped",
+        "train: 1 image cannot be read: left out",
+        "train: 1 image that another split has as well: left out",
     ]
     again = check(str(tmp_path / "clean"))
     assert again.ok
@@ -128,6 +128,56 @@ def test_a_mended_copy_has_nothing_wrong(tmp_path):
     assert train.boxes.tolist() == [[5, 5, 9, 9], [1, 1, 60, 9], [1, 1, 9, 9]]
     assert len(val) == 3
     assert {file: file.read_bytes() for file in root.rglob("*") if file.is_file()} == before
+
+
+LOST = b"\xff\xfe0\x00 \x00"  # UTF-16
+GARBAGE = bytes(range(1, 256)) * 4
+LATIN = "0 .5 .5 .2 .2\n# größe\n".encode("latin-1")
+
+
+@pytest.mark.parametrize("content", [LOST, GARBAGE, LATIN])
+def test_the_advice_about_a_lost_label_file_is_true(tmp_path, content):
+    """What the last line of a check says helps; what it does not say would be refused."""
+    root = _darknet(tmp_path / "d")
+    (root / "labels/train/1.txt").write_bytes(content)
+    found = check(str(root))
+    assert counts(found)["train"] == {"unreadable file": 1}
+    assert remedy(found) == BY_HAND
+    for drop_faulty in (False, True):
+        with pytest.raises(UserError) as refused:
+            fix(found, tmp_path / "clean", drop_faulty=drop_faulty)
+        assert BY_HAND in refused.value.problems[-1] and "add --drop-faulty" not in refused.value.faults[-1]
+    (root / "labels/train/1.txt").write_text("0 .5 .5 .2 .2\n")
+    assert check(str(root)).ok
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("7 .5 .5 .2 .2", "--fix --drop-faulty writes a copy"),
+        ("0 .9 .5 .4 .2", "--fix writes a copy without them"),
+    ],
+)
+def test_the_advice_about_boxes_is_true(tmp_path, line, advice):
+    root = _darknet(tmp_path / "d")
+    (root / "labels/train/1.txt").write_text(f"0 .5 .5 .2 .2\n{line}\n")
+    found = check(str(root))
+    assert advice in remedy(found)
+    fix(found, tmp_path / "clean", drop_faulty="--drop-faulty" in advice)
+    assert check(str(tmp_path / "clean")).ok
+    (root / "labels/train/0.txt").write_bytes(LOST)  # one that is for the user alone comes first
+    found = check(str(root))
+    assert remedy(found).startswith(f"{BY_HAND}; then ") and advice.partition(" without")[0] in remedy(found)
+
+
+def _darknet(root: Path) -> Path:
+    for number in range(3):
+        write_image(root / f"images/train/{number}.png", number)
+        label = root / f"labels/train/{number}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text("0 .5 .5 .2 .2\n")
+    (root / "data.yaml").write_text("train: images/train\nnames: [x, y]\n")
+    return root
 
 
 def test_a_split_of_which_nothing_is_left_is_not_written(tmp_path):

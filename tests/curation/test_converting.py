@@ -76,11 +76,11 @@ def test_another_class_is_told(after):
 
 def test_a_lost_box_is_told(after):
     (told,) = after(lambda content: content["splits"]["train"][0]["boxes"].pop())
-    assert told.endswith("train-000.png: it has 1 boxes, expected 2")
+    assert told.endswith("train-000.png: it has 1 box, expected 2")
 
 
 def test_a_lost_image_is_told(after):
-    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 images, expected 2"]
+    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 image, expected 2"]
 
 
 def test_an_exchanged_image_is_told(after):
@@ -128,4 +128,4 @@ def test_faulty_data_is_not_converted(tmp_path):
 def test_what_is_left_out_is_said(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
-    assert said.startswith("train: boxes reach over the edge of their image: 1, clipped")
+    assert said.startswith("train: 1 box reaches over the edge of the image, clipped")

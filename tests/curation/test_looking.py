@@ -145,7 +145,7 @@ def test_a_page_needs_nothing_else(tmp_path):
     contact_sheet.write(Selection("<i>", ("<b>",), shown), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "<script" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
-    assert "&lt;script&gt;.png · 1 boxes" in text
+    assert "&lt;script&gt;.png · 1 box<" in text
     assert re.findall(r'(?:src|href)="(.{22})', text) == ["data:image/jpeg;base64"]
 
 

@@ -130,7 +130,7 @@ def test_a_group_stays_together(tmp_path, stratify):
 
 def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
     done = split(str(many(tmp_path / "d", 40)), tmp_path / "out", val=0.4, group=r"-00\d")
-    assert done.notes == ["10 groups of 10 images", "30 names do not match --group; they stand alone"]
+    assert done.notes == ["10 groups of 10 images", "30 names do not match --group and stand alone"]
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

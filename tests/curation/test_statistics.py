@@ -62,9 +62,9 @@ def test_the_formats_own_areas_count(data):
 
 def test_remarks(data):
     assert statistics(data).remarks == [
-        "train: 1 of the 3 classes are empty: 'eel'",
-        "val: 3 of the 3 classes are empty: 'cat', 'dog', 'eel'",
-        "val: 1 images cannot be read",
+        "train: 1 class is empty (of 3): 'eel'",
+        "val: 3 classes are empty (of 3): 'cat', 'dog', 'eel'",
+        "val: 1 image cannot be read",
         f"1 finding: rankless data check {data.root}",
     ]
 

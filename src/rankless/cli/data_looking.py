@@ -20,7 +20,7 @@ from rankless.cli.words import (
     recipe_and_overrides,
     whole_number,
 )
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -247,12 +247,13 @@ def anchors(
         return 0
     default = found.default
     height, width = found.image_size
-    say(f"{len(found.anchors)} anchors for {found.boxes:,} boxes on an input of {width} × {height} pixels")
+    anchors, boxes = counted(len(found.anchors), "anchor"), counted(found.boxes, "box", "boxes")
+    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
     published = f"with the {len(default.anchors)} of {model} {default.average_iou:.4f}"
     say(f"average IoU {found.average_iou:.4f}; {published}\n")
     say(found.recipe_line)
     if len(found.anchors) != len(default.anchors):
-        say(f"\n{model} takes {len(default.anchors)} anchors: leave --count out to find as many")
+        say(f"\n{model} takes {counted(len(default.anchors), 'anchor')}: leave --count out to find as many")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rankless.cli.words import Format, Json, Link, Root, flag, part, recipe_and_overrides, whole_number
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
 app = part()
@@ -188,7 +188,7 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
         return 0
     for one in done:
         failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
-        say(f"{one.split}: {one.images} images{failed}")
+        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
         for note in one.notes:
             say(f"  {note}")
         for fault in one.unreadable[:20]:

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from rankless.curation.checking import Checked, fails
 from rankless.curation.converting import Converted
-from rankless.curation.fixing import Fixed
+from rankless.curation.fixing import Fixed, remedy
 from rankless.curation.splitting import Divided, fractions_of
 from rankless.curation.statistics import SplitStatistics, Spread, Statistics
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
-from rankless.errors import escaped
+from rankless.errors import counted, escaped
 from rankless.printing import say
 
 FIRST = 3
@@ -51,24 +51,15 @@ def print_check(found: Checked) -> None:
     if found.ok:
         say("\nnothing is wrong")
         return
-    say(f"\nwrong: {found.wrong:,} finding{'s' if found.wrong > 1 else ''} (✗); {_remedy(found)}")
-
-
-def _remedy(found: Checked) -> str:
-    if not found.classes:
-        return "--fix writes a copy without them"
-    if found.wrong == len(found.classes):
-        return "give the splits the same classes"
-    return "give the splits the same classes; --fix writes a copy without the others"
+    say(f"\nwrong: {counted(found.wrong, 'finding')} (✗); {remedy(found)}")
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
     """Each kind with its first ones; ``instead`` says otherwise what follows from an outcome."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
-        outcome, what = KINDS[kind]
-        follows = {**_THEN, **(instead or {})}[outcome]
+        follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""
-        say(f"  {'✗' if fails(kind) else '·'} {what}: {count:,}{then}")
+        say(f"  {'✗' if fails(kind) else '·'} {kind}: {KINDS[kind].counted(count)}{then}")
         for finding in first[:FIRST]:
             say(f"      {finding}")
         if count > FIRST:
@@ -207,7 +198,8 @@ def _print_more(classes: int) -> None:
 
 
 def _counted(each: Annotations) -> str:
-    return f"{len(each):,} images" + (f", {len(each.boxes):,} boxes" if each.has_boxes else "")
+    boxes = f", {counted(len(each.boxes), 'box', 'boxes')}" if each.has_boxes else ""
+    return counted(len(each), "image") + boxes
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rankless.curation.data_set import spare
 from rankless.curation.looking import Selection, Shown
 from rankless.data.images.drawing import Mark, annotate, color
-from rankless.errors import UserError, escaped
+from rankless.errors import UserError, counted, escaped
 from rankless.files.outputs import Outputs
 
 COLUMNS = 4
@@ -144,7 +144,7 @@ def _figure(one: Shown, named: bool) -> str:
     buffer = io.BytesIO()
     _cell(one, PAGE_WIDTH, PAGE_WIDTH, named).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    caption = _html(one.caption) + (f" · {len(one.marks)} boxes" if one.marks else "")
+    caption = _html(one.caption) + (f" · {counted(len(one.marks), 'box', 'boxes')}" if one.marks else "")
     return (
         f'<figure><img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
         f"<figcaption>{caption}</figcaption></figure>"

@@ -16,7 +16,7 @@ from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.work_folder import new_folder, refuse_existing
 
 FIRST = 20
@@ -144,7 +144,7 @@ def compare(
             differences += [f"{name}: {problem}" for problem in error.problems]
             continue
         if len(new) != len(old):
-            differences.append(f"{name}: {len(new)} images, expected {len(old)}")
+            differences.append(f"{name}: {counted(len(new), 'image')}, expected {len(old)}")
             continue
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
@@ -167,7 +167,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
             if count <= FIRST:
                 differences.append(f"{name}: {old.path(index)}: {difference}")
     if count > FIRST:
-        differences.append(f"{name}: … and {count - FIRST} more images that differ")
+        differences.append(f"{name}: … and {count - FIRST:,} more that differ")
     return differences
 
 
@@ -177,7 +177,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
         return f"its size is {new.sizes[number].tolist()}, expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
     if len(before) != len(after):
-        return f"it has {len(after)} boxes, expected {len(before)}"
+        return f"it has {counted(len(after), 'box', 'boxes')}, expected {len(before)}"
     for one, other in zip(before, after, strict=True):
         if one != other:
             return f"it has {_shown(other)}, expected {_shown(one)}"

@@ -11,7 +11,7 @@ from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.work_folder import new_folder, refuse_existing
 
 
@@ -31,6 +31,27 @@ class Fixed:
 _LOST = "unreadable file"
 """Nobody knows how much such a file held."""
 
+BY_HAND = "repair or replace the annotation files that cannot be read"
+
+
+def remedy(checked: Checked) -> str:
+    """What a person can do about all that is wrong, as a sentence; empty if nothing is."""
+    wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
+    stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
+    steps = ["give the splits the same classes"] if checked.classes else []
+    if _LOST in wrong:
+        steps.append(BY_HAND)
+    rest = checked.wrong > len(checked.classes) + sum(
+        found.counts.get(_LOST, 0) for found in checked.findings.values()
+    )
+    if rest and stops - {_LOST}:
+        steps.append("fix what stops a training by hand, or --fix --drop-faulty writes a copy without it")
+    elif rest:
+        steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
+    if rest and _LOST in wrong:
+        steps[-1] = f"then {steps[-1]}"
+    return "; ".join(steps)
+
 
 def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
     """Raise where a copy would silently turn what is annotated into background.
@@ -45,25 +66,24 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
     Raises:
         UserError: there is such a finding.
     """
-    found = [
-        f"{name}: {kind}: {count}" + (f"; the first: {first[0]}" if first else "")
+    found = {
+        f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
         for name, findings in checked.findings.items()
         for kind, count, first in findings
         if KINDS[kind].outcome == "stops" and (kind == _LOST or not drop_faulty)
-    ]
-    if found:
-        raise UserError(
-            [
-                *found,
-                "nothing is written: these stop a training because going on would train something else; fix "
-                "them by hand"
-                + (
-                    ""
-                    if drop_faulty
-                    else ", or add --drop-faulty to leave such boxes out (their objects become background)"
-                ),
-            ]
+    }
+    if not found:
+        return
+    because = "nothing is written: these stop a training because going on would train something else; "
+    if _LOST not in found.values():
+        advice = (
+            "fix them by hand, or add --drop-faulty to leave such boxes out (their objects become background)"
         )
+    elif {*found.values()} == {_LOST}:
+        advice = f"{BY_HAND}, because nobody knows what they held; --drop-faulty leaves out boxes, not files"
+    else:
+        advice = f"{BY_HAND}; the others as well, or with --drop-faulty (their objects become background)"
+    raise UserError([*found, because + advice])
 
 
 def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = False) -> Fixed:
@@ -103,10 +123,10 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = 
 def _changes(checked: Checked, name: str) -> list[str]:
     done = {"stops": "left out", "dropped": "left out", "clipped": "clipped", "replaced": "left out"}
     sentences = [
-        f"{name}: {count} {KINDS[kind].what}: {done[KINDS[kind].outcome]}"
+        f"{name}: {KINDS[kind].counted(count)}: {done[KINDS[kind].outcome]}"
         for kind, count, _ in checked.findings[name]
         if fails(kind)
     ]
     if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
-        sentences.append(f"{name}: {len(leaked)} images that another split has as well: left out")
+        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split has as well: left out")
     return sentences

@@ -28,7 +28,7 @@ from rankless.curation.data_set import (
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.randomness import key
 
@@ -223,8 +223,11 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
             f"'{printable(text)}', which cannot be divided; give a pattern whose first (…) differs between "
             f"images that may part; a name is, for example, '{printable(names[0])}'"
         )
-    notes = [f"{len(units) - alone} groups of {len(names) - alone} images"]
-    return dict(units), notes + ([f"{alone} names do not match --group; they stand alone"] if alone else [])
+    notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
+    if alone:
+        one, many = "name does not match --group and stands", "names do not match --group and stand"
+        notes.append(f"{counted(alone, one, many)} alone")
+    return dict(units), notes
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:

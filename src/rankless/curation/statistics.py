@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankless.curation.data_set import DataSet
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.errors import listed
+from rankless.errors import counted, listed
 
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
@@ -174,17 +174,16 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
     remarks = []
     for name, split in splits.items():
         if without := [each for each, count in split.classes.items() if not count]:
-            counted = f"{len(without)} of the {len(split.classes)} classes are empty"
-            remarks.append(f"{name}: {counted}: {listed(without)}")
+            are = counted(len(without), "class is", "classes are")
+            remarks.append(f"{name}: {are} empty (of {len(split.classes):,}): {listed(without)}")
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:
                 remarks.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
         if split.unreadable:
-            remarks.append(f"{name}: {split.unreadable} images cannot be read")
+            remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
-        plural = "s" if count > 1 else ""
-        remarks.append(f"{count:,} finding{plural}: rankless data check {shlex.quote(data.root)}")
+        remarks.append(f"{counted(count, 'finding')}: rankless data check {shlex.quote(data.root)}")
     if len({each.class_names for each in data.splits.values()}) > 1:
         remarks.append("the splits have different class names")
     return remarks

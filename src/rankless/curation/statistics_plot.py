@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from rankless.curation.data_set import DataSet, spare
 from rankless.curation.statistics import box_centers, box_sides, readable_sizes
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
 
 MOST_CLASSES = 40
@@ -54,11 +54,12 @@ def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
     height = max(8.0, 3.2 + 0.2 * min(classes, MOST_CLASSES))
     figure = Figure(figsize=(13, height), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    counted = f"{sum(map(len, splits.values())):,} images"
+    contents = [counted(sum(map(len, splits.values())), "image")]
     if data.has_boxes:
-        counted += f", {sum(len(each.boxes) for each in splits.values()):,} boxes"
+        contents.append(counted(sum(len(each.boxes) for each in splits.values()), "box", "boxes"))
+    contents.append(counted(classes, "class", "classes"))
     root = Path(data.root).expanduser().resolve()
-    title = f"{root.name if root.is_dir() else root.parent.name}: {counted}, {classes} classes"
+    title = f"{root.name if root.is_dir() else root.parent.name}: {', '.join(contents)}"
     figure.suptitle(title, fontsize=14, fontweight="bold", x=0.01, ha="left")
     axes = figure.subplot_mosaic(
         [["classes", "one", "two"], ["classes", "three", "four"]], width_ratios=[1.15, 1, 1]

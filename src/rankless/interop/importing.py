@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.files.outputs import Outputs
 from rankless.models import zoo
@@ -113,7 +113,9 @@ def import_weights(
         if class_names is None:
             classes = classes or known
         elif len(class_names) != known and not truncated:
-            raise UserError(f"--names {names}: {len(class_names)} names, but the network has {known} classes")
+            raise UserError(
+                f"--names {names}: {counted(len(class_names), 'name')}, but the network has {known}"
+            )
     else:
         recipe = _recipe(model, overrides)
         checkpoint = read_checkpoint(source, key)
@@ -210,7 +212,7 @@ def _from_darknet(
     found = read_weights(source, network)
     facts.append(
         f"{source}: Darknet's weights, {found.filled} of the network's {found.convolutions} convolutions, "
-        f"trained on {found.seen:,} images"
+        f"trained on {counted(found.seen, 'image')}"
     )
     state = dict(found.state)
     for name in found.state:
@@ -243,7 +245,9 @@ def _class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | No
     if not names:
         faults = [f"--names {path}: holds no name; expected a class name on every line, or a JSON list"]
     if classes is not None and classes != len(names):
-        faults.append(f"--classes is {classes}, but {path} has {len(names)} names: leave --classes out")
+        faults.append(
+            f"--classes is {classes}, but {path} has {counted(len(names), 'name')}: leave --classes out"
+        )
     if faults:
         raise UserError(faults)
     return tuple(names)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, escaped
+from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped
 from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
 from rankless.launch.agent import GRACE, Hooks, supervise
@@ -280,14 +280,13 @@ def _ranks(devices: int | None, recipe: Recipe | None) -> int:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
     if most and devices > most:
         raise UserError(
-            f"--devices is {devices}, but a step has only {most} micro-batches to share "
-            f"(batch.images / batch.micro): use at most {most} devices, a larger batch.images or a smaller "
-            "batch.micro"
+            f"--devices is {devices}, but a step has only "
+            f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): use at "
+            f"most {counted(most, 'device')}, a larger batch.images or a smaller batch.micro"
         )
     return devices
 
 
 def _named(ranks: int) -> str:
     kind = "GPU" if _device().type == "cuda" else "process"
-    plural = "s" if kind == "GPU" else "es"
-    return f"{ranks} {kind}{plural if ranks > 1 else ''}"
+    return counted(ranks, kind, f"{kind}s" if kind == "GPU" else f"{kind}es")

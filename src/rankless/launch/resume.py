@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, differences, is_cut, load
@@ -159,6 +159,7 @@ def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
     steps = -(-recipe.epochs * samples // recipe.batch.images)
     if step and steps < step:
         raise UserError(
-            f"{run.path} has done {step} steps, which is epoch {step * recipe.batch.images / samples:.2f}; "
+            f"{run.path} has done {counted(step, 'step')}, which is epoch "
+            f"{step * recipe.batch.images / samples:.2f}; "
             f"'epochs' is {recipe.epochs}, which ends after step {steps}: expected more epochs than are done"
         )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.launch import local
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.schema import Recipe
@@ -77,7 +77,8 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
     most = recipe.batch.micro_batches
     if over := [world for world in worlds if world > most]:
         raise UserError(
-            f"--worlds has {', '.join(map(str, over))}, but a step has only {most} micro-batches to share "
+            f"--worlds has {', '.join(map(str, over))}, but a step has only "
+            f"{counted(most, 'micro-batch', 'micro-batches')} to share "
             "(batch.images / batch.micro): leave it out, or use a smaller batch.micro"
         )
     if len(worlds) < 2:

@@ -77,12 +77,14 @@ def _read_data(recipe: Recipe) -> None:
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
-    data, faults = recipe.data, []
+    data = recipe.data
+    faults: list[str] = []
     for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
         try:
             found = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
         except UserError as error:
-            faults += [fault for fault in error.problems if fault not in faults]
+            # What both say, such as what to do, comes last and once.
+            faults = [fault for fault in faults if fault not in error.problems] + [*error.problems]
             continue
         if recipe.task == "detect" and found.has_boxes and not len(found.boxes):
             faults.append(

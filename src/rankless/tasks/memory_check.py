@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rankless.errors import counted
 from rankless.hardware import memory
 from rankless.recipe.schema import Recipe
 
@@ -27,7 +28,7 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
     kept = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone keeps nothing
     memory.ensure(
         micro * (3 * height * width * 4 + kept * number),
-        f"a micro-batch of {micro:,} images of {width:,} × {height:,} pixels",
+        f"a micro-batch of {counted(micro, 'image')} of {width:,} × {height:,} pixels",
         "give a smaller batch.micro or model.image_size",
         _on_a_card(),
     )

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.world.compat import quiet_output
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import meet, on_loopback
@@ -58,8 +58,9 @@ class World:
         """The micro-batches of a step that are this rank's."""
         if self.size > micro_batches:
             raise UserError(
-                f"{self.size} devices, but a step has only {micro_batches} micro-batches to share: use at "
-                f"most {micro_batches} devices, a larger batch.images or a smaller batch.micro"
+                f"{self.size} devices, but a step has only "
+                f"{counted(micro_batches, 'micro-batch', 'micro-batches')} to share: use at "
+                f"most {counted(micro_batches, 'device')}, a larger batch.images or a smaller batch.micro"
             )
         return own_micro_batches(micro_batches, self.rank, self.size)
 

@@ -177,7 +177,7 @@ def test_images_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("x")
     data = open_annotations(str(tmp_path), "train")
     assert counts(data) == {"left out": 1}
-    assert "1 images outside" in str(data.findings.first["left out"][0])
+    assert "1 image outside" in str(data.findings.first["left out"][0])
 
 
 def test_odd_names_and_line_ends(tmp_path: Path) -> None:

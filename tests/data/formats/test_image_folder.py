@@ -64,7 +64,7 @@ def test_splits_of_class_folders(tmp_path):
     assert listed(tmp_path, "val") == [("val/owl/z.png", "owl")]
     val = opened(tmp_path, "val", names)
     assert val.label(0) == 1  # the model's, not 0
-    assert val.notes[1:] == ("1 of 2 classes have no images: 'big cat'",)
+    assert val.notes[1:] == ("1 class has no images (of 2): 'big cat'",)
     assert [name for _, name in listed(tmp_path, "test")] == ["big cat", "owl"]
     data = opened(tmp_path, "train")
     assert data.read(0).shape == (3, 3, 4) and data.label(3) == 1 and data.source(3).endswith("owl/b.PNG")
@@ -127,14 +127,14 @@ def test_what_is_left_out_is_told(tmp_path):
     assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
     assert data.names == ["a", "b"]
     for words in (
-        "1 folders hold no images and are no classes: 'hollow'",
-        "1 empty files were left out; the first: ",
-        "1 files without an image's ending were left out",
-        "1 hidden files and folders were left out",
-        "1 hidden folders were left out",
-        "1 links that lead nowhere were left out",
-        "1 images outside the class folders were left out",
-        "1 images that are no files were left out",
+        "1 folder holds no images and is no class: 'hollow'",
+        "left out: 1 (empty file); the first: ",
+        "left out: 1 (no image's ending)",
+        "left out: 1 (hidden)",
+        "left out: 1 (hidden folder)",
+        "left out: 1 (link to nothing)",
+        "left out: 1 (outside the class folders)",
+        "left out: 1 (not a regular file)",
     ):
         assert any(note.startswith(words) for note in data.about), words
     assert len(data.about) == 8

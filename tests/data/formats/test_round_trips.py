@@ -135,9 +135,9 @@ def test_darknet_keeps_the_order_and_says_what_it_loses(tmp_path: Path, images: 
     )
     lost = "\n".join(written(darknet, tmp_path / "out", {"a/b": data}))
     for said in (
-        "1 boxes are marked difficult",
-        "1 boxes are marked a crowd",
-        "1 boxes begin within",
+        "1 box marked difficult",
+        "1 box marked a crowd",
+        "1 box begins within",
         "of 1 obj",
     ):
         assert said in lost
@@ -157,10 +157,10 @@ def test_voc_says_what_it_loses(tmp_path: Path, images: list[str]) -> None:
     )
     lost = "\n".join(written(voc, tmp_path / "out", {"train": data}))
     for said in (
-        "1 boxes mark a crowd",
-        "of 1 objects",
-        "1 boxes begin within",
-        "have no box",
+        "1 crowd, which",
+        "of 1 object are",
+        "1 box begins within",
+        "has no box",
         "'x'",
         "sorted",
     ):

@@ -16,7 +16,7 @@ from rankless.data.formats import coco, csv_table, lines
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations, flat_paths
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 
 FORMATS = ("coco", "lines", "csv")
 SIZES = ((20, 40), (1, 1), (300, 7), (640, 480))
@@ -135,9 +135,9 @@ def test_lines_tell_what_they_leave_out(folder, data):
         ("marked difficult", (held.flags == DIFFICULT).sum()),
         ("marked a crowd", (held.flags == CROWD).sum()),
     ):
-        assert (f"{count} boxes are {what}" in sentences) == (count > 0)
+        assert (f"{counted(count, 'box', 'boxes')} {what}" in sentences) == (count > 0)
     plain = (held.flags == 0).sum()
-    assert (f"the areas of {plain} objects" in sentences) == (plain > 0)
+    assert (f"the areas of {counted(plain, 'object')} are" in sentences) == (plain > 0)
 
 
 @settings(settings.get_profile("files"))

@@ -301,7 +301,7 @@ def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -
     put(tmp_path, "c", thing())
     (tmp_path / "JPEGImages" / "c.jpg").write_bytes(b"no image")
     faults = faults_of(tmp_path)
-    assert "… and 14 more: not a number." in faults and "object 13 has no <name>" in faults[0]
+    assert "… and 14 more: not a number" in faults and "object 13 has no <name>" in faults[0]
     (tmp_path / "Annotations/a.xml").write_text(f"<annotation>{thing()}</annotation>")
     data = open_annotations(str(tmp_path), "train", max_bad=0.5)
     assert stems(data) == ["a", "c"] and data.offsets.tolist() == [0, 1, 1]

@@ -160,7 +160,7 @@ def test_a_cut_shard_stops_a_training(tmp_path):
         (["train-0.tar"], "val", "no shards of a split 'val'; it has 'train'"),
         (["notes.txt"], "train", "no shards of a split 'train'; expected 'train-000000.tar' and so on"),
         (["train-0.tar", "train/0.tar"], "train", "both a folder of shards and shards by its name"),
-        (["train-00000.tar.gz"], "train", r"1 shards are compressed \('train-00000.tar.gz'\)"),
+        (["train-00000.tar.gz"], "train", r"1 shard is compressed \('train-00000.tar.gz'\)"),
     ],
 )
 def test_faults_of_the_layout(tmp_path, files, split, words):

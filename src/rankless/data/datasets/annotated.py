@@ -16,7 +16,7 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages, ImageSource, Readable
 from rankless.data.index.annotation_cache import forget
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, counted, listed
 from rankless.structures import Sample
 
 
@@ -173,8 +173,9 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         # By name, and not a new array: the labels stay where all processes share them.
         self._labels = tuple(labels.get(name, -1) for name in known)
         if missing := [name for name in self.class_names if name not in set(used)]:
-            count = f"{len(missing)} of {len(self.class_names)} classes have no images: {listed(missing)}"
-            self.notes = (*self.notes, count)
+            have = counted(len(missing), "class has", "classes have")
+            note = f"{have} no images (of {len(self.class_names):,}): {listed(missing)}"
+            self.notes = (*self.notes, note)
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[ClassifiedImages, tuple[str, ...]]:
         """See :meth:`rankless.data.images.sources.ImageSource.opened`."""

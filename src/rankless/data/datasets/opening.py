@@ -9,8 +9,10 @@ from rankless.data.formats.registry import format_named, recognize
 from rankless.data.index.annotation_cache import Key, cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.cache_folder import hold
+
+_UNREADABLE = "unreadable image"
 
 
 def open_annotations(
@@ -29,16 +31,14 @@ def open_annotations(
         UserError: nothing there, no such split, or problems that stop a training: all of them at once.
     """
     annotations = examine(root, split, format, rescan=rescan)
-    annotations.findings.stop(f"fix these; `rankless data check {root}` shows them all")
-    bad = annotations.findings.counts.get("unreadable image", 0)
+    bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
-        raise UserError(
-            [
-                *(f"{one.where}: {one.problem}" for one in annotations.findings.first["unreadable image"]),
-                f"{root}: {bad} of the {len(annotations)} images of the split '{split}' cannot be read, "
-                f"more than data.max_bad ({max_bad:g}) allows: replace or remove them",
-            ]
+        also.append(
+            f"{root}: {bad:,} of the {counted(len(annotations), 'image')} of the split '{split}' cannot be "
+            f"read, more than data.max_bad ({max_bad:g}) allows"
         )
+    if errors := [*annotations.findings.stopping([_UNREADABLE] if also else []), *also]:
+        raise UserError([*errors, f"fix these; `rankless data check {root}` shows them all"])
     return annotations
 
 
@@ -60,7 +60,8 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
 
     known = cached(Key(str(path), split, name), read, rescan=rescan)
     # Reported again: another opening may have named the format, or the data by another path.
-    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {len(known)} images of '{split}'"
+    images = f"{counted(len(known), 'image')} of '{split}'"
+    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
     annotations = replace(known, about=(read_as, *known.about))
     if annotations.folder is not None:
         hold(Path(annotations.folder), annotations)

@@ -25,7 +25,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan, with_headers
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
@@ -130,8 +130,8 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
     """Add one label file's lines."""
     text = content.removeprefix(b"\xef\xbb\xbf")
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:100]:
-        made.findings.add("unreadable file", file, "UTF-16 text or no text, expected UTF-8")
+    if not _is_text(text):
+        made.findings.add("unreadable file", file, "other than UTF-8 text, expected lines of numbers")
         return
     for number, line in enumerate(text.splitlines(), 1):
         columns = line.split()
@@ -139,7 +139,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             continue
         polygon = len(columns) > 6 and len(columns) % 2 == 1
         if len(columns) != 5 and not polygon:
-            problem = f"{len(columns)} columns, expected 5: class x y width height"
+            problem = f"{counted(len(columns), 'column')}, expected 5: class x y width height"
             made.findings.add("not understood", f"{file}:{number}", problem)
             continue
         try:
@@ -161,6 +161,14 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             int(max(-(2.0**31), min(2.0**31, label))),
             number,
         )
+
+
+def _is_text(content: bytes) -> bool:
+    """Whether it is UTF-8; of anything else nobody knows which boxes it was to hold."""
+    try:
+        return b"\0" not in content and (content.isascii() or bool(content.decode()))
+    except UnicodeDecodeError:
+        return False
 
 
 def _corners(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
@@ -187,7 +195,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         lost += left_out
         names = list(file_names(data))
         if rounded := _write_split(out, folder, data, plain, names):
-            lost.append(f"{split}: {rounded} boxes begin within a millionth of a pixel of the edge: rounded")
+            begin = counted(rounded, "box begins", "boxes begin")
+            lost.append(f"{split}: {begin} within a millionth of a pixel of the edge: rounded")
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"

@@ -19,7 +19,7 @@ from rankless.data.formats.folders import (
 from rankless.data.formats.splits import chosen
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.findings import Findings
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 LAYOUT = (
@@ -200,7 +200,9 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
     elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):
-        result.findings.add("left out", os.fspath(root / "images"), f"{loose} images outside its folders")
+        result.findings.add(
+            "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside its folders"
+        )
     # A folder that is added becomes a split, or divides what was one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
     result.add_folder(os.fspath(splits[name]))

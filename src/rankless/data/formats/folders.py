@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rankless.data.images.image_file import is_image
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import reading
 
 NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
@@ -160,7 +160,8 @@ class ImageSearch:
         """How names were found, as sentences."""
         if not self.shortened:
             return []
-        return [f"{self.shortened} images are not where their path says and were found by its end"]
+        one, many = "image is not where its path says", "images are not where their path says"
+        return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
         """The folders that ``folder`` is, seen from every base."""

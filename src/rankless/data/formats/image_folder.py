@@ -24,7 +24,7 @@ from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_sizes
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, counted, listed
 from rankless.files import reading
 from rankless.randomness import key
 
@@ -155,7 +155,7 @@ class _Contents:
 
     Attributes:
         classes: class to (name inside the class folder to path), both sorted.
-        odd: why something was left out, as in "empty files", to paths.
+        odd: why something was left out, as in "empty file", to paths.
         listed: the folders and files whose change would change all this.
     """
 
@@ -171,13 +171,13 @@ class _Contents:
 
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
-            self.leave_out("folders that cannot be opened", path)
+            self.leave_out("folder that cannot be opened", path)
 
         for entry in walk(folder, self.listed, fail):
             if entry.name.startswith("."):
-                self.leave_out("hidden files and folders", entry.path)
+                self.leave_out("hidden", entry.path)
             elif not image_file.is_image(entry.name):
-                self.leave_out("files without an image's ending", entry.path)
+                self.leave_out("no image's ending", entry.path)
             elif reason := _unusable(entry):
                 self.leave_out(reason, entry.path)
                 self.listed.append(entry.path)
@@ -192,9 +192,9 @@ def _class_folders(top: Path) -> _Contents:
         if reading.is_folder(entry) and not entry.name.startswith("."):
             contents.add(str(entry), contents.classes.setdefault(composed(entry.name), {}))
         elif reading.is_folder(entry):
-            contents.leave_out("hidden folders", str(entry))
+            contents.leave_out("hidden folder", str(entry))
         elif image_file.is_image(entry):
-            contents.leave_out("images outside the class folders", str(entry))
+            contents.leave_out("outside the class folders", str(entry))
     contents.classes = {
         name: dict(sorted(contents.classes[name].items())) for name in sorted(contents.classes)
     }
@@ -206,10 +206,10 @@ def _unusable(entry: os.DirEntry[str]) -> str:
     try:
         status = entry.stat()
     except OSError:
-        return "links that lead nowhere"
+        return "link to nothing"
     if not stat.S_ISREG(status.st_mode):
-        return "images that are no files"
-    return "" if status.st_size else "empty files"
+        return "not a regular file"
+    return "" if status.st_size else "empty file"
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
@@ -244,7 +244,8 @@ def _left_out(contents: _Contents) -> list[str]:
     """What was left out, as sentences with counts."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
-        sentences.append(f"{len(empty)} folders hold no images and are no classes: {listed(empty)}")
+        holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")
+        sentences.append(f"{holds} no class: {listed(empty)}")
     for reason, paths in sorted(contents.odd.items()):
-        sentences.append(f"{len(paths)} {reason} were left out; the first: {min(paths)}")
+        sentences.append(f"left out: {len(paths):,} ({reason}); the first: {min(paths)}")
     return sentences

@@ -23,7 +23,7 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.data.index.raw import Raw, RawBuilder, joined
 from rankless.data.index.scan import scan, with_headers
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
@@ -334,16 +334,20 @@ def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
     for split, data in splits.items():
         crowds = int(((data.flags & CROWD) > 0).sum())
         if crowds:
-            lost.append(f"{split}: {crowds} boxes mark a crowd, which the format lacks: written as difficult")
+            lost.append(f"{split}: {counted(crowds, 'crowd')}, which the format lacks: written as difficult")
         if areas := int((~np.isnan(data.areas)).sum()):
-            lost.append(f"{split}: the areas of {areas} objects are lost: a box's area counts instead")
+            lost.append(
+                f"{split}: the areas of {counted(areas, 'object')} are lost: a box's area counts instead"
+            )
         begins = data.boxes[:, :2].astype(np.float64)
         if rounded := int(((begins + 1 - 1).astype(np.float32) != begins).any(1).sum()):
-            lost.append(f"{split}: {rounded} boxes begin within a millionth of a pixel of the edge: rounded")
+            begin = counted(rounded, "box begins", "boxes begin")
+            lost.append(f"{split}: {begin} within a millionth of a pixel of the edge: rounded")
     used = {label for data in splits.values() for label in np.unique(data.labels).tolist()}
     if unused := [name for label, name in enumerate(names) if label not in used]:
         shown = ", ".join(f"'{name}'" for name in unused[:8])
-        lost.append(f"{len(unused)} classes have no box, and are lost without one: {shown}")
+        have = counted(len(unused), "class has no box, and is", "classes have no box, and are")
+        lost.append(f"{have} lost without one: {shown}")
     if list(names) != sorted(names):
         lost.append("the order of the classes is lost: they are numbered by their sorted names")
     return lost

@@ -26,7 +26,7 @@ from rankless.data.index.byte_ranges import Window, path_in
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan
-from rankless.errors import UserError, listed, printable
+from rankless.errors import UserError, counted, listed, printable
 from rankless.files import reading
 
 TITLE = "tar shards (WebDataset)"
@@ -95,8 +95,8 @@ def _refuse(root: Path, split: str, own: list[Path]) -> None:
     packed = [shard.name for shard in own if shards.is_compressed(shard)]
     if packed:
         raise UserError(
-            f"{root}: {len(packed)} shards are compressed ({listed(packed)}), so no image can be read "
-            "alone: decompress them; images are compressed already."
+            f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so no "
+            "image can be read alone: decompress them; images are compressed already."
         )
     if len({shard.parent for shard in own}) > 1:
         raise UserError(

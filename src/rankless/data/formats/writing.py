@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rankless.data.images.image_file import MOST_BYTES
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.byte_ranges import content
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.writing import copy
 
 _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
@@ -113,9 +113,11 @@ def plain_boxes(annotations: Annotations, split: str) -> tuple[NDArray[np.bool_]
     lost = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
         if count := int(((flags & flag) > 0).sum()):
-            lost.append(f"{split}: {count} boxes are marked {what}, which the format lacks: left out")
+            lost.append(
+                f"{split}: {counted(count, 'box', 'boxes')} marked {what}, which the format lacks: left out"
+            )
     if count := int((~np.isnan(annotations.areas) & (flags == 0)).sum()):
-        lost.append(f"{split}: the areas of {count} objects are lost: a box's area counts instead")
+        lost.append(f"{split}: the areas of {counted(count, 'object')} are lost: a box's area counts instead")
     return np.asarray(flags == 0), lost
 
 
@@ -142,4 +144,5 @@ def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[
     if not changed:
         return made, []
     old, new = changed[0]
-    return made, [f"{len(changed)} class names do not fit and were changed; the first: {old!r} to {new!r}"]
+    changes = counted(len(changed), "class name does not fit and was", "class names do not fit and were")
+    return made, [f"{changes} changed; the first: {old!r} to {new!r}"]

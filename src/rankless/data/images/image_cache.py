@@ -27,7 +27,7 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import file_of
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files.cache_folder import cache_folder, hold, remove_unheld, remove_unused
 from rankless.files.writing import beside
 
@@ -118,7 +118,7 @@ def open_images(
     if kind == "none" or not len(annotations):
         return files, ()
     need = needed(annotations, shown)
-    size = f"{_amount(need)} for {len(annotations)} images"
+    size = f"{_amount(need)} for {counted(len(annotations), 'image')}"
     if kind == "disk":
         images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
         return images, (f"decoded images are cached in {images.folder}: {size}",)

@@ -7,11 +7,11 @@ would train something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rankless.errors import UserError
+from rankless.errors import counted
 
 FIRST = 20
 """So many findings of a kind are listed; the others are counted."""
@@ -25,49 +25,72 @@ class Kind(NamedTuple):
     Attributes:
         outcome: of training: it ``stops`` before it begins; the box or image is ``dropped``; the box is
             ``clipped``; the image is ``replaced`` by another while training; it is merely ``reported``.
-        what: several of them, as the end of "3 …".
+        one: the beginning of what is said of a single one, as in "1 box has …".
+        many: the same of several.
+        rest: how either goes on.
     """
 
     outcome: Outcome
-    what: str
+    one: str
+    many: str
+    rest: str = ""
+
+    @property
+    def what(self) -> str:
+        """Several of them, as the end of "3 …"."""
+        return f"{self.many} {self.rest}".rstrip()
+
+    def counted(self, count: int) -> str:
+        """Return how many there are of what, as "1 box has no width or no height"."""
+        return f"{counted(count, self.one, self.many)} {self.rest}".rstrip()
 
 
 KINDS: dict[str, Kind] = {
     # The file.
-    "unreadable file": Kind("stops", "annotation files cannot be read"),
-    "not understood": Kind("stops", "lines or entries are not of the format"),
-    "not a number": Kind("stops", "boxes have a coordinate or class that is not a number"),
+    "unreadable file": Kind("stops", "annotation file", "annotation files", "cannot be read"),
+    "not understood": Kind("stops", "line or entry is", "lines or entries are", "not of the format"),
+    "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
     # The class.
-    "class out of range": Kind("stops", "boxes have a class number without a name"),
-    "unnamed class": Kind("stops", "boxes have a class that the class names do not have"),
+    "class out of range": Kind("stops", "box has", "boxes have", "a class number without a name"),
+    "unnamed class": Kind("stops", "box has", "boxes have", "a class that the class names do not have"),
     # The box.
-    "not normalized": Kind("stops", "boxes are not normalized to 0–1 (are they pixels?)"),
-    "not finite": Kind("dropped", "boxes are NaN or infinite"),
-    "no size": Kind("dropped", "boxes have no width or no height"),
-    "ends before it begins": Kind("dropped", "boxes end before they begin"),
-    "outside": Kind("dropped", "boxes lie outside their image"),
-    "repeated": Kind("dropped", "boxes repeat another of the same image, class and coordinates"),
-    "over the edge": Kind("clipped", "boxes reach over the edge of their image"),
-    "counted from 0": Kind("reported", "boxes begin at pixel 0 in a format that counts from 1"),
-    "a pixel thin": Kind("reported", "boxes are at most one pixel wide or high"),
-    "outline": Kind("reported", "boxes are the bounds of an outline, because no box is given"),
-    "difficult": Kind("reported", "boxes are marked difficult: neither trained on nor scored"),
-    "crowd": Kind("reported", "boxes mark a crowd: neither trained on nor scored"),
+    "not normalized": Kind("stops", "box is", "boxes are", "not normalized to 0–1 (pixels?)"),
+    "not finite": Kind("dropped", "box is", "boxes are", "NaN or infinite"),
+    "no size": Kind("dropped", "box has", "boxes have", "no width or no height"),
+    "ends before it begins": Kind("dropped", "box ends before it begins", "boxes end before they begin"),
+    "outside": Kind("dropped", "box lies", "boxes lie", "outside the image"),
+    "repeated": Kind(
+        "dropped", "box repeats", "boxes repeat", "another of the same image, class and coordinates"
+    ),
+    "over the edge": Kind("clipped", "box reaches", "boxes reach", "over the edge of the image"),
+    "counted from 0": Kind(
+        "reported", "box begins", "boxes begin", "at pixel 0 in a format that counts from 1"
+    ),
+    "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
+    "outline": Kind("reported", "box is", "boxes are", "the bounds of an outline, because no box is given"),
+    "difficult": Kind("reported", "box is", "boxes are", "marked difficult: neither trained on nor scored"),
+    "crowd": Kind("reported", "box marks", "boxes mark", "a crowd: neither trained on nor scored"),
     # The image.
-    "no image": Kind("dropped", "annotated images do not exist"),
-    "unreadable image": Kind("replaced", "images cannot be read"),
-    "listed twice": Kind("dropped", "images are listed more than once"),
-    "no class": Kind("dropped", "images have no class"),
-    "no label file": Kind("reported", "images have no label file and count as empty"),
-    "label without image": Kind("reported", "label files have no image"),
-    "empty": Kind("reported", "images have no boxes"),
-    "other size": Kind("reported", "images are of another size than their annotation says"),
-    "sideways": Kind("reported", "images are turned by EXIF and annotated as if they were not"),
-    "unknown image": Kind("dropped", "annotations are of an image that is not listed"),
-    "repeated id": Kind("reported", "annotation ids are given more than once"),
-    "left out": Kind("reported", "files were left out"),
-    "same image twice": Kind("reported", "images have the bytes of another of the split"),
-    "same in two splits": Kind("reported", "images are in two splits, byte for byte: scores are too good"),
+    "no image": Kind("dropped", "annotated image does", "annotated images do", "not exist"),
+    "unreadable image": Kind("replaced", "image", "images", "cannot be read"),
+    "listed twice": Kind("dropped", "image is", "images are", "listed more than once"),
+    "no class": Kind("dropped", "image has", "images have", "no class"),
+    "no label file": Kind(
+        "reported",
+        "image has no label file and counts as empty",
+        "images have no label file and count as empty",
+    ),
+    "label without image": Kind("reported", "label file has", "label files have", "no image"),
+    "empty": Kind("reported", "image has", "images have", "no boxes"),
+    "other size": Kind("reported", "image is", "images are", "of another size than the annotation says"),
+    "sideways": Kind("reported", "image is", "images are", "turned by EXIF, but annotated as if not turned"),
+    "unknown image": Kind("dropped", "annotation is", "annotations are", "of an image that is not listed"),
+    "repeated id": Kind("reported", "annotation id is", "annotation ids are", "given more than once"),
+    "left out": Kind("reported", "file was", "files were", "left out"),
+    "same image twice": Kind("reported", "image has", "images have", "the bytes of another of the split"),
+    "same in two splits": Kind(
+        "reported", "image is", "images are", "in two splits, byte for byte: scores are too good"
+    ),
 }
 
 
@@ -124,32 +147,31 @@ class Findings:
         """(kind, number, first of them) in the order of :data:`KINDS`."""
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
-    def stop(self, last: str) -> None:
-        """Raise the findings that stop a training, if there are any; ``last`` says what to do.
+    def stopping(self, also: Sequence[str] = ()) -> list[str]:
+        """What stops a training, as sentences: the first of every such kind, the others counted.
 
-        Raises:
-            UserError: the first of every such kind in full, the others counted.
+        Args:
+            also: kinds that stop it this time, besides those that always do.
         """
-        stopping = [each for each in self if KINDS[each[0]].outcome == "stops"]
-        if not stopping:
-            return
+        stopping = [each for each in self if KINDS[each[0]].outcome == "stops" or each[0] in also]
         sentences: list[str] = []
         for kind, count, first in stopping:
             shown = first[: max(3, FIRST // len(stopping))]
             sentences += [f"{where}: {kind}: {problem}" for where, problem in shown]
             if count > len(shown):
-                sentences.append(f"… and {count - len(shown)} more: {kind}.")
-        raise UserError([*sentences, last])
+                sentences.append(f"… and {count - len(shown):,} more: {kind}")
+        return sentences
 
     def notes(self) -> list[str]:
         """What does not stop a training, as sentences with counts."""
         made = []
         for kind, count, first in self:
-            outcome, what = KINDS[kind]
+            outcome = KINDS[kind].outcome
             if outcome == "stops":
                 continue
             done = {"dropped": ", left out", "clipped": ", clipped"}.get(outcome, "")
-            made.append(f"{what}: {count}{done}" + (f"; the first: {first[0]}" if first else ""))
+            sentence = f"{KINDS[kind].counted(count)}{done}"
+            made.append(sentence + (f"; the first: {first[0]}" if first else ""))
         return made
 
     def as_json(self) -> dict[str, Any]:

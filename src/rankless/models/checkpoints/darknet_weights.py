@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.models.darknet.network import Conv, Network
 from rankless.models.darknet.reshape import with_classes
@@ -100,7 +100,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if bad:
         raise UserError(
-            f"{path}: {len(bad)} tensors hold NaN or infinity, such as {bad[0]}; take another copy"
+            f"{path}: {counted(len(bad), 'tensor holds', 'tensors hold')} NaN or infinity, "
+            f"such as {bad[0]}; take another copy"
         )
     return DarknetWeights(state, seen, filled, len(layers), notes)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, counted, printable
 
 # What DataParallel, DistributedDataParallel and torch.compile put before every name, and the attributes under
 # which trainers such as Lightning's keep the model.
@@ -188,8 +188,8 @@ def by_order(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str
     names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (own, found))
     if len(names) != len(others):
         raise UserError(
-            f"{source}: holds {len(others)} tensors, the model {len(names)}: the order says nothing; leave "
-            "--by-order out, or give another model"
+            f"{source}: holds {counted(len(others), 'tensor')}, the model {len(names)}: the order says "
+            "nothing; leave --by-order out, or give another model"
         )
     return {name: found[other] for name, other in zip(names, others, strict=True)}
 
@@ -243,7 +243,8 @@ def _infinite(state: Mapping[str, Tensor]) -> list[str]:
     wrong = [name for name, one in state.items() if one.is_floating_point() and not one.isfinite().all()]
     if not wrong:
         return []
-    return [f"warning: {len(wrong)} tensors hold NaN or infinite values, such as {printable(wrong[0])}"]
+    hold = counted(len(wrong), "tensor holds", "tensors hold")
+    return [f"warning: {hold} NaN or infinite values, such as {printable(wrong[0])}"]
 
 
 def _shown(name: str, state: Mapping[str, Tensor]) -> str:

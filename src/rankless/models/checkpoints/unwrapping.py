@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankless.errors import printable
+from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
 # In the order of preference: the average is what its makers scored.
@@ -169,7 +169,8 @@ def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, 
         raise RefusedFileError(f"holds no tensors by name; expected a state_dict{_others(node)}")
     if left := [printable(str(name), 30) for name in node if name not in found]:
         more = ", …" if len(left) > 5 else ""
-        facts.append(f"{len(left)} entries are no tensors and are left out: {', '.join(left[:5])}{more}")
+        entries = counted(len(left), "entry is not a tensor and is", "entries are not tensors and are")
+        facts.append(f"{entries} left out: {', '.join(left[:5])}{more}")
     # torch.optim.swa_utils.AveragedModel counts its updates beside the model.
     if found.pop("n_averaged", None) is not None:
         facts.append("'n_averaged', the counter of an averaged model, is left out")
@@ -191,7 +192,9 @@ def _as_float32(found: dict[str, Tensor], facts: list[str]) -> dict[str, Tensor]
     others = [one.dtype for one in found.values() if one.is_floating_point() and one.dtype != torch.float32]
     for dtype in dict.fromkeys(others):
         name = str(dtype).removeprefix("torch.")
-        facts.append(f"{others.count(dtype)} tensors in {name} are converted to float32")
+        facts.append(
+            f"{counted(others.count(dtype), 'tensor is', 'tensors are')} converted from {name} to float32"
+        )
     try:
         return {
             name: (one.float() if one.is_floating_point() else one).detach().contiguous()

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.hardware import memory
 from rankless.models.classifiers import densenet
 from rankless.models.classifiers.adapters import (
@@ -186,8 +186,8 @@ def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
     except UserError as error:
         faults += error.problems
     if classes < 2:
-        counted = f"{classes} class" + "es" * (classes != 1)
-        faults.append(f"The data has {counted}: a classifier needs at least two. Name them.")
+        few = counted(classes, "class", "classes")
+        faults.append(f"the data has {few}: a classifier needs at least two; name them")
     if faults or found is None:
         raise UserError(faults)
     _refuse_giant(found, model, classes)
