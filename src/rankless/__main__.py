@@ -14,7 +14,9 @@ def main() -> int:
     if sys.argv[1:2] == ["train"]:
         signal.signal(signal.SIGTERM, _end)
     from rankless import cli
+    from rankless.launch import fork_server
 
+    fork_server.allow()
     return cli.main()
 
 

@@ -289,6 +289,14 @@ def test_the_newest_and_the_best_stay(
     assert all(checkpoint.damage(run.step_directory(step)) is None for step in left)
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_under_the_name_of_a_checkpoint_gives_way(run: RunDirectory) -> None:
+    save(run, 1)
+    os.mkfifo(run.step_directory(2))
+    save(run, 2)
+    assert run.steps() == [1, 2]
+
+
 def test_what_a_run_fell_back_behind_goes(run: RunDirectory) -> None:
     save(run, 5, 10, 15)
     run.point("last", 10)  # 15 was damaged, the run went on from 5

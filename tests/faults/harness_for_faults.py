@@ -217,11 +217,12 @@ def small_disk(place: Path, size: str = "256k") -> Iterator[bool]:
 def loaders(run: Run) -> list[int]:
     """The loader processes of a run: what a fork server has forked."""
     others = {process.pid for process in run.processes() if process.kind == "other"}
-
-    def parent(pid: int) -> int:
-        return int((_bytes(Path(f"/proc/{pid}/stat")).decode().rpartition(")")[2].split() or ["", "0"])[1])
-
     return [pid for pid in others if parent(pid) in others]
+
+
+def parent(pid: int) -> int:
+    """The process that started another; 0 when it is gone."""
+    return int((_bytes(Path(f"/proc/{pid}/stat")).decode().rpartition(")")[2].split() or ["", "0"])[1])
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
@@ -247,10 +248,8 @@ def _tagged(tag: str) -> Sequence[int]:
 def _kind(pid: int, launcher: int) -> str:
     if pid == launcher:
         return "launcher"
-    if "rankless.launch.worker" not in _command(pid):
-        return "other"
-    variables = _bytes(Path(f"/proc/{pid}/environ")).decode().split("\0")
-    return next((f"rank {v.removeprefix('RANK=')}" for v in variables if v.startswith("RANK=")), "other")
+    name = _bytes(Path(f"/proc/{pid}/comm")).decode().strip()
+    return name if name.startswith("rank ") else "other"
 
 
 def _command(pid: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import Run, finish, kill, outcome
+from harness_for_faults import Run, finish, kill, outcome, parent
 
 from rankless.engine.checkpoint import newest, tidy
 from rankless.runs.directory import RunDirectory
@@ -39,6 +39,21 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     assert outcome(tmp_path / "run") == expected
 
 
+def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with Run(tmp_path / "run", 2, environment=SLOW) as run:
+        run.until(lambda: run.step() >= 4)
+        server = parent(run.pid("rank 0"))
+        assert server == parent(run.pid("rank 1")) != run.process.pid
+        kill(server)
+        run.until(lambda: len(run.starts()) == 2)
+        assert parent(run.pid("rank 0")) == run.process.pid, "a new interpreter, as nothing is left to fork"
+        assert run.wait() == 0, run.text()
+        run.gone()
+        assert "was killed by SIGKILL; restarting from the newest checkpoint" in run.text()
+        assert not run.noise(), run.text()
+    assert outcome(tmp_path / "run") == expected
+
+
 def test_ranks_and_loader_processes_die_with_the_launcher(tmp_path: Path, expected: dict[str, Any]) -> None:
     folder = tmp_path / "run"
     # Slow enough that it would go on for long if nothing ended it.
@@ -52,7 +67,7 @@ def test_ranks_and_loader_processes_die_with_the_launcher(tmp_path: Path, expect
     # What a dead process leaves: a checkpoint and a pointer that were being written, and its lock.
     (folder / "checkpoints" / ".step-000000009.77.tmp").mkdir()
     (folder / "checkpoints" / ".step-000000009.77.tmp" / "model.safetensors").write_bytes(b"half")
-    (folder / "checkpoints" / ".last.77.tmp").write_text("step-0000")
+    (folder / "checkpoints" / ".rankless-0123456789abcdef.tmp").write_text("step-0000")
     (folder / ".lock").write_text("77")
     assert finish(folder, 3) == expected
     assert not list(folder.rglob("*.tmp"))

@@ -206,6 +206,7 @@ def _misplaced(
     new = [name for name in after if name not in before and not name.endswith(_NOTE)]
     if wrong := [name for name in new if not name.startswith(case.out or ("\0",))]:
         return "file changed", f"new outside the output: {wrong[:8]}"
+    new = [name for name in new if name not in case.logs]
     if not worked and new:
         return "left behind", f"refused, and new: {new[:8]}"
     return None

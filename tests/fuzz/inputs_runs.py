@@ -60,6 +60,8 @@ def _sums(files: dict[str, Entry]) -> None:
         files[sums] = "".join(lines).encode()
 
 
+CHECKPOINTS = ("step-000000001", "step-000000003")
+"""Something else under the name of one, which the next one replaces or which is too old to stay."""
 CHANGES = (
     "recipe.yaml",
     "environment.json",
@@ -83,7 +85,7 @@ def runs(draw: st.DrawFn) -> Case:
     if draw(st.integers(0, 2)) == 0:
         _sums(files)
     if draw(st.integers(0, 9)) == 0:
-        more = draw(st.sampled_from(["step-000000003", "step-x", ".x.tmp", "step-000000000"]))
+        more = draw(st.sampled_from([*CHECKPOINTS, "step-x", ".x.tmp", "step-000000000"]))
         files[f"run/checkpoints/{more}"] = draw(_odd)
     entries: dict[str, Entry] = {
         **files,
@@ -108,7 +110,9 @@ def runs(draw: st.DrawFn) -> Case:
 
 def _resume(files: dict[str, Entry], *changes: str) -> Case:
     may = (*(f"run/{name}" for name in CHANGES), *(name for name in files if "/step-" in name))
-    logs = ("run/journal.jsonl", "run/.lock")  # a start that failed is an event in the journal
+    may += tuple(f"run/checkpoints/{name}" for name in CHECKPOINTS)
+    # A start that failed is an event in the journal, and what it computed with is recorded.
+    logs = ("run/journal.jsonl", "run/.lock", "run/environment.json")
     words = ("train", "--resume", "--run", "run", "--devices", "1", *changes)
     return Case(words, {}, ("run/",), may, logs)
 

@@ -111,7 +111,6 @@ def output_places(draw: st.DrawFn) -> Case:
         ("import", "w.weights", "--cfg", "n.cfg", "--names", place, "--out", "out"),
     ]  # fmt: skip
     words = draw(st.sampled_from(commands))
-    replaced = tuple(
-        place for option in ("--force",) if option in words and place in ("w", "r.yaml", "a.png", "stranger")
-    )
+    there = ("w", "r.yaml", "a.png", "stranger", "link", "dangling")  # a link itself, not what it leads to
+    replaced = (place,) if "--force" in words and place in there else ()
     return Case(words, files, ("",), replaced, anywhere=True)

@@ -62,10 +62,11 @@ def train(
         chosen, name = loaded(name, overrides)
     if run is None:
         run = new_run_directory(Path(name or "run").stem)
-    from rankless.launch import local
+    from rankless.launch import fork_server, local
     from rankless.launch.resume import recipe_of_run
 
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+    fork_server.start(chosen.task)
     return local.train(chosen, run, devices=count, resume=resume)
 
 
@@ -100,8 +101,9 @@ def evaluate(
     count = _device_count(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
-    from rankless.launch import local
+    from rankless.launch import fork_server, local
 
+    fork_server.start()
     scores = local.evaluate(target, overrides, task=task, devices=count, split=split)
     if as_json:
         print_json(scores)
@@ -214,7 +216,10 @@ def verify(
     step_count = whole_number("--steps", steps)
     name, overrides = recipe_and_overrides(recipe)
     chosen, _ = loaded(name, overrides)
+    from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
+
+    fork_server.start(chosen.task)
 
     # With --json the standard output is the report's alone.
     log = sys.stderr if as_json else sys.stdout

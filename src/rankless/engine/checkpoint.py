@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from rankless.errors import UserError
 from rankless.files import checksums, reading
+from rankless.files.writing import remove_tree
 from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, beside, damage, recover, remains, remove
@@ -58,7 +58,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
     target = run.step_directory(snapshot.step)
     new, old = beside(target, "tmp"), beside(target, "aside")
     for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
     try:
         new.mkdir(parents=True)
         _write(new, snapshot, recipe, class_names)
@@ -70,9 +70,9 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
         if old.exists() and not target.exists():
             with suppress(OSError):
                 old.rename(target)
-        shutil.rmtree(new, ignore_errors=True)
+        remove_tree(new)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    remove_tree(old)
     run.point("last", snapshot.step)
 
 
@@ -209,7 +209,7 @@ def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
         if step not in newest and step != best:
             remove(run.step_directory(step))
     for left in remains(run):  # what was just saved is newer
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
 
 
 def _flush_directory(folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -101,6 +103,18 @@ def _remove_unlocked(path: str) -> None:
         os.unlink(path)  # noqa: PTH108
     finally:
         os.close(file)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it, or whatever else lies there; what cannot be removed stays.
+
+    ``shutil.rmtree`` opens a named pipe in a folder's place, and waits for a writer.
+    """
+    with suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def copy(source: Path | str, target: Path, most: int) -> None:

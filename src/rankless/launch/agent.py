@@ -12,22 +12,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
 from rankless.errors import UserError
+from rankless.launch.fork_server import Forked, ForkServer
 from rankless.launch.job import LOST_PEER
 from rankless.launch.requests import ASKS, Requests
 from rankless.world.rendezvous import OneMachine
 
 GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
 NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
+# -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
+_INTERPRETER = ("-P", "-m", "rankless.launch.worker")
 HOPELESS = 3  # restarts without a step forward
 
 
@@ -63,6 +68,7 @@ class Agent(LocalElasticAgent):
         requests: the signals that this process gets.
         grace: seconds for the ranks to end when they are asked to.
         hooks: what the launcher knows.
+        server: forks the ranks, as long as it lives; without one they are new interpreters.
 
     Attributes:
         blamed: the rank whose death made the agent give up, None where it did not.
@@ -76,12 +82,14 @@ class Agent(LocalElasticAgent):
         requests: Requests,
         grace: float,
         hooks: Hooks,
+        server: ForkServer | None,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
         self.rendezvous, self.arguments = rendezvous, spec.args
         self.requests, self.grace, self.hooks = requests, grace, hooks
         self.reached, self.stuck = hooks.progress(), 0
         self.blamed: int | None = None
+        self.server = server
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the ranks of a round, and pass them the file where they meet.
@@ -89,9 +97,11 @@ class Agent(LocalElasticAgent):
         No signal comes to a rank before it listens: they are blocked until it unblocks them.
         """
         worker_group.spec.args = (*self.arguments, str(self.rendezvous.meeting))
+        server = self.server if self.server and self.server.alive else None
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         try:
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with _forked_from(server) if server else contextlib.nullcontext():
+                started: dict[int, Any] = super()._start_workers(worker_group)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return started
@@ -185,6 +195,17 @@ class Agent(LocalElasticAgent):
         super()._shutdown(*rest, **named)
 
 
+@contextlib.contextmanager
+def _forked_from(server: ForkServer) -> Iterator[None]:
+    """Inside, torch's agent has its processes forked; it asks for each of them in one place."""
+
+    def forked(*, args: Sequence[str], env: Mapping[str, str], **_: Any) -> Forked:
+        return server.fork(args[len(_INTERPRETER) :], {**os.environ, **env})
+
+    with patch.object(multiprocessing, "get_subprocess_handler", forked):
+        yield
+
+
 def _how(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
@@ -197,13 +218,14 @@ def supervise(
     *,
     grace: float,
     hooks: Hooks,
+    server: ForkServer | None = None,
 ) -> tuple[signal.Signals | None, int | None]:
     """Run ``devices`` ranks of a job on this machine until all have ended.
 
     Args:
         job: a file that :mod:`rankless.launch.worker` reads.
         devices: how many ranks.
-        grace, hooks: see :class:`Agent`.
+        grace, hooks, server: see :class:`Agent`.
 
     Returns:
         The signal that ended it, or None; and the rank that made the agent give up, or None. How the job
@@ -216,13 +238,12 @@ def supervise(
         local_world_size=devices,
         rdzv_handler=rendezvous,
         entrypoint=sys.executable,
-        # -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
-        args=("-P", "-m", "rankless.launch.worker", str(job), str(os.getpid())),
+        args=(*_INTERPRETER, str(job), str(os.getpid())),
         max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
         monitor_interval=0.1,
     )
     with Requests() as requests:
-        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, hooks)
+        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, hooks, server)
         try:
             agent.run()
         except SignalException:

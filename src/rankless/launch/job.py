@@ -7,13 +7,14 @@ folder for temporary files is swept while long runs last.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rankless.files.writing import remove_tree
 
 LOST_PEER = 75
 """Exit code of a rank that only missed another one."""
@@ -64,12 +65,12 @@ def job_folder(run: Path | None) -> Iterator[Path]:
             yield Path(scratch)
         return
     folder = run / ".job"
-    shutil.rmtree(folder, ignore_errors=True)  # of a launcher that was killed
+    remove_tree(folder)  # of a launcher that was killed
     folder.mkdir(mode=0o700)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def write_job(job: Job, folder: Path) -> Path:

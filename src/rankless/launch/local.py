@@ -22,7 +22,9 @@ from rankless.engine.sinks.sink import sink_class
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped
 from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
+from rankless.launch import fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
+from rankless.launch.fork_server import ForkServer
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
@@ -31,7 +33,7 @@ from rankless.launch.run_lock import locked, removed_on_error
 from rankless.models.checkpoints import weights
 from rankless.printing import say
 from rankless.recipe.instruction_set import refuse_unable
-from rankless.recipe.load import dump, load, to_json
+from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
@@ -214,6 +216,7 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
                 died=partial(record_death, run) if job.run else lambda *_: None,
                 report=warn,
             ),
+            server=_fork_server(job),
         )
         if sys.stdout.isatty():
             print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
@@ -266,6 +269,12 @@ def _next(run: RunDirectory) -> str:
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")
+
+
+def _fork_server(job: Job) -> ForkServer | None:
+    """What can fork the ranks: they compute on the CPU, with the libraries as this process loaded them."""
+    native = from_json(job.recipe).cpu_isa == "native"
+    return fork_server.running() if native and _device().type == "cpu" else None
 
 
 def _ranks(devices: int | None, recipe: Recipe | None) -> int:

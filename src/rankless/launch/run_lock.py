@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import IO
 
 from rankless.errors import UserError, listed
 from rankless.files.reading import MIB, POINTER, read_text
-from rankless.files.writing import sweep
+from rankless.files.writing import remove_tree, sweep
 from rankless.launch.job import JOB
 from rankless.runs.directory import RunDirectory, recover, to_stderr
 
@@ -137,7 +136,7 @@ def _vacate(run: RunDirectory) -> None:
     """Leave nothing of a run that an error kept from starting, so that the next try may have its name."""
     for path in (run.recipe, run.environment, run.path / ".lock"):
         path.unlink(missing_ok=True)
-    shutil.rmtree(run.logs, ignore_errors=True)
+    remove_tree(run.logs)
     with suppress(OSError):  # something else lies there
         run.path.rmdir()
 
@@ -145,7 +144,5 @@ def _vacate(run: RunDirectory) -> None:
 def _sweep(run: RunDirectory) -> None:
     """Remove what died half-written, and put back checkpoints that are whole; nobody else is here."""
     sweep(run.path)
-    for left in run.checkpoints.glob(".*.tmp"):
-        if not left.is_dir():
-            left.unlink(missing_ok=True)
+    sweep(run.checkpoints)
     recover(run)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
-from rankless.hardware.processes import die_with_parent
+from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
 from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
 from rankless.launch.rank_log import open_log
@@ -189,6 +189,7 @@ def _meeting() -> Path | None:
 def _init_process(job: Job, rank: int, launcher: int) -> None:
     """Die with the launcher, and leave the terminal to what rank 0 prints on purpose."""
     die_with_parent(launcher)
+    name_process(f"rank {rank}")
     try:
         before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
         log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")

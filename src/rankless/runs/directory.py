@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from pathlib import Path
 from rankless.errors import UserError, escaped
 from rankless.files import checksums
 from rankless.files.reading import POINTER, read_text
-from rankless.files.writing import write_atomically
+from rankless.files.writing import remove_tree, write_atomically
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
@@ -123,12 +122,12 @@ def beside(folder: Path, kind: str) -> Path:
 def remove(folder: Path) -> None:
     """Remove a checkpoint so that a part of it is never taken for one."""
     gone = beside(folder, "gone")
-    shutil.rmtree(gone, ignore_errors=True)
+    remove_tree(gone)
     try:
         folder.rename(gone)
     except OSError:
         gone = folder
-    shutil.rmtree(gone, ignore_errors=True)
+    remove_tree(gone)
 
 
 def damage(folder: Path) -> str | None:
@@ -160,7 +159,7 @@ def recover(run: RunDirectory) -> None:
     for path in sorted(remains(run), key=lambda path: path.suffix, reverse=True):
         target = run.checkpoints / path.name[1:].rsplit(".", 2)[0]
         if path.suffix == ".gone" or damage(path) is not None or damage(target) is None:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
             continue
         if target.exists():
             remove(target)

@@ -1,0 +1,283 @@
+"""A process that has imported PyTorch and computed nothing, from which ranks are forked: they start at once.
+
+Importing PyTorch takes seconds in every rank, and again at every restart. The process is forked from the
+launcher before that opens or computes anything, as forking is safe only where no thread has been started and
+no GPU touched. Only the command ``rankless`` may do so; ranks of a launcher with another history (a notebook,
+a script, a test) and ranks that need other libraries than it has loaded (``cpu_isa``, a GPU) are started as
+new interpreters.
+
+Requests and replies are lines of JSON on a pair of sockets that nobody else has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankless.hardware.processes import die_with_parent
+from rankless.launch.requests import ASKS
+
+# What every rank imports besides what the launcher has.
+_PRELOADED = (
+    "rankless.launch.worker",
+    "rankless.engine.evaluate",
+    "rankless.engine.loop",
+    "rankless.engine.settings",
+    "rankless.engine.trace",
+    "rankless.world.process_group",
+    *(f"rankless.data.formats.{name}" for name in ("coco", "darknet", "voc")),
+)
+_allowed = False
+_running: ForkServer | None = None
+
+
+class Forked:
+    """A process that the server has forked, with what torch's agent asks of a process and of its handler.
+
+    Attributes:
+        pid: the process, which leads a process group and a session.
+        returncode: None while it lives; the negative number of the signal that killed it.
+    """
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+        self.returncode: int | None = None
+
+    @property
+    def proc(self) -> Forked:
+        """The process."""
+        return self
+
+    def poll(self) -> int | None:
+        """The exit code, None while it lives."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: after ``timeout`` seconds.
+        """
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def close(self, death_sig: int | None = None) -> None:
+        """End its process group, as torch's handlers of processes do."""
+        os.killpg(self.pid, death_sig or signal.SIGTERM)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it lives."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.code_of(self.pid, seconds)
+        return self.returncode
+
+
+class ForkServer:
+    """The launcher's end.
+
+    Args:
+        connection: to the server's process.
+        pid: that process.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection, self._pid = connection, pid
+        self._received = b""
+        self._codes: dict[int, int] = {}
+        self.alive = True
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        """Fork a rank.
+
+        Args:
+            arguments: the worker's; it is bound to the life of the server, not to that of the process named.
+            environment: all of its environment variables.
+
+        Returns:
+            The rank; one that was killed where the server has died.
+        """
+        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)})
+        with contextlib.suppress(ConnectionError):
+            self._connection.sendall(request.encode() + b"\n")
+        while self.alive:
+            for message in self._messages(None):
+                if "started" in message:
+                    return Forked(self, message["started"])
+        return Forked(self, self._pid)
+
+    def code_of(self, pid: int, seconds: float | None) -> int | None:
+        """Wait for the end of a process; its exit code, None if it lives after ``seconds``.
+
+        When the server has died its ranks have died with it.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
+        while pid not in self._codes and self.alive:
+            left = None if until is None else max(until - time.monotonic(), 0.0)
+            if not self._messages(left) and left == 0:
+                break
+        return self._codes.get(pid, None if self.alive else -signal.SIGKILL)
+
+    def _messages(self, seconds: float | None) -> list[dict[str, Any]]:
+        """What has come since, after waiting for it for at most ``seconds``; exit codes are noted."""
+        ready, _, _ = select.select([self._connection], [], [], seconds)
+        if not ready:
+            return []
+        try:
+            data = self._connection.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.alive = False
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+        *lines, self._received = (self._received + data).split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        self._codes.update((m["ended"], m["code"]) for m in messages if "ended" in m)
+        return messages
+
+
+def allow() -> None:
+    """Have :func:`start` do something: this process is the command ``rankless`` and nothing else."""
+    global _allowed
+    _allowed = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def start(task: str | None = None) -> None:
+    """Fork the server from this process, which has computed nothing so far, if that is allowed.
+
+    Args:
+        task: the task of the ranks to come, whose page is imported before where it is a built-in one.
+    """
+    global _running, _allowed
+    if not _allowed:
+        return
+    _allowed = False  # once
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an old kernel, or a sandbox
+        return
+    from rankless.tasks.custom import BUILT_IN
+
+    if task in BUILT_IN:
+        importlib.import_module(f"rankless.tasks.{task}")
+    ours, theirs = socket.socketpair()
+    launcher = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = _forked()
+    if pid:
+        theirs.close()
+        _running = ForkServer(ours, pid)
+        return
+    try:
+        ours.close()
+        _serve(theirs, launcher)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
+
+
+def running() -> ForkServer | None:
+    """The server that has been started and lives."""
+    return _running if _running is not None and _running.alive else None
+
+
+def _serve(connection: socket.socket, launcher: int) -> None:
+    """Fork ranks until the launcher has gone."""
+    die_with_parent(launcher)
+    os.setsid()  # a terminal's Ctrl-C is the launcher's
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)  # for the ranks, too: each unblocks them when it listens
+    for number in ASKS:
+        if callable(signal.getsignal(number)):  # the launcher's; what it ignores its ranks ignore
+            signal.signal(number, signal.SIG_DFL)
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    requests = connection.makefile("r", encoding="utf-8")
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not connection:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    _, status = os.waitpid(key.data, 0)
+                    message = {"ended": key.data, "code": os.waitstatus_to_exitcode(status)}
+                elif line := requests.readline():
+                    pid = _fork(
+                        json.loads(line),
+                        [selector.fileno(), *(key.fd for key in selector.get_map().values())],
+                    )
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                    message = {"started": pid}
+                else:
+                    return
+                connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _fork(request: dict[str, Any], private: Sequence[int]) -> int:
+    """Fork a rank, which does not get the descriptors ``private``; it leads its group when this returns."""
+    server = os.getpid()
+    ready, leads = os.pipe()
+    pid = _forked()
+    if pid:
+        os.close(leads)
+        os.read(ready, 1)
+        os.close(ready)
+        return pid
+    code: Any = 1
+    try:
+        os.setsid()
+        for descriptor in (*private, ready, leads):
+            os.close(descriptor)
+        code = _rank(request, server)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:  # what the end of an interpreter does
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _forked() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads, which are made for it
+        return os.fork()
+
+
+def _rank(request: dict[str, Any], server: int) -> int:
+    """Be what ``python -P -m rankless.launch.worker`` would be."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if not sys.flags.safe_path:
+        del sys.path[0]  # where the command lies, or where it was given: a stranger's folder, perhaps
+        os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that it starts
+    from rankless.launch import worker
+
+    job, _, meeting = request["arguments"]
+    sys.argv = [worker.__file__, job, str(server), meeting]
+    return worker.main()

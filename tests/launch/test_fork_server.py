@@ -1,0 +1,110 @@
+"""What is forked is what a new interpreter would be: its signals, files, variables, path and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.launch import fork_server
+
+pytestmark = pytest.mark.processes
+
+# A launcher whose workers note what they are, and end as their first argument says.
+LAUNCHER = """
+import atexit, json, os, signal, sys, threading, time
+from pathlib import Path
+from rankless.launch import fork_server, worker
+
+def work():
+    how, _, out = sys.argv[1:]
+    atexit.register(Path(out + ".exit").touch)
+    threading.Thread(target=lambda: (time.sleep(0.1), Path(out + ".thread").touch())).start()
+    Path(out + ".json").write_text(json.dumps({
+        "path": sys.path, "variables": dict(os.environ), "leads": os.getsid(0) == os.getpid() == os.getpgrp(),
+        "bound to": [int(sys.argv[2]), os.getppid()],
+        "files": [str(d) for d in Path("/proc/self/fd").iterdir() if int(d.name) > 2 and d.exists()],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGHUP)],
+    }))
+    print("a line that is not flushed", end="")
+    if how == "raise":
+        raise ValueError("deliberately")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "wait":
+        time.sleep(60)
+    return int(how)
+
+worker.main = work
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+assert fork_server.running() is None
+fork_server.start()
+assert fork_server.running() is None, "not allowed so far"
+fork_server.allow()
+fork_server.start("detect")
+server = fork_server.running()
+ended = {}
+for how in sys.argv[2:]:
+    variables = {"ONLY": how, "PATH": os.environ["PATH"]}
+    rank = server.fork((how, "1", f"{sys.argv[1]}/{how}"), variables)
+    if how == "wait":
+        while not Path(f"{sys.argv[1]}/wait.json").exists():
+            time.sleep(0.01)
+        assert rank.poll() is None
+        rank.close(signal.SIGKILL)
+    ended[how] = rank.wait(60)
+    assert rank.poll() == ended[how]
+    rank.send_signal(signal.SIGTERM)  # to nobody
+print(json.dumps(ended))
+"""
+
+
+def launched(folder: Path, *how: str) -> tuple[dict[str, int], str, dict[str, dict[str, Any]]]:
+    """Exit codes by worker, what all of them wrote into the standard error, and what they noted."""
+    result = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, str(folder), *how],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    notes = {each.stem: json.loads(each.read_text()) for each in folder.glob("*.json")}
+    printed = result.stdout.splitlines()[-1]
+    assert printed.startswith("a line that is not flushed")
+    return json.loads(printed[printed.index("{") :]), result.stderr, notes
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path: Path) -> None:
+    codes, printed, notes = launched(tmp_path, "0", "75", "raise", "kill", "wait")
+    assert codes == {"0": 0, "75": 75, "raise": 1, "kill": -signal.SIGKILL, "wait": -signal.SIGKILL}
+    assert printed.count("Traceback") == 1 and printed.endswith("ValueError: deliberately\n")
+    for how in ("0", "75", "raise"):
+        assert (tmp_path / f"{how}.exit").exists() and (tmp_path / f"{how}.thread").exists(), how
+    assert set(notes) == set(codes)
+    for how, note in notes.items():
+        here = {"", str(tmp_path)}
+        assert not here & set(note["path"]), "the folder where a command is given is no place for libraries"
+        variables = {"ONLY": how, "PATH": os.environ["PATH"], "PYTHONSAFEPATH": "1"}
+        assert {name: note["variables"][name] for name in variables} == variables
+        assert set(note["variables"]) <= {*variables, "LC_CTYPE"}
+        assert note["leads"]
+        assert note["bound to"][0] == note["bound to"][1]
+        assert note["files"] == []
+        assert note["blocked"] == sorted([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
+
+
+def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone() -> None:
+    fork_server.start()
+    assert fork_server.running() is None
