@@ -107,17 +107,17 @@ def workers(root: str, format: str) -> dict[str, list[Any]]:
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.datasets.opening import open_annotations
-    from rankless.data.loader import micro_batches
+    from rankless.data.loader import MicroBatches
 
     examples = DetectionExamples(BoxedImages(open_annotations(root, "train", format)), (64, 64), 0, None)
     warnings.filterwarnings("ignore", "This DataLoader will create")
     bare, found = [], []
-    with micro_batches(examples, collate, lookups(len(examples)), workers=WORKERS) as batches:
+    with MicroBatches(examples, collate, lookups(len(examples)), workers=WORKERS) as batches:
         for number, _ in enumerate(batches, 1):
             if number % (LOOKUPS // 50) == LOOKUPS // 50 - 10:  # at the very end they leave
                 found.append(private())
     # Afterwards: the server that they are forked from imports what the first ones need.
-    with micro_batches(Nothing(), list, lookups(1000), workers=WORKERS) as batches:
+    with MicroBatches(Nothing(), list, lookups(1000), workers=WORKERS) as batches:
         for _ in itertools.islice(batches, 100):
             bare = private()
     return {"mib": found, "bare": bare}

@@ -93,7 +93,7 @@ def test_help_imports_nothing_heavy(words):
     [
         (["chek"], 'Unknown command "chek". Did you mean "check"?'),
         (["check"], "ROOT requires an argument"),
-        (["check", "gone"], "'gone': no such file or folder"),
+        (["check", "gone"], "gone: no such file or folder"),
         (["check", "digits"], "'digits' is built in"),
         (
             ["check", "cells", "--format", "yolo"],
@@ -167,14 +167,14 @@ def test_what_is_no_data_set_is_said_first(capsys, files, said):
         Path("new", name).write_text("")
     assert cli.main(["data", "check", "new"]) == 2
     first, *formats = capsys.readouterr().err.splitlines()
-    assert first == f"error: new: no known data set: {said}. Expected one of:"
+    assert first == f"error: new: no known data set: {said}; expected one of:"
     assert len(formats) == 7
     assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
 
 
 def test_a_image_is_no_data_set(cells, capsys):
     assert cli.main(["data", "check", "cells/images/val/8.png"]) == 2
-    assert "no known data set: it is an image. Expected" in capsys.readouterr().err
+    assert "no known data set: it is an image; expected" in capsys.readouterr().err
 
 
 def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):

@@ -241,5 +241,5 @@ def test_splits_of_boxes_that_number_classes_differently_are_wrong(tmp_path, mon
 
 def test_one_class_alone_is_wrong(tmp_path):
     found = check(str(classes(tmp_path / "c", {"train": {"cat": 2}, "val": {"cat": 1}})))
-    assert found.classes == ["'train' has images of one class only ('cat'), expected two or more"]
+    assert found.classes == ["'train' has images of one class only ('cat'); expected two or more"]
     assert found.wrong == 1

@@ -1,11 +1,13 @@
 """Data in another format reads back the same, and whatever does not is told."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from small_data import NAMES, classes, detection
 
 from rankless.curation import converting
@@ -71,16 +73,16 @@ def test_a_box_moved_by_a_hair_is_told(after):
 
 def test_another_class_is_told(after):
     (told,) = after(lambda content: content["splits"]["val"][0]["boxes"][0].__setitem__(4, 0))
-    assert told.endswith("it has 'cat' at [3.0, 3.0, 9.0, 9.0], expected 'eel' at [3.0, 3.0, 9.0, 9.0]")
+    assert told.endswith("it has 'cat' at [3.0, 3.0, 9.0, 9.0]; expected 'eel' at [3.0, 3.0, 9.0, 9.0]")
 
 
 def test_a_lost_box_is_told(after):
     (told,) = after(lambda content: content["splits"]["train"][0]["boxes"].pop())
-    assert told.endswith("train-000.png: it has 1 box, expected 2")
+    assert told.endswith("train-000.png: it has 1 box; expected 2")
 
 
 def test_a_lost_image_is_told(after):
-    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 image, expected 2"]
+    assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 image; expected 2"]
 
 
 def test_an_exchanged_image_is_told(after):
@@ -129,3 +131,12 @@ def test_what_is_left_out_is_said(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
     assert said.startswith("train: 1 box reaches over the edge of the image, clipped")
+
+
+def test_class_folders_of_which_one_split_lacks_a_class(tmp_path: Path) -> None:
+    """Every split numbers its own classes; the table names them."""
+    for number, folder in enumerate(("train/cat", "train/dog", "val/dog")):
+        (tmp_path / "pets" / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "pets" / folder / f"{number}.png")
+    assert convert(str(tmp_path / "pets"), "csv", tmp_path / "table").differences == []
+    assert (tmp_path / "table" / "val.csv").read_text() == "filename,class\nimages/val/2.png,dog\n"

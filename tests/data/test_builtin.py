@@ -278,7 +278,7 @@ def test_faults_are_told_together() -> None:
         DigitScenes("test", 0, size=(16, 256))
     assert len(raised.value.problems) == 3
     assert "'test'" in raised.value.problems[0]
-    assert "train and val" in raised.value.problems[0]
+    assert "train or val" in raised.value.problems[0]
 
 
 @pytest.mark.parametrize("index", [-1, 256])

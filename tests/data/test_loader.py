@@ -16,7 +16,7 @@ import torch
 
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.images.image_file import UnreadableImage
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
 from rankless.recipe.schema import Augment, Batch
@@ -48,7 +48,7 @@ def test_the_number_of_processes_changes_no_batch() -> None:
     for workers in (0, 2):
         drawn: list[int] = []
         state = torch.random.get_rng_state()
-        with micro_batches(EXAMPLES, collate, endless(drawn), workers=workers) as batches:
+        with MicroBatches(EXAMPLES, collate, endless(drawn), workers=workers) as batches:
             runs.append(list(itertools.islice(batches, 9)))
             assert batches.waited > 0
             before = batches.waited
@@ -71,7 +71,7 @@ def test_the_number_of_processes_changes_no_batch() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_faulty_image_is_told_as_itself(workers: int) -> None:
     plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)])
-    batches = micro_batches(Strict(), list, plan, workers=workers)
+    batches = MicroBatches(Strict(), list, plan, workers=workers)
     assert next(batches) == [1, 2]
     with pytest.raises(UserError) as caught:
         next(batches)
@@ -83,7 +83,7 @@ def test_a_faulty_image_is_told_as_itself(workers: int) -> None:
 
 @pytest.mark.processes
 def test_processes_have_one_thread_ignore_signals_and_end() -> None:
-    batches = micro_batches(Facts(), list, lines([(0, 0)]) * 100, workers=2)
+    batches = MicroBatches(Facts(), list, lines([(0, 0)]) * 100, workers=2)
     facts = [next(batches)[0] for _ in range(6)]
     processes = {pid for pid, *_ in facts}
     assert len(processes) == 2 and os.getpid() not in processes
@@ -101,7 +101,7 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
 
 @pytest.mark.processes
 def test_a_stuck_process_does_not_hold_up_the_end() -> None:
-    batches = micro_batches(Facts(), list, lines([(0, 0)]) * 4 + lines([(0, 1)]) * 4, workers=2)
+    batches = MicroBatches(Facts(), list, lines([(0, 0)]) * 4 + lines([(0, 1)]) * 4, workers=2)
     processes = [process.pid for process in multiprocessing.active_children()]
     assert len(processes) == 2
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_a_stuck_process_does_not_hold_up_the_end() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> None:
     with (
-        micro_batches(Facts(), list, lines([(0, 2)]), workers=workers) as batches,
+        MicroBatches(Facts(), list, lines([(0, 2)]), workers=workers) as batches,
         pytest.raises(TaskError) as caught,
     ):
         next(batches)
@@ -132,7 +132,7 @@ def test_a_fault_of_the_program_keeps_its_trace() -> None:
     examples = DetectionExamples(Noise(), (32, 32), 0, None)
     examples.images = [None]  # type: ignore[assignment]
     with (
-        micro_batches(examples, list, lines([(0, 0)]), workers=1) as batches,
+        MicroBatches(examples, list, lines([(0, 0)]), workers=1) as batches,
         pytest.raises(AttributeError, match="in item"),
     ):
         next(batches)
@@ -142,7 +142,7 @@ def test_a_fault_of_the_program_keeps_its_trace() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: int) -> None:
     plan = [Line(3, [(0, 4), (1, 5)]), Line(4, [(1, 6)]), Line(7, [(2, 1), (2, 2)])]
-    batches = micro_batches(WholeLines(), list, plan, workers=workers)
+    batches = MicroBatches(WholeLines(), list, plan, workers=workers)
     assert next(batches) == ["3: 4 of 2 in 0", "3: 5 of 2 in 1"]
     assert next(batches) == ["4: 6 of 1 in 1"]
     with pytest.raises(UserError, match=r"items\(\) of WholeLines gave 1 items for 2 images"):
@@ -151,7 +151,7 @@ def test_examples_that_draw_whole_lines_are_given_them_with_their_step(workers: 
 
 @pytest.mark.processes
 def test_a_plan_ends() -> None:
-    with micro_batches(Facts(), list, lines([(0, 0)], [(0, 0), (3, 0)]), workers=0) as batches:
+    with MicroBatches(Facts(), list, lines([(0, 0)], [(0, 0), (3, 0)]), workers=0) as batches:
         assert [len(batch) for batch in batches] == [1, 2]
 
 
@@ -166,7 +166,7 @@ def alive(pid: int) -> bool:
 RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from examples_for_loader import Facts
 
@@ -176,7 +176,7 @@ def save_and_wait(number, frame):
     time.sleep(60)
 
 if __name__ == "__main__":
-    batches = micro_batches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
+    batches = MicroBatches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
     signal.signal(signal.SIGTERM, save_and_wait)
     print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
     if {waits}:

@@ -12,7 +12,7 @@ import torch
 
 from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.recipe.schema import Augment, Batch
 from rankless.structures import DetectionItem, Sample, Unreadable
@@ -128,7 +128,7 @@ def test_loader_processes_change_no_bit(workers: int) -> None:
     expected = [collate(examples.items(line.images, line.step)) for line in plan]
     told = {one for each in expected for one in each.unreadable}
     assert told == {Unreadable(13, "thirteen.jpg", "cut short")}
-    with micro_batches(examples, collate, plan, workers=workers) as batches:
+    with MicroBatches(examples, collate, plan, workers=workers) as batches:
         for one, other in zip(expected, batches, strict=True):
             assert torch.equal(one.images, other.images) and torch.equal(one.boxes, other.boxes)
             assert torch.equal(one.labels, other.labels) and one.unreadable == other.unreadable

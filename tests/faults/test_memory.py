@@ -121,12 +121,12 @@ def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, expected: dict
 SCRIPT = """\
 import sys
 import torch
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.errors import UserError
 from large_items_for_faults import Large, collate
 try:
-    with micro_batches(Large(), collate, [Line(0, [(0, 0), (0, 1)])] * 9, workers=1) as batches:
+    with MicroBatches(Large(), collate, [Line(0, [(0, 0), (0, 1)])] * 9, workers=1) as batches:
         for batch in batches:
             print(len(batch.values))
 except UserError as error:

@@ -78,5 +78,5 @@ def test_evaluate_scores_any_split(recipe: Recipe, tmp_path: Path) -> None:
     scores = evaluate(file, devices=1, split="test")
     assert set(scores["per_class"]) == {"cup", "pot"} and scores["AP"] is not None
     unknown = Detect(replace(recipe, data=replace(recipe.data, val="tset")))
-    with pytest.raises(UserError, match="no split 'tset'; it has 'train', 'val', 'test'"):
+    with pytest.raises(UserError, match="no split 'tset'; expected one of 'train', 'val', 'test'"):
         unknown.evaluation_data()

@@ -107,7 +107,7 @@ def disagreements(data: DataSet) -> list[str]:
     names = parts[first].class_names
     problems = []
     if not parts[first].has_boxes and len(names) < 2:
-        problems.append(f"'{first}' has images of one class only ({listed(names)}), expected two or more")
+        problems.append(f"'{first}' has images of one class only ({listed(names)}); expected two or more")
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
             problems.append(f"one of '{first}' and '{name}' has boxes, the other one class for part image")

@@ -144,7 +144,7 @@ def compare(
             differences += [f"{name}: {problem}" for problem in error.problems]
             continue
         if len(new) != len(old):
-            differences.append(f"{name}: {counted(len(new), 'image')}, expected {len(old)}")
+            differences.append(f"{name}: {counted(len(new), 'image')}; expected {len(old)}")
             continue
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
@@ -174,13 +174,13 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
     """How an image's annotation differs; empty if it does not."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
-        return f"its size is {new.sizes[number].tolist()}, expected {old.sizes[index].tolist()}"
+        return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
     if len(before) != len(after):
-        return f"it has {counted(len(after), 'box', 'boxes')}, expected {len(before)}"
+        return f"it has {counted(len(after), 'box', 'boxes')}; expected {len(before)}"
     for one, other in zip(before, after, strict=True):
         if one != other:
-            return f"it has {_shown(other)}, expected {_shown(one)}"
+            return f"it has {_shown(other)}; expected {_shown(one)}"
     return ""
 
 

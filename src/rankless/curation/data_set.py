@@ -86,7 +86,7 @@ def open_data_set(
     page = format_named(name)
     wanted = list(splits) or page.splits(Path(root).expanduser())
     if not wanted:
-        raise UserError(f"{root}: no split found; expected {page.LAYOUT}.")
+        raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     read: Callable[..., Annotations] = examine if examined else open_annotations
     return DataSet(root, name, {split: read(root, split, format, rescan=rescan) for split in wanted})
 
@@ -129,7 +129,7 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images ``chosen``, in that order, with their boxes; in memory, without findings."""
+    """Return the images ``chosen``, indices (K,), in that order with their boxes; in memory, no findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -205,7 +205,7 @@ def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
         raise UserError(
-            f"{option} {out}: it lies in the data set {root}, expected a folder outside of it, "
+            f"{option} {out}: it lies in the data set {root}; expected a folder outside of it, "
             f"such as {beside(root, 'new')}"
         )
 

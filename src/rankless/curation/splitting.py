@@ -113,28 +113,40 @@ def split(
     names = names_below(root, whole)
     units, notes = _units(names, expression.search if expression else None, group)
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
-    members = list(units.values())
-    if stratify:
-        counts = _label_counts(whole, members)
-        sizes = np.array([len(each) for each in members])
-        order = np.argsort(np.array(hashed), kind="stable")
-        chosen = stratified(counts[order], sizes[order], list(wanted.values()))
-        where = np.empty(len(members), np.int64)
-        where[order] = chosen
-    else:
-        where = by_hash(hashed, list(wanted.values()))
-    made: dict[str, Annotations] = {}
-    for number, name in enumerate(wanted):
-        images = sorted(index for unit in np.flatnonzero(where == number) for index in members[unit])
-        if not images:
-            raise UserError(
-                f"the split '{name}' would have none of the {len(whole)} images ({len(members)} that can "
-                f"be divided): give it a larger fraction than {wanted[name]:g}, or more images"
-            )
-        made[name] = subset(whole, images)
+    made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
     with new_folder(out) as folder:
         notes += format_named(data.format).write(folder, made, ImageFiles("link" if link else "copy"))
     return Divided(data, out, made, wanted, notes)
+
+
+def _divided(
+    whole: Annotations,
+    members: Sequence[Sequence[int]],
+    hashed: Sequence[float],
+    wanted: Mapping[str, float],
+    *,
+    stratify: bool,
+) -> dict[str, Annotations]:
+    """The new splits of units, each of which has some images and a hash from 0 to 1."""
+    if stratify:
+        counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
+        order = np.argsort(np.array(hashed), kind="stable")
+        split_of = np.empty(len(members), np.int64)
+        split_of[order] = stratified(counts[order], sizes[order], list(wanted.values()))
+    else:
+        split_of = by_hash(hashed, list(wanted.values()))
+    made: dict[str, Annotations] = {}
+    for number, name in enumerate(wanted):
+        images = sorted(
+            index for unit in np.flatnonzero(split_of == number).tolist() for index in members[unit]
+        )
+        if not images:
+            raise UserError(
+                f"the split '{name}' would have none of the {len(whole)} images ({len(members)} that can "
+                f"be divided); give it a larger fraction than {wanted[name]:g}, or more images"
+            )
+        made[name] = subset(whole, images)
+    return made
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
@@ -168,6 +180,7 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
     def deal(example: int, wish: NDArray[np.float64]) -> None:
+        """Give an example to the split that wants it most; ``wish`` is of each split, (S,)."""
         best = np.flatnonzero(wish >= wish.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen

@@ -36,15 +36,10 @@ _LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
 _GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
 
 
-def micro_batches(
-    examples: Any,
-    collate: Callable[[Sequence[Any]], B],
-    schedule: Iterable[Line],
-    *,
-    workers: int,
-    pin_memory: bool = False,
-) -> MicroBatches[B]:
-    """The micro-batches of a whole run, in the order of the schedule.
+class MicroBatches(Generic[B]):
+    """An iterator over the micro-batches of a whole run, in the order of the schedule.
+
+    It is a context manager, too; leaving it ends the processes.
 
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
@@ -52,15 +47,6 @@ def micro_batches(
         schedule: one line per micro-batch; drawn as it is needed, so it may be endless.
         workers: loader processes; 0 loads in this one.
         pin_memory: whether batches are put into page-locked memory for a GPU.
-
-    Returns:
-        An iterator that is a context manager too; leaving it ends the processes.
-    """
-    return MicroBatches(examples, collate, schedule, workers, pin_memory)
-
-
-class MicroBatches(Generic[B]):
-    """An iterator over micro-batches; see :func:`micro_batches`.
 
     Attributes:
         waited: seconds the caller has spent waiting for batches so far.
@@ -71,8 +57,9 @@ class MicroBatches(Generic[B]):
         examples: Any,
         collate: Callable[[Sequence[Any]], B],
         schedule: Iterable[Line],
+        *,
         workers: int,
-        pin_memory: bool,
+        pin_memory: bool = False,
     ) -> None:
         self.waited = 0.0
         if workers:

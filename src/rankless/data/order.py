@@ -51,9 +51,9 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
     """
     asked = np.asarray(positions)
     if not 1 <= n <= _LARGEST:
-        raise ValueError(f"permute: n is {n}, expected 1 to 2**62")
+        raise ValueError(f"permute: n is {n}; expected 1 to 2**62")
     if asked.size and (asked.min() < 0 or asked.max() >= n):
-        raise ValueError(f"permute: positions from {asked.min()} to {asked.max()}, expected 0 to {n - 1}")
+        raise ValueError(f"permute: positions from {asked.min()} to {asked.max()}; expected 0 to {n - 1}")
     rounds = _ROUNDS_OF_FEW if n < _FEW else _ROUNDS
     round_keys = np.frombuffer(hashlib.shake_128(key.to_bytes(16, "little")).digest(8 * rounds), "<u8")
     left, right = _halves(n)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
 from rankless.errors import ShortageError, TaskError, UserError
@@ -75,7 +75,7 @@ def evaluate(
     failures, stopped = Failures(world), False
     with (
         failures.noting(),
-        micro_batches(data, task.collate, lines, workers=min(recipe.workers, len(lines))) as batches,
+        MicroBatches(data, task.collate, lines, workers=min(recipe.workers, len(lines))) as batches,
         torch.no_grad(),
         autocast(recipe.precision, world.device),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankless.data.loader import MicroBatches, micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.engine import checkpoint
 from rankless.engine.environment import compare_ranks, record
 from rankless.engine.retention import check_disk_space
@@ -66,7 +66,7 @@ class Setup:
 
     def batches(self) -> MicroBatches[Any]:
         """This rank's micro-batches of all steps to come; a context manager."""
-        return micro_batches(
+        return MicroBatches(
             self.data,
             self.task.collate,
             self.schedule.lines(self.start, self.world.own_micro_batches(self.recipe.batch.micro_batches)),

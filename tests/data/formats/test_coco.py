@@ -21,7 +21,7 @@ from pycocotools.cocoeval import COCOeval
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import coco
-from rankless.data.formats.coco_json import outline_box
+from rankless.data.formats.outlines import of_segmentation
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.raw import RawBuilder
@@ -140,7 +140,7 @@ def test_a_year_is_part_of_the_name_where_it_must_be(tmp_path):
     put(tmp_path, box(), file="annotations/instances_val2017.json", samples="val2017")
     (tmp_path / "annotations" / "captions_val2017.json").write_text("{}")
     assert coco.splits(tmp_path) == ["val", "train2014", "train2017"]
-    assert "no split 'train'; it has 'val', 'train2014', 'train2017'" in fault(tmp_path)
+    assert "no split 'train'; expected one of 'val', 'train2014', 'train2017'" in fault(tmp_path)
     assert opened(tmp_path, "train2014").path(0) == str(tmp_path / "train2014" / "a.jpg")
 
 
@@ -291,7 +291,7 @@ def test_dirty_images(tmp_path, image, counts):
 
 def test_not_one_image_is_there(tmp_path):
     put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
-    assert "not one of its images is there; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
+    assert "not one of its images exists; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
     put(tmp_path, images=[])
     assert "it lists no image" in fault(tmp_path)
     put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
@@ -303,21 +303,21 @@ def test_not_one_image_is_there(tmp_path):
     [
         (b"[]", "holds a list, as files of results do"),
         (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "holds a list"),
-        (b"{}", "has no 'categories'"),
+        (b"{}", "no 'categories'"),
         (b'{"images": [', "cannot be read as JSON"),
         (b"", "cannot be read as JSON"),
         (b"3", "holds 3"),
         (
             b'{"images": {}, "annotations": 3, "categories": [{"id": 1, "name": "a"}]}',
-            "'images' is an object, expected a list",
+            "'images' is an object; expected a list",
         ),
-        (b'{"images": [], "categories": [{"id": 1, "name": "a"}]}', "has no 'annotations'"),
-        (b'{"annotations": [], "categories": [{"id": 1, "name": "a"}]}', "has no 'images'"),
-        (b'{"categories": [{"id": 1}, {"name": "a"}, 3]}', "category 2: it is no object"),
-        (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "no Unicode text"),
+        (b'{"images": [], "categories": [{"id": 1, "name": "a"}]}', "no 'annotations'"),
+        (b'{"annotations": [], "categories": [{"id": 1, "name": "a"}]}', "no 'images'"),
+        (b'{"categories": [{"id": 1}, {"name": "a"}, 3]}', "category 2: not an object"),
+        (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "not Unicode"),
         (b"\xff\xfe{\x00}\x00", "cannot be read as JSON"),
         (b"[" * 100_000, "cannot be read as JSON"),
-        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "has no 'categories'"),
+        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "no 'categories'"),
         (
             b'{"images": 3' + b"9" * 5000 + b', "categories": [{"id": 1, "name": "a"}]}',
             "cannot be read as JSON",
@@ -388,8 +388,8 @@ def test_the_box_of_a_mask_is_pycocotools(height, width, seed, share):
     runs = np.diff([0, *changes, len(flat)]).tolist()
     counts = [0, *runs] if flat[0] else runs
     expected = (x, y, x + w, y + h) if shape.any() else None
-    assert outline_box({"size": [height, width], "counts": text["counts"].decode()}) == expected
-    assert outline_box({"size": [height, width], "counts": counts}) == expected
+    assert of_segmentation({"size": [height, width], "counts": text["counts"].decode()}) == expected
+    assert of_segmentation({"size": [height, width], "counts": counts}) == expected
 
 
 _JSON = st.recursive(
@@ -405,7 +405,7 @@ _JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(_JSON | st.fixed_dictionaries({"size": st.tuples(_JSON, _JSON) | st.just([4, 4]), "counts": _JSON}))
 def test_any_segmentation_has_a_box_or_none(value):
-    found = outline_box(value)
+    found = of_segmentation(value)
     assert found is None or len(found) == 4
 
 

@@ -135,10 +135,10 @@ def test_splits_number_their_classes_alike(tmp_path):
         ("class,id\ncat,0\nowl,1\n", ("cat", "owl")),
         ("0,cat\n1,owl\n", ("cat", "owl")),
         ("owl\ncat\n", ("owl", "cat")),
-        ("owl,0\ncat,0,\nowl,3", "'owl' is there more than once"),
-        ("owl,0\ncat,x\n", "'cat,x', expected a class name and its number"),
-        ("", "it names no class"),
-        ("\udce9t\udce9,0\n", "is not in UTF-8"),
+        ("owl,0\ncat,0,\nowl,3", "'owl' appears more than once"),
+        ("owl,0\ncat,x\n", "'cat,x'; expected a class name and its number"),
+        ("", "no class names"),
+        ("\udce9t\udce9,0\n", "not UTF-8"),
     ],
 )
 def test_class_lists(tmp_path, text, expected):
@@ -193,13 +193,13 @@ def test_pixels_where_shares_are_said(tmp_path):
 def test_a_file_without_what_is_needed(tmp_path):
     put(tmp_path, "a,b,c", "1,2,3")
     assert csv_table.recognize(tmp_path) == ""
-    assert "found no CSV file of images and classes, expected a first row with a column" in fault(tmp_path)
+    assert "no CSV file of images and classes; expected a first row with a column" in fault(tmp_path)
     put(tmp_path, HEADER)
-    assert "have no class name" in fault(tmp_path)
+    assert "no class name in it or the files beside it" in fault(tmp_path)
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
-    assert "not one of its images is there; the first: 'gone.jpg'" in fault(tmp_path)
+    assert "not one of its images exists; the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
-    assert "has no split 'val'; it has 'train'" in fault(tmp_path, "val")
+    assert "no split 'val'; expected one of 'train'" in fault(tmp_path, "val")
 
 
 def test_classes_that_are_no_utf8(tmp_path):

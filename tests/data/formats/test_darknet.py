@@ -159,7 +159,7 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     (tmp_path / "a/classes.txt").write_text("x")
     data = open_annotations(str(tmp_path / "a"), "train")
     assert names(data) == ["a"] and splits(tmp_path / "a") == ["train"] and "no splits" in data.notes[1]
-    assert "no split 'val'; it has 'train'" in faults_of(tmp_path / "a", "val")
+    assert "no split 'val'; expected one of 'train'" in faults_of(tmp_path / "a", "val")
     flat = tmp_path / "flat"
     flat.mkdir()
     for file in ("images/a.jpg", "labels/a.txt", "classes.txt"):
@@ -202,7 +202,7 @@ def test_missing_label_files_are_counted(tmp_path: Path) -> None:
     assert counts(data) == {"no label file": 1} and str(tmp_path / "images/train/b.jpg") in data.notes[-1]
     (tmp_path / "labels/train/a.txt").unlink()
     fault = faults_of(root)
-    assert "Not one of the 2" in fault and str(tmp_path / "labels/train/a.txt") in fault
+    assert "not one of the 2" in fault and str(tmp_path / "labels/train/a.txt") in fault
 
 
 def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path) -> None:
@@ -222,16 +222,16 @@ def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path)
         (
             "2 .5 .5 .1 .1",
             "class out of range",
-            "class 2 at 0.5 0.5 0.1 0.1, expected a class from 0 to 1",
+            "class 2 at 0.5 0.5 0.1 0.1; expected a class from 0 to 1",
         ),
         ("-1 .5 .5 .1 .1", "class out of range", "class -1"),
         ("1e30 .5 .5 .1 .1", "class out of range", ""),
         ("0.5 .5 .5 .1 .1", "not a number", "the class a whole one"),
         ("nan .5 .5 .1 .1", "not a number", "'nan .5"),
         ("0 .5 .5 1_0 .1", "not a number", ""),
-        ("0 .5 .5 .1", "not understood", "4 columns, expected 5"),
-        ("0 .5 .5 .1 .1 .9", "not understood", "6 columns, expected 5"),
-        ("cat .5 .5 .1 .1", "not a number", "'cat .5 .5 .1 .1', expected numbers"),
+        ("0 .5 .5 .1", "not understood", "4 columns; expected 5"),
+        ("0 .5 .5 .1 .1 .9", "not understood", "6 columns; expected 5"),
+        ("cat .5 .5 .1 .1", "not a number", "'cat .5 .5 .1 .1'; expected numbers"),
         ("0 20 10 8 8", "not normalized", "not pixels"),
         ("0 .5 .5 .1 -1e300", "not normalized", ""),
     ],
@@ -295,12 +295,12 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("train: images/none\nnames: [x]\n", "'train: images/none' is not there"),
+        ("train: images/none\nnames: [x]\n", "'train: images/none' does not exist"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
         ("train: empty\nnames: [x]\n", "empty for files that end in .bmp"),
         ("train: images/train\n", "'names' is empty"),
         ("train: images/train\nnames: []\n", "'names' is empty"),
-        ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2, expected 1"),
+        ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
@@ -310,9 +310,9 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("- a\n- b\n", "found a list"),
         ("train: [[images/train]]\nnames: [x]\n", "'train' holds lists"),
         ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
-        ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many, expected 1"),
-        ("train: ~nobody-of-that-name/x\nnames: [x]\n", "is not there"),
-        ("train: " + "x" * 5000 + "\nnames: [x]\n", "is not there"),
+        ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many; expected 1"),
+        ("train: ~nobody-of-that-name/x\nnames: [x]\n", "does not exist"),
+        ("train: " + "x" * 5000 + "\nnames: [x]\n", "does not exist"),
     ],
 )
 def test_faults_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
@@ -384,10 +384,10 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
         assert found.boxes.tolist() == [[16, 6, 24, 14]] * 2 and counts(found) == {}
         assert names(open_annotations(str(root), "val")) == ["a"]
     for change, said in (
-        (("classes= 2", "classes= 3"), "'classes' is 3, expected 2"),
-        (("names = data/obj.names", "names = data/none"), "'names = data/none' is not there"),
-        (("backup = b/", "nothing"), "obj.data:6: 'nothing' is no 'key = value'"),
-        (("data/train.txt", "data/none.txt"), "'train: data/none.txt' is not there"),
+        (("classes= 2", "classes= 3"), "'classes' is 3; expected 2"),
+        (("names = data/obj.names", "names = data/none"), "'names = data/none' does not exist"),
+        (("backup = b/", "nothing"), "obj.data:6: 'nothing'; expected 'key = value'"),
+        (("data/train.txt", "data/none.txt"), "'train: data/none.txt' does not exist"),
     ):
         (data / "obj.data").write_text(text.replace(*change))
         assert said in faults_of(data)

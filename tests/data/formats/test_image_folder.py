@@ -46,7 +46,7 @@ def test_another_word_for_a_split(tmp_path):
     make(tmp_path, "train/owl/1.png", "train/cat/2.png", "valid/owl/3.png", "valid/cat/4.png")
     assert listed(tmp_path, "val") == [("valid/cat/4.png", "cat"), ("valid/owl/3.png", "owl")]
     make(tmp_path, "dev/owl/5.png", "dev/cat/6.png")
-    with pytest.raises(UserError, match="no split 'val'; it has 'dev', 'train', 'valid'"):
+    with pytest.raises(UserError, match="no split 'val'; expected one of 'train', 'valid', 'dev'"):
         image_folder.read(tmp_path, "val")
 
 
@@ -152,7 +152,7 @@ def test_links_are_followed_once(tmp_path):
 @pytest.mark.parametrize(
     ("files", "split", "names", "words"),
     [
-        (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; it has 'test', 'train'"),
+        (["train/a/1.png", "test/a/1.png"], "val", None, "no split 'val'; expected one of 'train', 'test'"),
         (["a/1.png", "b/1.png"], "test", None, "no split 'test': its own folders are taken as classes"),
         (["val/a/1.png", "val/Owl/1.png"], "val", ("a", "owl"), "not have these classes: 'Owl'"),
         (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
@@ -170,7 +170,7 @@ def test_faults_of_the_place(tmp_path):
     with pytest.raises(UserError, match="no such file or folder at"):
         opened(tmp_path / "none", "train")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is a file, expected a folder per class"):
+    with pytest.raises(UserError, match="a file; expected a folder per class"):
         opened(tmp_path / "file", "train")
     make(tmp_path / "odd", "a/1.png")
     make(Path(os.fsdecode(os.fsencode(tmp_path / "odd") + b"/\xff")), "1.png")

@@ -25,7 +25,7 @@ from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.data.index.validation import validate
-from rankless.data.loader import micro_batches
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.errors import UserError
 from rankless.recipe.schema import Augment
@@ -204,7 +204,7 @@ def test_detection_sees_the_same_from_shards(tmp_path, four, workers):
     seen = []
     for one in (made, unpacked(tmp_path / "out", "train")):
         examples = DetectionExamples(BoxedImages(one), (32, 32), 0, Augment(mosaic=0.5), 9)
-        with micro_batches(examples, collate, plan, workers=workers) as batches:
+        with MicroBatches(examples, collate, plan, workers=workers) as batches:
             seen.append(list(batches))
     for files, shards in zip(*seen, strict=True):
         assert torch.equal(files.images, shards.images) and torch.equal(files.boxes, shards.boxes)

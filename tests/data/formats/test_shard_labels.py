@@ -60,7 +60,7 @@ def test_darknets_lines():
 @pytest.mark.parametrize(
     ("kind", "content", "words"),
     [
-        ("txt", b"a caption of a cat", "line 1: 'a caption of a cat', expected five columns"),
+        ("txt", b"a caption of a cat", "line 1: 'a caption of a cat'; expected five columns"),
         ("txt", b"0 1 2 3", "expected five columns"),
         ("json", b"{", "expected JSON"),
         ("json", b"3", "no 'boxes' with 'labels'"),

@@ -43,11 +43,11 @@ def test_other_words_for_a_split(wanted, found, meant):
 
 
 def test_no_such_split(tmp_path):
-    with pytest.raises(UserError, match="has no split 'val'; it has 'train', 'test'"):
+    with pytest.raises(UserError, match="no split 'val'; expected one of 'train', 'test'"):
         chosen(tmp_path, "val", {"test": 1, "train": 1}, "a file")
-    with pytest.raises(UserError, match="has no split, expected a file"):
+    with pytest.raises(UserError, match="no split; expected a file"):
         chosen(tmp_path, "val", {}, "a file")
-    with pytest.raises(UserError, match="has no split 'train'"):
+    with pytest.raises(UserError, match="no split 'train'"):
         chosen(tmp_path, "train", {"mine": 1}, "a file")  # a folder may yet get one
     (tmp_path / "mine.csv").touch()
     assert chosen(tmp_path / "mine.csv", "train", {"mine": 1}, "") == "mine"

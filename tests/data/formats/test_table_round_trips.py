@@ -138,6 +138,8 @@ def test_lines_tell_what_they_leave_out(folder, data):
         assert (f"{counted(count, 'box', 'boxes')} {what}" in sentences) == (count > 0)
     plain = (held.flags == 0).sum()
     assert (f"the areas of {counted(plain, 'object')} are" in sentences) == (plain > 0)
+    of = [sentence.split(":")[0] for sentence in lost]  # each split once
+    assert len(set(lost)) == len(lost) and of.count("train") == of.count("val")
 
 
 @settings(settings.get_profile("files"))

@@ -196,11 +196,11 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
     ("inside", "fault"),
     [
         (thing(name=""), "not understood: object 2 has no <name>"),
-        (thing(("x", 1, 2, 3)), "not a number: object 2 ('cat'): <xmin> is 'x', expected a number of pixels"),
+        (thing(("x", 1, 2, 3)), "not a number: object 2 ('cat'): <xmin> is 'x'; expected a number of pixels"),
         (thing((1, "1_0", 2, 3)), "not a number: object 2 ('cat'): <ymin> is '1_0'"),
         (thing("<xmin>1</xmin><ymin/><xmax>3</xmax><ymax>3</ymax>"), "object 2 ('cat') has no <ymin>"),
         ("<object><name>cat</name></object>", "not understood: object 2 ('cat') has no <bndbox>"),
-        (thing(extra="<difficult>7</difficult>"), "object 2 ('cat'): <difficult> is '7', expected 0 or 1"),
+        (thing(extra="<difficult>7</difficult>"), "object 2 ('cat'): <difficult> is '7'; expected 0 or 1"),
         ("<object><name>cat</name><robndbox><cx>5</cx></robndbox></object>", "has a turned box (<robndbox>)"),
         ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "<polygon> that is not three"),
     ],
@@ -330,7 +330,7 @@ def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     assert counts(data) == {"no label file": 1, "label without image": 1}
     assert data.findings.first["no label file"][0].where == str(tmp_path / "JPEGImages/b.jpg")
     assert data.findings.first["label without image"][0].where == str(tmp_path / "Annotations/stray.xml")
-    assert "Not one of the 1 images of the split 'test'" in faults_of(tmp_path, "test")[0]
+    assert "not one of the 1 images of the split 'test'" in faults_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
     assert "no annotation of any split has an object" in faults_of(tmp_path)[0]
@@ -341,7 +341,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     put(tmp_path, "a", thing(), split="val")
     put(tmp_path, "a", thing(), split="cat_train")
     (fault,) = faults_of(tmp_path, "other")
-    assert f"{tmp_path} has no split 'other'; it has 'train', 'val'." in fault
+    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; name" in fault
     assert str(tmp_path / "ImageSets/Main/other.txt") in fault
     put(tmp_path, "a", thing(), split="trainval")
     put(tmp_path, "a", thing(), split="test")
@@ -350,7 +350,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "ImageSets/Main/empty.txt").write_text("\n \n")
     assert "the split 'empty' has no images" in faults_of(tmp_path, "empty")[0]
     (tmp_path / "ImageSets/Main/odd.txt").write_bytes(b"\xff\xfea")
-    assert "odd.txt cannot be read" in faults_of(tmp_path, "train")[0]
+    assert "odd.txt: cannot be read" in faults_of(tmp_path, "train")[0]
 
 
 def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
         data = open_annotations(str(tmp_path), "train")
         assert splits(tmp_path) == ["train"] and stems(data) == ["a", "b"]
         assert counts(data) == {"label without image": 1} and "all images are 'train'" in data.notes[1]
-        assert "no split 'val'; it has 'train'" in faults_of(tmp_path, "val")[0]
+        assert "no split 'val'; expected one of 'train'" in faults_of(tmp_path, "val")[0]
 
 
 def test_annotations_beside_their_images(tmp_path: Path) -> None:

@@ -105,7 +105,14 @@ class _Tiles:
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """An image, ``factor`` times as large as letterboxed, with its inner corner on the meeting point."""
+        """Lay an image, ``factor`` times as large as letterboxed, its inner corner on the meeting point.
+
+        Args:
+            tile: 0 to 3, by rows.
+            sample: the image, uint8 (3, h, w), and its boxes, (N, 4).
+            factor: on the letterbox's scale.
+            matrix: the color matrix, (3, 3), or None.
+        """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
         left = self.meeting[0] - (0 if tile % 2 else scaled(width, scale))

@@ -83,7 +83,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """Return the color matrix of three draws from -1..1; None where the options leave colors as they are."""
+    """Return the color matrix, (3, 3), of three draws from -1..1; None where the options change no color."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
@@ -143,7 +143,17 @@ def recolored_patch(
     left: int,
     top: int,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Return what :func:`visible_part` gives, scaled, and recolored on the smaller side of the resize."""
+    """Return the visible part of an image, scaled, and recolored on the smaller side of the resize.
+
+    Args:
+        image: uint8, (3, h, w).
+        matrix: the color matrix, (3, 3), or None.
+        size: the input's (H, W) in pixels.
+        scale, left, top: the image's on the input, in pixels; see :func:`visible_part`.
+
+    Returns:
+        The patch, uint8 (3, h', w'); its (left, top) on the input; where the whole image lies.
+    """
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
         patch = resized(part, scale)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -82,21 +84,19 @@ class _Annotated:
         return len(self.annotations)
 
     def source(self, index: int) -> str:
-        """Return the file of image ``index``."""
         return self.annotations.path(index)
 
     def digest(self) -> str:
-        """Return a hash of what is annotated."""
         return self.annotations.digest()
+
+    def opened(self, shown: Shown, cache: Cache) -> tuple[Self, tuple[str, ...]]:
+        made = copy(self)
+        made.images, notes = open_images(self.annotations, shown, cache)
+        return made, notes
 
 
 class BoxedImages(_Annotated, DetectionImages):
     """Images with boxes, from files; arguments as of :class:`_Annotated`."""
-
-    def opened(self, shown: Shown, cache: Cache) -> tuple[BoxedImages, tuple[str, ...]]:
-        """See :meth:`rankless.data.images.sources.ImageSource.opened`."""
-        images, notes = open_images(self.annotations, shown, cache)
-        return BoxedImages(self.annotations, images), notes
 
     def read(self, index: int) -> Sample:
         """Return image ``index`` with its boxes to train on: neither difficult nor crowds.
@@ -114,7 +114,6 @@ class BoxedImages(_Annotated, DetectionImages):
         return Sample(decoded.image, boxes, labels, decoded.reduced, decoded.source)
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the objects of image ``index``, its pixels unread."""
         known, rows = self.annotations, self.annotations.rows(index)
         height, width = known.sizes[index].tolist()
         boxes, labels = torch.tensor(known.boxes[rows]), torch.tensor(known.labels[rows].astype("int64"))
@@ -122,7 +121,6 @@ class BoxedImages(_Annotated, DetectionImages):
         return GroundTruth(boxes, labels, height, width, flags, areas)
 
     def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return height and width of these images, (B, 2); 0, 0 where one cannot be read."""
         sizes: NDArray[np.int64] = self.annotations.sizes[np.asarray(indices)].astype(np.int64)
         return sizes
 
@@ -142,7 +140,6 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: of one split.
         class_names: of the model; None takes the data's.
         where: the data, for messages.
-        images: reads the pixels; None reads every pixel from the files.
 
     Raises:
         UserError: a class that ``class_names`` does not have, or none given and only one in the data.
@@ -153,10 +150,9 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: Annotations,
         class_names: Sequence[str] | None,
         where: str,
-        images: Readable[Decoded] | None = None,
     ) -> None:
-        super().__init__(annotations, images)
-        self.where, known = where, annotations.class_names
+        super().__init__(annotations)
+        known = annotations.class_names
         if class_names is None and len(known) < 2:
             raise UserError(
                 f"{where}: only one class has images ({listed(known)}); expected two or more; make a folder "
@@ -177,21 +173,10 @@ class ClassifiedImages(_Annotated, ClassificationImages):
             note = f"{have} no images (of {len(self.class_names):,}): {listed(missing)}"
             self.notes = (*self.notes, note)
 
-    def opened(self, shown: Shown, cache: Cache) -> tuple[ClassifiedImages, tuple[str, ...]]:
-        """See :meth:`rankless.data.images.sources.ImageSource.opened`."""
-        images, notes = open_images(self.annotations, shown, cache)
-        return ClassifiedImages(self.annotations, self.class_names, self.where, images), notes
-
     def read(self, index: int) -> Tensor:
-        """Return image ``index``, uint8 RGB (3, H, W).
-
-        Raises:
-            UnreadableImage: the file is missing or damaged.
-        """
         return self.images.read(index).image
 
     def label(self, index: int) -> int:
-        """Return the class of image ``index``."""
         return self._labels[int(self.annotations.labels[index])]
 
 

@@ -37,7 +37,6 @@ SPLITS = ("train", "val")
 VISIBLE = 64
 """A pixel belongs to a digit where its ink covers at least 64/255 of it; boxes are the extent of these."""
 
-_NAMES = tuple("0123456789")
 _VAL_FRACTION = 0.2
 _MOST_DIGITS = 12
 # Of glyphs with their soft rim, in pixels of a scene whose shorter side is 256; a box is a tenth lower.
@@ -49,7 +48,29 @@ _SHARPEN = 1.6
 _CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
 
 
-class DigitScenes(DetectionImages):
+class _Digits:
+    """What the two kinds of built-in data share.
+
+    Raises:
+        UserError: an unknown split, or other problems.
+    """
+
+    class_names = tuple("0123456789")
+
+    def __init__(self, split: str, *problems: str) -> None:
+        if split not in SPLITS:
+            expected = " or ".join(SPLITS)
+            problems = f"digits: no split {split!r}; expected {expected}", *problems
+        if problems:
+            raise UserError(problems)
+        self.split = split
+
+    def source(self, index: int) -> str:
+        """Return a name for reports: ``digits/val/12``."""
+        return f"digits/{self.split}/{index}"
+
+
+class DigitScenes(_Digits, DetectionImages):
     """Scenes with 1 to 12 handwritten digits each; the data set to start with, to test and to compare on.
 
     A digit image serves in one split alone. Digits are about 14 to 110 pixels high on a scene whose shorter
@@ -66,35 +87,21 @@ class DigitScenes(DetectionImages):
         UserError: an unknown split, less than one scene, or a side below 32.
     """
 
-    class_names = _NAMES
-
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
         problems = []
-        if split not in SPLITS:
-            known = " and ".join(SPLITS)
-            problems.append(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
         if images < 1:
-            problems.append(f"digits: {images} scenes asked for, expected 1 or more: raise the number")
+            problems.append(f"digits: {images} scenes asked for; expected 1 or more; raise the number")
         if min(size) < 32:
             asked = f"{size[0]} × {size[1]}"
             problems.append(
-                f"digits: scenes of {asked} pixels asked for, expected sides of 32 or more: enlarge them"
+                f"digits: scenes of {asked} pixels asked for; expected sides of 32 or more; enlarge them"
             )
-        if problems:
-            raise UserError(problems)
-        self.split = split
-        self.seed = seed
-        self.size = size
-        self._images = images
+        super().__init__(split, *problems)
+        self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
 
     def __len__(self) -> int:
-        """Return the number of scenes."""
         return self._images
-
-    def source(self, index: int) -> str:
-        """Return a name for reports: ``digits/val/12``."""
-        return f"digits/{self.split}/{index}"
 
     def read(self, index: int) -> Sample:
         """Return scene ``index``, a function of (seed, split, index, size) alone.
@@ -190,7 +197,7 @@ SIDE = 64
 """Of a single digit's image, in pixels: the 8 × 8 gray levels are enlarged eight times."""
 
 
-class DigitImages(ClassificationImages):
+class DigitImages(_Digits, ClassificationImages):
     """The same digits, in the same splits, one to an image: 1,438 for training and 359 for validation.
 
     Args:
@@ -200,23 +207,14 @@ class DigitImages(ClassificationImages):
         UserError: an unknown split.
     """
 
-    class_names = _NAMES
-
     def __init__(self, split: str) -> None:
-        if split not in SPLITS:
-            known = " and ".join(SPLITS)
-            raise UserError(f"digits: no split {split!r}; the built-in data has {known}: name one of them")
-        self.split = split
+        super().__init__(split)
         parts = digits_of(split)
         self._levels = np.concatenate(parts)  # (N, 8, 8) uint8, 0 to 16
         self._labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
     def __len__(self) -> int:
         return len(self._levels)
-
-    def source(self, index: int) -> str:
-        """Return a name for reports: ``digits/val/12``."""
-        return f"digits/{self.split}/{index}"
 
     def read(self, index: int) -> Tensor:
         """Return digit ``index``, uint8 (3, 64, 64), its three channels equal.
@@ -231,7 +229,6 @@ class DigitImages(ClassificationImages):
         return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()
 
     def label(self, index: int) -> int:
-        """Return the digit that image ``index`` shows."""
         return int(self._labels[index])
 
 

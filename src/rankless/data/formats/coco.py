@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgspec
 import numpy as np
 
+from rankless.data.formats import outlines
 from rankless.data.formats.coco_json import (
     Annotation,
     Classes,
@@ -26,8 +26,8 @@ from rankless.data.formats.coco_json import (
     entries,
     identity,
     load,
-    outline_box,
     read_classes,
+    save,
 )
 from rankless.data.formats.folders import ImageSearch, subfolders
 from rankless.data.formats.listed_images import ListedImages
@@ -57,7 +57,6 @@ _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE
 _SAME = 1e-6
 """An area that differs from the box's by a smaller fraction says no more than the box."""
 _MISSING = -1  # instead of an image's number
-_encode = msgspec.json.encode
 
 
 def recognize(root: Path) -> str:
@@ -81,11 +80,11 @@ def read(root: Path, split: str) -> Raw:
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
-    parts = load(file)
+    parts = load(file, Parts)
     if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
         raise UserError(
-            f"{file} has no {' and no '.join(repr(key) for key in missing)}, expected a list; a file for "
-            "training has 'images', 'annotations' and 'categories'."
+            f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected lists 'images', "
+            "'annotations' and 'categories', as files for training have"
         )
     reader = _Reader(file, ImageSearch(_image_folders(root, name, file)), classes=classes)
     reader.read_images(parts)
@@ -151,14 +150,14 @@ class _Reader(ListedImages):
         label = _known(self.classes.labels, entry.category_id)
         if label is None:
             first = ", ".join(printable(str(key)) for key in list(self.classes.labels)[:10])
-            problem = f"category_id {_short(entry.category_id)}, expected one of {first}"
+            problem = f"category_id {_short(entry.category_id)}; expected one of {first}"
             self.report("unnamed class", where, problem)
             return
         flags = self._flags(entry, where) if entry.iscrowd or entry.ignore else 0
         box = entry.bbox
         try:
             if not box:
-                outline = outline_box(decoded(entry.segmentation))
+                outline = outlines.of_segmentation(decoded(entry.segmentation))
                 if outline is None:
                     self.report("not understood", where, "it has neither 'bbox' nor an outline")
                     return
@@ -170,15 +169,15 @@ class _Reader(ListedImages):
             area = _area(entry, x2 - x1, y2 - y1)
             self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)
         except (TypeError, OverflowError):
-            self.report("not a number", where, f"bbox {_short(box)}, expected four numbers")
+            self.report("not a number", where, f"bbox {_short(box)}; expected four numbers")
         except ValueError:
-            self.report("not understood", where, f"bbox {_short(box)}, expected x, y, width, height")
+            self.report("not understood", where, f"bbox {_short(box)}; expected x, y, width, height")
 
     def _flags(self, entry: Annotation, where: str) -> int:
         flags = 0
         for key, value, flag in (("iscrowd", entry.iscrowd, CROWD), ("ignore", entry.ignore, DIFFICULT)):
             if value and value != 1:
-                self.report("not understood", where, f"{key} {_short(value)}, expected 0 or 1")
+                self.report("not understood", where, f"{key} {_short(value)}; expected 0 or 1")
             flags |= flag if value else 0
         return flags
 
@@ -290,57 +289,13 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     image = box = 1
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError("COCO JSON holds boxes, and these images have one class each and no boxes.")
+            raise UserError(f"{split}: images have one class each and no boxes; expected boxes for COCO JSON")
         split = as_file_name(split)
         # JSON has no bytes that are no text, which a file's name can have.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / split / name)
-        categories = [
-            {"id": number, "name": name, "supercategory": ""}
-            for number, name in enumerate(data.class_names, 1)
-        ]
-        with (out / "annotations" / f"instances_{split}.json").open("wb") as file:
-            file.write(b'{"categories": ' + _encode(categories) + b',\n"images": [')
-            _write_list(file, _images(data, names, image))
-            file.write(b'],\n"annotations": [')
-            _write_list(file, _boxes(data, image, box))
-            file.write(b"]}\n")
+        save(out / "annotations" / f"instances_{split}.json", data, names, image, box)
         image += len(data)
         box += len(data.labels)
     return []
-
-
-def _write_list(file: BinaryIO, entries: Iterator[dict[str, Any]]) -> None:
-    for number, entry in enumerate(entries):
-        file.write((b",\n" if number else b"\n") + _encode(entry))
-
-
-def _images(annotations: Annotations, names: list[str], first: int) -> Iterator[dict[str, Any]]:
-    for number, (name, (height, width)) in enumerate(
-        zip(names, annotations.sizes.tolist(), strict=True), first
-    ):
-        yield {"id": number, "file_name": name, "width": width, "height": height}
-
-
-def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
-    for index in range(len(annotations)):
-        rows = annotations.rows(index)
-        for row in range(rows.start, rows.stop):
-            # In float64 the sum of x and width rounds back to the same float32.
-            x1, y1, x2, y2 = annotations.boxes[row].tolist()
-            width, height, area = x2 - x1, y2 - y1, float(annotations.areas[row])
-            flags = int(annotations.flags[row])
-            entry = {
-                "id": first + row,
-                "image_id": image + index,
-                "category_id": int(annotations.labels[row]) + 1,
-                "bbox": [_plain(x1), _plain(y1), _plain(width), _plain(height)],
-                "area": _plain(width * height if area != area else area),
-                "iscrowd": int(flags & CROWD > 0),
-            }
-            yield entry | {"ignore": 1} if flags & DIFFICULT else entry
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if value.is_integer() else value

@@ -1,4 +1,4 @@
-"""What COCO's JSON holds, decoded entry by entry: a file of 600 MB never becomes a tree of Python objects.
+"""COCO's JSON, decoded and encoded entry by entry: a file of 600 MB never becomes a tree of Python objects.
 
 msgspec splits the lists into entries without decoding them. What it refuses (NaN, which JSON does not have
 but many programs write) goes through the standard library, which is slower but knows it.
@@ -10,16 +10,17 @@ import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
 EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
+_encode = msgspec.json.encode
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -53,12 +54,6 @@ class Category(msgspec.Struct, gc=False):
     supercategory: Any = None
 
 
-class UsedCategory(msgspec.Struct, gc=False):
-    """An entry of ``annotations``, of which only the class matters."""
-
-    category_id: Any = None
-
-
 class Parts(msgspec.Struct):
     """The three lists, their entries not yet decoded; a list that the file does not have is None."""
 
@@ -67,33 +62,30 @@ class Parts(msgspec.Struct):
     categories: list[msgspec.Raw] | None = None
 
 
-class _Categories(msgspec.Struct):
+class Categories(msgspec.Struct):
+    """The list ``categories`` alone."""
+
     categories: list[msgspec.Raw] | None = None
 
 
-Entry = TypeVar("Entry", Image, Annotation, Category, UsedCategory)
+Entry = TypeVar("Entry", Image, Annotation, Category)
+Lists = TypeVar("Lists", Parts, Categories)
 
 
-def load(file: Path) -> Parts:
-    """The lists of a file.
+def load(file: Path, kind: type[Lists]) -> Lists:
+    """The lists of a file that ``kind`` names.
 
     Raises:
         UserError: it cannot be read, is no JSON, or is something else than an object with lists.
     """
-    content = _content(file)
     try:
-        return msgspec.json.decode(content, type=Parts)
-    except _REFUSED:
-        return _slowly(file, content)
-
-
-def load_categories(file: Path) -> list[Any] | None:
-    """The list ``categories`` of a file alone; see :func:`load`."""
-    content = _content(file)
+        content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror or error}; {EXPECTED}") from error
     try:
-        return msgspec.json.decode(content, type=_Categories).categories
+        return msgspec.json.decode(content, type=kind)
     except _REFUSED:
-        return _slowly(file, content).categories
+        return _slowly(file, content, kind)
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
@@ -122,36 +114,26 @@ def decoded(value: Any) -> Any:
         return None
 
 
-def _content(file: Path) -> bytes:
-    try:
-        content = reading.read_bytes(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}; {EXPECTED}.") from error
-    return content.removeprefix(codecs.BOM_UTF8)
-
-
-def _slowly(file: Path, content: bytes) -> Parts:
+def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
     """By the standard library, which says line and column of what is wrong."""
     try:
         whole = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         reason = printable(str(error) or type(error).__name__)
-        raise UserError(f"{file} cannot be read as JSON: {reason}; {EXPECTED}. Export it again.") from None
+        raise UserError(f"{file}: cannot be read as JSON: {reason}; {EXPECTED}; export it again") from None
     if isinstance(whole, list):
-        raise UserError(
-            f"{file} holds a list, as files of results do; {EXPECTED}. Give the file of the annotations."
-        )
+        raise UserError(f"{file}: holds a list, as files of results do; {EXPECTED}; give the annotation file")
     if not isinstance(whole, dict):
-        raise UserError(f"{file} holds {printable(json.dumps(whole))}; {EXPECTED}.")
-    parts = {name: whole.get(name) for name in Parts.__struct_fields__}
+        raise UserError(f"{file}: holds {printable(json.dumps(whole))}; {EXPECTED}")
+    parts = {name: whole.get(name) for name in kind.__struct_fields__}
     problems = [
-        f"{file}: '{name}' is {_kind(part)}, expected a list."
+        f"{file}: '{name}' is {_kind(part)}; expected a list"
         for name, part in parts.items()
         if not isinstance(part, list | None)
     ]
     if problems:
         raise UserError(problems)
-    return Parts(**parts)
+    return kind(**parts)
 
 
 def _kind(value: Any) -> str:
@@ -183,11 +165,9 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     where: dict[int | str, Path] = {}
     problems: list[str] = []
     for file in files.values():
-        part = load_categories(file)
+        part = load(file, Categories).categories
         if not part:
-            problems.append(
-                f"{file} has no 'categories', expected a list of objects with an 'id' and a 'name'."
-            )
+            problems.append(f"{file}: no 'categories'; expected a list of objects with an 'id' and a 'name'")
         for number, entry in enumerate(entries(part or [], Category)):
             problem = _problem(entry)
             if entry is None or problem:
@@ -197,8 +177,8 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
             if categories.setdefault(key, entry).name != entry.name:
                 problems.append(
                     f"{file}: category {key} is called '{printable(str(entry.name))}', but "
-                    f"'{printable(str(categories[key].name))}' in {where[key]}; a number must mean the same "
-                    "class in all files."
+                    f"'{printable(str(categories[key].name))}' in {where[key]}; expected the same "
+                    "class for a number in all files"
                 )
             where.setdefault(key, file)
     if problems:
@@ -228,15 +208,15 @@ def identity(value: object) -> int | str:
 
 def _problem(entry: Category | None) -> str:
     if entry is None:
-        return "it is no object, expected one with an 'id' and a 'name'."
+        return "not an object; expected one with an 'id' and a 'name'"
     if not isinstance(entry.id, int | str | float):
-        return f"its 'id' is {printable(repr(entry.id))}, expected a number."
+        return f"its 'id' is {printable(repr(entry.id))}; expected a number"
     if not isinstance(entry.name, int | str) or not str(entry.name).strip():
-        return f"its 'name' is {printable(repr(entry.name))}, expected a text."
+        return f"its 'name' is {printable(repr(entry.name))}; expected a text"
     try:
         str(entry.name).encode()
     except UnicodeEncodeError:
-        return f"its 'name' is {entry.name!a}, which is no Unicode text."
+        return f"its 'name' is {entry.name!a}, which is not Unicode; expected a text"
     return ""
 
 
@@ -254,68 +234,58 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
     return any(
         entry is not None and identity(entry.category_id) == key
         for file in files.values()
-        for entry in entries(load(file).annotations or [], UsedCategory)
+        for entry in entries(load(file, Parts).annotations or [], Annotation)
     )
 
 
-def outline_box(segmentation: Any) -> tuple[float, float, float, float] | None:
-    """Return the bounds xyxy, in pixels, of a segmentation; None if it is none or has no extent.
-
-    Not cocoapi's own code: a mask of size 0 or a text cut short crashes some of its versions.
+def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
+    """Write one split's file.
 
     Args:
-        segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
-            lengths as a list of numbers or as cocoapi's text. A pixel of a mask reaches from its number to
-            the next, as in cocoapi's ``toBbox``.
+        path: a new file.
+        annotations: of the split.
+        names: the image files' names.
+        image, box: ids of the first image and of the first box.
     """
-    try:
-        if isinstance(segmentation, list):
-            polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
-            xs = list(chain.from_iterable(polygon[0::2] for polygon in polygons))
-            ys = list(chain.from_iterable(polygon[1::2] for polygon in polygons))
-            return float(min(xs)), float(min(ys)), float(max(xs)), float(max(ys))
-        if isinstance(segmentation, dict):
-            counts = segmentation["counts"]
-            runs = _runs(counts) if isinstance(counts, str) else [int(run) for run in counts]
-            height, width = segmentation["size"]
-            return _mask_box(runs, int(height), int(width))
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-        pass
-    return None
+    categories = [
+        {"id": number, "name": name, "supercategory": ""}
+        for number, name in enumerate(annotations.class_names, 1)
+    ]
+    with path.open("wb") as file:
+        file.write(b'{"categories": ' + _encode(categories) + b',\n"images": [')
+        _write_list(file, _images(annotations, names, image))
+        file.write(b'],\n"annotations": [')
+        _write_list(file, _boxes(annotations, image, box))
+        file.write(b"]}\n")
 
 
-def _runs(text: str) -> list[int]:
-    """Run lengths from cocoapi's text: 5 bits a character from '0' on, the lowest first; 32 says that more
-    follow, the last one's 16 is the sign. From the fourth on it is the difference to the last but one."""
-    runs: list[int] = []
-    at = 0
-    while at < len(text):
-        value = shift = 0
-        more = True
-        while more:
-            bits = ord(text[at]) - 48
-            if not 0 <= bits < 64:
-                raise ValueError(text[at])
-            value |= (bits & 31) << shift
-            more, shift, at = bits & 32 > 0, shift + 5, at + 1
-            if not more and bits & 16:
-                value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-    return runs
+def _write_list(file: BinaryIO, entries: Iterator[dict[str, Any]]) -> None:
+    for number, entry in enumerate(entries):
+        file.write((b",\n" if number else b"\n") + _encode(entry))
 
 
-def _mask_box(runs: Sequence[int], height: int, width: int) -> tuple[float, float, float, float] | None:
-    """Bounds of runs of 0 and 1 in turn, down one column after another."""
-    if height <= 0 or width <= 0 or min(runs, default=0) < 0 or sum(runs) > height * width:
-        return None
-    columns, rows, at = [], [], 0
-    for number, run in enumerate(runs):
-        if number % 2 and run:
-            first, last = at, at + run - 1
-            columns += [first // height, last // height]
-            whole = first // height != last // height  # it goes on at the top of the next column
-            rows += [0, height - 1] if whole else [first % height, last % height]
-        at += run
-    if not columns:
-        return None
-    return float(min(columns)), float(min(rows)), max(columns) + 1.0, max(rows) + 1.0
+def _images(annotations: Annotations, names: Sequence[str], first: int) -> Iterator[dict[str, Any]]:
+    for number, (name, (height, width)) in enumerate(
+        zip(names, annotations.sizes.tolist(), strict=True), first
+    ):
+        yield {"id": number, "file_name": name, "width": width, "height": height}
+
+
+def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
+    for index, row in enumerate(annotations.offsets[:-1].tolist()):
+        for number, ((x1, y1, x2, y2), label, flags, area) in enumerate(annotations.objects(index), row):
+            # In float64 the sum of x and width rounds back to the same float32.
+            width, height = x2 - x1, y2 - y1
+            entry = {
+                "id": first + number,
+                "image_id": image + index,
+                "category_id": label + 1,
+                "bbox": [_plain(x1), _plain(y1), _plain(width), _plain(height)],
+                "area": _plain(width * height if area != area else area),
+                "iscrowd": int(flags & CROWD > 0),
+            }
+            yield entry | {"ignore": 1} if flags & DIFFICULT else entry
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if value.is_integer() else value

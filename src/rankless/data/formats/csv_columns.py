@@ -87,7 +87,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, cells
     except (OSError, csv.Error) as error:
         why = reading.reason(error) if isinstance(error, OSError) else error
-        raise UserError(f"{file} cannot be read as CSV: {why}; expected {EXPECTED}.") from None
+        raise UserError(f"{file}: cannot be read as CSV: {why}; expected {EXPECTED}") from None
 
 
 def columns_of(file: Path) -> Columns | None:

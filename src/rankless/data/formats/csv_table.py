@@ -58,7 +58,7 @@ def read(root: Path, split: str) -> Raw:
     """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
-        raise UserError(f"{root}: found no CSV file of images and classes, expected {EXPECTED}.")
+        raise UserError(f"{root}: no CSV file of images and classes; expected {EXPECTED}")
     name = chosen(root, split, files, LAYOUT)
     file, columns = files[name]
     top = root if root.is_dir() else root.parent
@@ -88,11 +88,13 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     ``filename,class``. ``classes.csv`` has the classes in their order, because some may have no box. Where no
     box of a split reaches beyond the second pixel, the columns say that it is pixels: ``xmin_px``.
     """
-    known = next((annotations.class_names for annotations in splits.values()), ())
+    # Splits of class folders may have different classes.
+    known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
     names, changed = fit_names(known, distinct=True)
+    written = dict(zip(known, names, strict=True))
     for split, data in splits.items():
-        name = as_file_name(split)
-        made = _box_rows(data, names) if data.has_boxes else _class_rows(data, names)
+        name, own = as_file_name(split), [written[each] for each in data.class_names]
+        made = _box_rows(data, own) if data.has_boxes else _class_rows(data, own)
         with (out / f"{name}.csv").open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("filename", *next(made)))
@@ -155,14 +157,14 @@ def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
             numbered.append((len(numbered), cells[0]))
         elif numbered:  # else it is the columns' names
             shown = printable(",".join(cells))
-            raise UserError(f"{file}:{line}: '{shown}', expected a class name and its number.")
+            raise UserError(f"{file}:{line}: '{shown}'; expected a class name and its number")
     names = tuple(name for _, name in sorted(numbered, key=lambda pair: pair[0]))
     if not all(map(is_text, names)):
-        raise UserError(f"{file} is not in UTF-8, expected rows such as 'cat,0' in UTF-8.")
+        raise UserError(f"{file}: not UTF-8; expected rows such as 'cat,0' in UTF-8")
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if not names or twice:
-        problem = f"'{printable(twice[0])}' is there more than once" if twice else "it names no class"
-        raise UserError(f"{file}: {problem}, expected rows such as 'cat,0', each class once.")
+        problem = f"'{printable(twice[0])}' appears more than once" if twice else "no class names"
+        raise UserError(f"{file}: {problem}; expected rows such as 'cat,0', each class once")
     return file, names
 
 
@@ -185,7 +187,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
                     names.add(cells[columns.label])
     if not names:
         first = next(file for file, _ in files.values())
-        raise UserError(f"{first} and the files beside it have no class name, expected {EXPECTED}.")
+        raise UserError(f"{first}: no class name in it or the files beside it; expected {EXPECTED}")
     if all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name)))
     return tuple(sorted(names))
@@ -220,7 +222,7 @@ class _Reader(ListedImages):
             if len(cells) < width or not cells[columns.path]:
                 shown = printable(columns.delimiter.join(cells))
                 self.report(
-                    "not understood", f":{line}", f"'{shown}', expected {width} columns with an image"
+                    "not understood", f":{line}", f"'{shown}'; expected {width} columns with an image"
                 )
                 continue
             before, name = len(self.made.paths), cells[columns.path]
@@ -243,7 +245,7 @@ class _Reader(ListedImages):
             self.report("listed twice", f":{line}", printable(cells[columns.path]))
         else:
             second = printable(cells[columns.label])
-            self.report("not understood", f":{line}", f"a second class '{second}', expected one")
+            self.report("not understood", f":{line}", f"a second class '{second}'; expected one")
 
     def _add_box(self, cells: list[str], image: int, line: int, columns: Sequence[int]) -> None:
         values = [cells[each] for each in columns]
@@ -255,7 +257,7 @@ class _Reader(ListedImages):
         try:
             a, b, c, d = map(float, values)
         except ValueError:
-            self.report("not a number", f":{line}", f"'{printable(' '.join(values))}', expected four numbers")
+            self.report("not a number", f":{line}", f"'{printable(' '.join(values))}'; expected four numbers")
             return
         if self.columns.kind == "center and size":
             a, b = a - c / 2, b - d / 2
@@ -268,7 +270,7 @@ class _Reader(ListedImages):
         name = cells[self.columns.label]
         if name not in self.labels:
             first = ", ".join(printable(each) for each in list(self.labels)[:10])
-            self.report("unnamed class", f":{line}", f"'{printable(name)}', expected one of {first}")
+            self.report("unnamed class", f":{line}", f"'{printable(name)}'; expected one of {first}")
         return self.labels.get(name)
 
     def _flag(self, cells: list[str], column: int | None, flag: int, line: int) -> int:
@@ -276,7 +278,7 @@ class _Reader(ListedImages):
             return 0
         value = cells[column].casefold().removesuffix(".0")
         if value not in _YES | _NO:
-            self.report("not understood", f":{line}", f"'{printable(value)}', expected 0 or 1")
+            self.report("not understood", f":{line}", f"'{printable(value)}'; expected 0 or 1")
         return flag if value in _YES else 0
 
     def _area(self, cells: list[str]) -> float:
@@ -296,20 +298,16 @@ class _Reader(ListedImages):
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
     """The columns' names, then the rows of one image after another."""
-    boxes: Any = annotations.boxes
     flags: Any = annotations.flags
-    tiny = len(boxes) > 0 and bool((boxes <= 2).all())
+    tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())
     more = (*(["crowd"] if crowds else []), *(["area"] if areas else []))
     yield "width", "height", "class", *(f"{c}_px" if tiny else c for c in _CORNERS), "difficult", *more
     for index in range(len(annotations)):
         height, width = annotations.sizes[index].tolist()
         made = []
-        rows = annotations.rows(index)
-        for row in range(rows.start, rows.stop):
-            corners = (shortest(value) for value in boxes[row].tolist())
-            flag, area = int(flags[row]), float(annotations.areas[row])
-            cells = [width, height, names[annotations.labels[row]], *corners, int(flag & DIFFICULT > 0)]
+        for box, label, flag, area in annotations.objects(index):
+            cells = [width, height, names[label], *map(shortest, box), int(flag & DIFFICULT > 0)]
             cells += [int(flag & CROWD > 0)] if crowds else []
             cells += ["" if area != area else shortest(area)] if areas else []
             made.append(cells)

@@ -6,23 +6,28 @@ of more numbers is a polygon, as trainers of segmentation write it; its bounds a
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from rankless.data.formats.darknet_layout import LAYOUT, find_split, label_folders, split_names, why_darknet
+from rankless.data.formats import outlines
+from rankless.data.formats.darknet_layout import (
+    LAYOUT,
+    Split,
+    find_split,
+    label_folders,
+    split_names,
+    why_darknet,
+)
 from rankless.data.formats.folders import FolderNames, composed
 from rankless.data.formats.splits import as_file_name, usual_order
-from rankless.data.formats.writing import ImageFiles, file_names, names_of, plain_boxes, shortest
+from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, shortest
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
@@ -48,63 +53,41 @@ def read(root: Path, split: str) -> Raw:
         UserError: no such split, no image in it, or not one label file.
     """
     files = find_split(root, split)
-    pairs = _Pairs(findings=files.findings)
-    pairs.add(files.paths)
-    missing = sum(not label for _, label in pairs.items)
-    if missing == len(pairs.items):
+    items = list(_with_labels(files))
+    if not any(label for _, label in items):
+        first = Path(files.paths[0])
+        expected = Path(label_folders(os.fspath(first.parent))[0], f"{first.stem}.txt")
         raise UserError(
-            f"Not one of the {missing} images of the split '{split}' in {root} has a label file; the first "
-            f"would be {pairs.expected}. Labels belong in a folder 'labels' that mirrors 'images', or beside "
-            "the images where no folder is called 'images'."
+            f"{root}: not one of the {len(items)} images of the split '{split}' has a label file; expected "
+            f"{expected} for the first; put labels into a folder 'labels' that mirrors 'images', or beside "
+            "the images where no folder is called 'images'"
         )
-    raw = scan(read_labels, pairs.items, "images")
+    raw = files.with_raw(scan(read_labels, items, "images"))
     raw.names, raw.normalized = files.class_names, True
-    raw.depends = [*dict.fromkeys([*files.depends, *pairs.folders]), *raw.depends]
-    raw.about = [*files.notes, *raw.about]
-    pairs.findings.update(raw.findings)
-    raw.findings = pairs.findings
     return raw
 
 
-@dataclass
-class _Pairs:
-    """Images and their label files. Every folder is listed once, whatever the number of its files.
+def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
+    """Every image and its label file, whichever of :func:`label_folders` has it; empty where none does."""
+    listings: dict[str, list[FolderNames]] = {}
+    for image in files.paths:
+        folder, name = image.rsplit("/", 1)
+        if folder not in listings:
+            listings[folder] = _listings(folder, files)
+        stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long, a million times
+        yield image, next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
 
-    Attributes:
-        items: image and label file, the latter empty where there is none; (N,).
-        expected: where the first missing label file was looked for.
-        folders: every folder that was listed, there or not.
-        findings: label files without an image are added.
-    """
 
-    findings: Findings
-    items: list[tuple[str, str]] = field(default_factory=list)
-    expected: str = ""
-    folders: list[str] = field(default_factory=list)
-
-    def add(self, images: Sequence[str]) -> None:
-        """Add the label file of every image, whichever of :func:`label_folders` has it."""
-        listings: dict[str, list[FolderNames]] = {}
-        for image in images:
-            folder, name = image.rsplit("/", 1)
-            if folder not in listings:
-                listings[folder] = self._listings(folder)
-            stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long, a million times
-            label = next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
-            if not label and not self.expected:
-                self.expected = f"{listings[folder][0].folder}/{stem}.txt"
-            self.items.append((image, label))
-
-    def _listings(self, folder: str) -> list[FolderNames]:
-        """The listings of one folder's labels; reports those whose image is missing."""
-        listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
-        self.folders += [folder, *(each.folder for each in listings)]
-        known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
-        for each in listings if len(listings) == 1 else [one for one in listings if one.folder != folder]:
-            for stem, file in each.files.items():
-                if composed(stem) not in known and stem.lower() not in _OTHERS:
-                    self.findings.add("label without image", f"{each.folder}/{file}")
-        return listings
+def _listings(folder: str, files: Split) -> list[FolderNames]:
+    """The listings of one folder's labels; reports those whose image is missing."""
+    listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
+    files.depends += [folder, *(each.folder for each in listings)]
+    known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
+    for each in listings if len(listings) == 1 else [one for one in listings if one.folder != folder]:
+        for stem, file in each.files.items():
+            if composed(stem) not in known and stem.lower() not in _OTHERS:
+                files.findings.add("label without image", f"{each.folder}/{file}")
+    return listings
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
@@ -118,7 +101,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
         try:
             content = reading.read_bytes(label, reading.LABELS)
         except OSError as error:
-            made.findings.add("unreadable file", label, f"{error.strerror or error}, expected a text file")
+            made.findings.add("unreadable file", label, f"{error.strerror or error}; expected a text file")
             continue
         if content.isspace() or not content:
             made.findings.add("empty", image)
@@ -131,7 +114,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
     """Add one label file's lines."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
-        made.findings.add("unreadable file", file, "other than UTF-8 text, expected lines of numbers")
+        made.findings.add("unreadable file", file, "other than UTF-8 text; expected lines of numbers")
         return
     for number, line in enumerate(text.splitlines(), 1):
         columns = line.split()
@@ -139,7 +122,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             continue
         polygon = len(columns) > 6 and len(columns) % 2 == 1
         if len(columns) != 5 and not polygon:
-            problem = f"{counted(len(columns), 'column')}, expected 5: class x y width height"
+            problem = f"{counted(len(columns), 'column')}; expected 5: class x y width height"
             made.findings.add("not understood", f"{file}:{number}", problem)
             continue
         try:
@@ -151,13 +134,13 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
         except ValueError:
             shown = printable(line.decode("utf-8", "replace").strip())
             expected = "numbers: class x y width height, the class a whole one"
-            made.findings.add("not a number", f"{file}:{number}", f"'{shown}', expected {expected}")
+            made.findings.add("not a number", f"{file}:{number}", f"'{shown}'; expected {expected}")
             continue
         if polygon:
             made.findings.add("outline", f"{file}:{number}")
         made.add_box(
             image,
-            _bounds(row) if polygon else _corners(*row),
+            outlines.around(row[::2], row[1::2]) if polygon else _corners(*row),
             int(max(-(2.0**31), min(2.0**31, label))),
             number,
         )
@@ -175,13 +158,6 @@ def _corners(x: float, y: float, width: float, height: float) -> tuple[float, fl
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
-def _bounds(points: list[float]) -> tuple[float, float, float, float]:
-    """The box around x y x y …; not finite where a point is not."""
-    if not all(map(math.isfinite, points)):
-        return (math.nan,) * 4
-    return min(points[::2]), min(points[1::2]), max(points[::2]), max(points[1::2])
-
-
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return what is lost.
 
@@ -191,10 +167,9 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     content: dict[str, str | list[str]] = {}
     for split, data in splits.items():
         folder = as_file_name(split)
-        plain, left_out = plain_boxes(data, split)
-        lost += left_out
+        lost += lost_flags(data, split)
         names = list(file_names(data))
-        if rounded := _write_split(out, folder, data, plain, names):
+        if rounded := _write_split(out, folder, data, names):
             begin = counted(rounded, "box begins", "boxes begin")
             lost.append(f"{split}: {begin} within a millionth of a pixel of the edge: rounded")
         for index, name in enumerate(names):
@@ -210,15 +185,14 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     return lost
 
 
-def _write_split(
-    out: Path, folder: str, data: Annotations, plain: NDArray[np.bool_], names: Sequence[str]
-) -> int:
+def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
     """Write a label file for every image; returns how many boxes will not read back bit for bit."""
     labels_folder, rounded = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
         rows = data.rows(index)
-        boxes, labels = data.boxes[rows][plain[rows]], data.labels[rows][plain[rows]]
+        plain = data.flags[rows] == 0
+        boxes, labels = data.boxes[rows][plain], data.labels[rows][plain]
         height, width = data.sizes[index].tolist()
         normalized, exact = _normalized(boxes.astype(np.float64), width, height)
         rounded += int((~exact).sum())

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rankless.data.formats.folders import names_file, read_names
+from rankless.data.formats.folders import names_file, read_names, read_text
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
@@ -71,7 +71,7 @@ def description_in(root: Path) -> Path | None:
     files = sorted(file for file in root.glob("*.data") if file.is_file()) if root.is_dir() else []
     if len(files) > 1:
         listed = ", ".join(f"'{file.name}'" for file in files)
-        raise UserError(f"{root} has several .data files ({listed}): name one of them as data.root.")
+        raise UserError(f"{root}: several .data files ({listed}); expected one; name it as data.root")
     return files[0] if files else None
 
 
@@ -84,28 +84,21 @@ def read_description(file: Path) -> Description:
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
-def _text(file: Path) -> str:
-    try:
-        return reading.read_text(file, reading.YAML)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {reading.reason(error)}; expected text in UTF-8.") from error
-
-
 def _from_yaml(file: Path) -> Description:
     try:
         # Everything stays the text that is written: a class called 'no' or '007' keeps its name.
-        content = yaml.load(_text(file), Loader=yaml.BaseLoader)
+        content = yaml.load(read_text(file, "text", reading.YAML), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(
             f"{file} cannot be read as YAML: {printable(' '.join(str(error).split()), 300)}"
         ) from error
     if not isinstance(content, dict):
         found = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
-        raise UserError(f"{file}: found {found}, expected keys such as train, val and names.")
+        raise UserError(f"{file}: found {found}; expected keys such as train, val and names")
     if content.get("kpt_shape"):
         raise UserError(
-            f"{file}: 'kpt_shape' says that the labels are key points, which no task trains. To train on the "
-            "boxes take the key out of the yaml, and the columns behind the fifth out of the label files."
+            f"{file}: 'kpt_shape' says that the labels are key points; expected boxes; to train on the "
+            "boxes, remove this key, and the columns after the fifth from the label files"
         )
     splits: dict[str, list[str]] = {}
     problems = []
@@ -115,7 +108,7 @@ def _from_yaml(file: Path) -> Description:
         entries = entry if isinstance(entry, list) else [entry]
         if not all(isinstance(each, str) for each in entries):
             problems.append(
-                f"{file}: '{printable(name)}' holds lists or keys, expected a folder, or a list of folders."
+                f"{file}: '{printable(name)}' holds lists or keys; expected a folder, or a list of folders"
             )
             continue
         splits[name] = [each.strip() for each in entries if each.strip()]
@@ -149,11 +142,11 @@ def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
             if not names
             else "nested"
         )
-        raise UserError(f"{file}: 'names' is {found}, expected the list of class names.")
+        raise UserError(f"{file}: 'names' is {found}; expected the list of class names")
     if count and number != len(names):
         raise UserError(
-            f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}, expected "
-            f"{len(names)}, as many as 'names' has; correct one of the two."
+            f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}; expected "
+            f"{len(names)}, as many as 'names' has; correct one of the two"
         )
     return tuple(names)
 
@@ -163,7 +156,7 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
     if sorted(by_id) != list(range(len(names))):
         listed = ", ".join(f"'{printable(str(key), 20)}'" for key in list(names)[:20])
         expected = f"0 to {len(names) - 1}, each once"
-        raise UserError(f"{file}: the keys of 'names' are {listed}, expected {expected}.")
+        raise UserError(f"{file}: the keys of 'names' are {listed}; expected {expected}")
     return [by_id[number] for number in range(len(by_id))]
 
 
@@ -171,14 +164,14 @@ def _from_data(file: Path) -> Description:
     """Darknet's options: ``key = value`` lines; its lists are relative to where Darknet was started."""
     options: dict[str, str] = {}
     problems = []
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):
         written = line.strip()
         if not written or written[0] in "#;":
             continue
         key, equals, value = (part.strip() for part in written.partition("="))
         if not equals:
             problems.append(
-                f"{file}:{number}: '{printable(written)}' is no 'key = value', such as 'classes = 2'."
+                f"{file}:{number}: '{printable(written)}'; expected 'key = value', such as 'classes = 2'"
             )
         options[key] = value
     if problems:
@@ -192,16 +185,16 @@ def _from_data(file: Path) -> Description:
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:
         raise UserError(
-            f"{file}: 'names = {printable(options['names'])}' is not there; looked in "
-            f"{file.parent} and above."
+            f"{file}: 'names = {printable(options['names'])}' does not exist; looked in "
+            f"{file.parent} and above"
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:
-        raise UserError(f"{file}: found no 'names', expected 'names = FILE' with one class name a line.")
+        raise UserError(f"{file}: no 'names'; expected 'names = FILE' with one class name a line")
     class_names = read_names(listed)
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(
-            f"{file}: 'classes' is {printable(options['classes'])}, expected {len(class_names)}, as many as "
-            f"{listed} has lines; correct one of the two."
+            f"{file}: 'classes' is {printable(options['classes'])}; expected {len(class_names)}, as many as "
+            f"{listed} has lines; correct one of the two"
         )
     return Description(file, class_names, splits, bases, (os.fspath(listed),))

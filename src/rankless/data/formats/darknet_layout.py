@@ -11,14 +11,15 @@ from rankless.data.formats.darknet_description import Description, description_i
 from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
+    SplitFiles,
     names_file,
     read_names,
+    read_text,
     subfolders,
     walk,
 )
 from rankless.data.formats.splits import chosen
 from rankless.data.images.image_file import EXTENSIONS, is_image
-from rankless.data.index.findings import Findings
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
@@ -30,21 +31,16 @@ _UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split`
 
 
 @dataclass
-class Split:
+class Split(SplitFiles):
     """The images of one split, in an order that does not depend on the file system.
 
     Attributes:
         class_names: a label is a position in this list.
         paths: image files, each once.
-        depends: folders that were listed and files that were read.
-        findings, notes: what was left out, and how it was read.
     """
 
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
-    depends: list[str] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-    notes: list[str] = field(default_factory=list)
 
     def add_folder(self, folder: str) -> None:
         """Add all images under ``folder``, sorted by path."""
@@ -58,7 +54,7 @@ class Split:
         self.paths += sorted(images)
 
     def _unreadable(self, folder: str, error: OSError) -> None:
-        self.findings.add("unreadable file", folder, f"{error.strerror}, expected a folder")
+        self.findings.add("unreadable file", folder, f"{error.strerror}; expected a folder")
 
 
 def label_folders(folder: str) -> list[str]:
@@ -126,7 +122,7 @@ def find_split(root: Path, split: str) -> Split:
         raise UserError(
             [
                 f"{root}: the split '{split}' has no images; looked in {_shown(looked)} for files "
-                f"that end in {', '.join(sorted(EXTENSIONS))}.",
+                f"that end in {', '.join(sorted(EXTENSIONS))}",
                 *(str(finding) for _, _, first in result.findings for finding in first[:3]),
             ]
         )
@@ -135,13 +131,13 @@ def find_split(root: Path, split: str) -> Split:
 
 def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
-    result, problems = Split(described.class_names), []
+    result, problems = Split(class_names=described.class_names), []
     for entry in described.splits[name]:
         path = described.resolve(entry)
         if not path:
             looked = " and ".join(str(base) for base in described.bases[:2])
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' is not there; looked in {looked}."
+                f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}"
             )
         elif Path(path).is_dir():
             result.add_folder(path)
@@ -149,7 +145,7 @@ def _described(described: Description, wanted: str) -> Split:
             _add_list(Path(path), described, result)
         else:
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' is a file, expected a folder or a .txt list."
+                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder or a .txt list"
             )
     if problems:
         raise UserError(problems[:20])
@@ -158,12 +154,7 @@ def _described(described: Description, wanted: str) -> Split:
 
 def _add_list(file: Path, described: Description, result: Split) -> None:
     """Add the images of a ``.txt`` list in its order."""
-    try:
-        lines = reading.read_text(file).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {reading.reason(error)}; expected one image path a line in UTF-8."
-        ) from error
+    lines = read_text(file, "one image path a line").splitlines()
     search = ImageSearch([file.parent, *described.bases])
     for number, line in enumerate(lines, 1):
         name = line.strip()
@@ -188,15 +179,15 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
     splits = _folders(root)
     name = chosen(root, wanted, splits, LAYOUT)
     if described:
-        result = Split(described.class_names)
+        result = Split(class_names=described.class_names)
     else:
         file = names_file([root, root / "labels"])
         if file is None:
             raise UserError(
-                f"{root}: no class names, expected a 'classes.txt' (one name a line, the first is "
-                "class 0), a '*.names' file or a 'data.yaml' with 'names'."
+                f"{root}: no class names; expected a 'classes.txt' (one name a line, the first is "
+                "class 0), a '*.names' file or a 'data.yaml' with 'names'"
             )
-        result = Split(read_names(file), depends=[os.fspath(file)])
+        result = Split(class_names=read_names(file), depends=[os.fspath(file)])
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
     elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):

@@ -8,13 +8,38 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankless.data.images.image_file import is_image
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted
 from rankless.files import reading
 
 NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
+
+
+@dataclass
+class SplitFiles:
+    """The base of what a layout knows about the files of one split.
+
+    Attributes:
+        depends: folders that were listed and files that were read.
+        findings, notes: what is missing or left out, and how it was read.
+    """
+
+    depends: list[str] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+    notes: list[str] = field(default_factory=list)
+
+    def with_raw(self, raw: Raw) -> Raw:
+        """Return what was read of the files, behind what the layout knows."""
+        self.findings.update(raw.findings)
+        raw.findings = self.findings
+        raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
+        raw.about = [*self.notes, *raw.about]
+        return raw
 
 
 def composed(name: str) -> str:
@@ -181,19 +206,27 @@ def names_file(folders: Iterable[Path]) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def read_text(file: Path, expected: str, most: int | None = None) -> str:
+    """Return the text of a file, which is to hold what is ``expected``, and ``most`` bytes of it.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return reading.read_text(file, most)
+    except (OSError, UnicodeDecodeError) as error:
+        problem = reading.reason(error)
+        raise UserError(f"{file}: cannot be read: {problem}; expected {expected} in UTF-8") from None
+
+
 def read_names(file: Path) -> tuple[str, ...]:
     """Read the class names in a file, one a line; empty lines are skipped.
 
     Raises:
         UserError: it cannot be read, or has none.
     """
-    try:
-        lines = reading.read_text(file, reading.NAMES).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {reading.reason(error)}; expected one class name a line in UTF-8."
-        ) from None
+    lines = read_text(file, "one class name a line", reading.NAMES).splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:
-        raise UserError(f"{file} is empty, expected one class name a line.")
+        raise UserError(f"{file}: the file is empty; expected one class name a line")
     return names

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankless.data.formats.folders import composed, subfolders, walk
-from rankless.data.formats.splits import known_as, usual_order
+from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
@@ -81,22 +81,16 @@ def read(root: Path, split: str) -> Raw:
         UserError: not a folder, no such split, or no image.
     """
     if not root.is_dir():
-        raise UserError(f"The data '{root}' is a file, expected {LAYOUT}.")
+        raise UserError(f"{root}: a file; expected {LAYOUT}")
     divided = not any(_holds_folders(root / name) for name in (*_USUAL, split))
     if divided and split not in _USUAL:
         raise UserError(
-            f"{root} has no split '{split}': its own folders are taken as classes and divided into 'train' "
-            "and 'val'; name one of these (data.train, data.val), or make a folder "
-            f"'{split}' that holds a folder per class."
+            f"{root}: no split '{split}': its own folders are taken as classes and divided into 'train' "
+            "and 'val'; expected one of these; name it (data.train, data.val), or make a folder "
+            f"'{split}' that holds a folder per class"
         )
-    existing = [] if divided else _split_folders(root)
-    split = known_as(split, existing)
-    if not divided and split not in existing:
-        there = ", ".join(f"'{name}'" for name in existing)
-        raise UserError(
-            f"{root} has no split '{split}'; it has {there}. Name one of these in the recipe (data.train, "
-            f"data.val), or make a folder '{split}' that holds a folder per class."
-        )
+    if not divided:
+        split = chosen(root, split, _split_folders(root), f"a folder '{split}' that holds a folder per class")
     top = root if divided else root / split
     contents = _class_folders(top)
     names = _class_names(contents, top)
@@ -125,9 +119,9 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         UserError: the images have boxes, or a class name can be no folder's.
     """
     odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
-    problems = [f"The class name '{name}' cannot be the name of a folder: rename it." for name in sorted(odd)]
+    problems = [f"class '{name}': cannot be the name of a folder; rename it" for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):
-        problems.append("Images with boxes cannot be written as class folders: choose a detection format.")
+        problems.append("images with boxes cannot be written as class folders; choose a detection format")
     if problems:
         raise UserError(problems)
     for split, data in splits.items():
@@ -219,11 +213,11 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
         raise UserError(
             f"{top}: no images; looked in {len(contents.classes)} class folders for files that end in "
-            f"{endings}."
+            f"{endings}"
         )
     if odd := [name for name in names if name.encode(errors="replace").decode() != name]:
         raise UserError(
-            f"{top}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it."
+            f"{top}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it"
             for name in odd
         )
     return names

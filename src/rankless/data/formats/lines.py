@@ -19,8 +19,9 @@ from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
     fit_names,
+    lost_flags,
+    names_of,
     on_one_line,
-    plain_boxes,
     shortest,
 )
 from rankless.data.images.image_file import EXTENSIONS
@@ -64,8 +65,8 @@ def read(root: Path, split: str) -> Raw:
     classes = names_file(folders)
     if classes is None:
         raise UserError(
-            f"{root}: no class names beside {file.name}, expected a 'classes.txt' (one name a line, "
-            f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'."
+            f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name a line, "
+            f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'"
         )
     names = read_names(classes)
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
@@ -75,7 +76,7 @@ def read(root: Path, split: str) -> Raw:
         names,
         [str(file), str(classes), *map(str, folders)],
         [f"class names from {classes}"],
-        f"it has no line, expected {LAYOUT}",
+        f"it has no line; expected {LAYOUT}",
     )
 
 
@@ -85,25 +86,24 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     What is difficult or a crowd is left out, and so not trained on here either.
 
     Raises:
-        UserError: images with one class each, without boxes.
+        UserError: images with one class each, without boxes, or splits with different classes.
     """
     lost: list[str] = []
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError("Lines hold boxes, and these images have one class each and no boxes.")
+            raise UserError(f"{split}: images have one class each and no boxes; expected boxes for lines")
         name = as_file_name(split)
-        plain, lost = plain_boxes(data, split)
-        lost += lost
+        lost += lost_flags(data, split)
         with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:
             for index, given in enumerate(on_one_line(file_names(data))):
                 files.put(data, index, out / "images" / name / given)
-                rows = range(*data.rows(index).indices(len(data.labels)))
-                corners = (",".join(map(shortest, data.boxes[row].tolist())) for row in rows if plain[row])
-                labels = (int(data.labels[row]) for row in rows if plain[row])
-                boxes = (f"{box},{label}" for box, label in zip(corners, labels, strict=True))
+                boxes = (
+                    ",".join([*map(shortest, box), str(label)])
+                    for box, label, flags, _ in data.objects(index)
+                    if not flags
+                )
                 file.write(" ".join((f"images/{name}/{given}", *boxes)) + "\n")
-    known = next((annotations.class_names for annotations in splits.values()), ())
-    names, changed = fit_names(known, distinct=False)
+    names, changed = fit_names(names_of(splits), distinct=False)
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     return lost + changed
 
@@ -130,7 +130,7 @@ class _Reader(ListedImages):
     def _add(self, text: str, image: int, line: int) -> None:
         numbers = text.split(",")
         if len(numbers) != 5:
-            self.report("not understood", f":{line}", f"'{printable(text)}', expected x1,y1,x2,y2,class")
+            self.report("not understood", f":{line}", f"'{printable(text)}'; expected x1,y1,x2,y2,class")
             return
         try:
             x1, y1, x2, y2, label = map(float, numbers)
@@ -138,7 +138,7 @@ class _Reader(ListedImages):
                 raise ValueError(label)
         except ValueError:
             expected = f"four numbers and a class from 0 to {self.classes - 1}"
-            self.report("not a number", f":{line}", f"'{printable(text)}', expected {expected}")
+            self.report("not a number", f":{line}", f"'{printable(text)}'; expected {expected}")
             return
         self.made.add_box(image, (x1, y1, x2, y2), int(label), line)
 
@@ -160,7 +160,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 if line := line.strip():
                     yield count, line
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {reading.reason(error)}; expected {LAYOUT}.") from None
+        raise UserError(f"{file}: cannot be read: {reading.reason(error)}; expected {LAYOUT}") from None
 
 
 def _kind(file: Path) -> str:

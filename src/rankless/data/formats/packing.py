@@ -42,7 +42,7 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
         UserError: ``out`` is not empty, there is no room, or an image's file is gone.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
-        raise UserError("Some splits have boxes and some have one class for each image: pack them apart.")
+        raise UserError("some splits have boxes, others one class for each image; pack them separately")
     with new_folder(out) as made:
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
         _write_names(made, names)

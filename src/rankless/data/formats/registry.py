@@ -78,8 +78,8 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     path = Path(root).expanduser()
     if not path.exists():
         raise UserError(
-            f"The data '{root}': no such file or folder at {path.absolute()}, expected a folder, a file "
-            "such as 'data.yaml', or 'digits' for the built-in data."
+            f"{root}: no such file or folder at {path.absolute()}; expected a folder, a file such as "
+            "'data.yaml', or 'digits' for the built-in data"
         )
     if format != "auto":
         return format, "data.format says so"
@@ -88,7 +88,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
             return name, why
     raise UserError(
         [
-            f"{root}: no known data set: {_what_is_there(path)}. Expected one of:",
+            f"{root}: no known data set: {_what_is_there(path)}; expected one of:",
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )

@@ -40,7 +40,7 @@ def class_of(content: bytes) -> str:
     """
     text = _text(content).strip()
     if not text or "\n" in text:
-        raise LabelError(f"'{printable(text)}', expected the number or the name of a class")
+        raise LabelError(f"'{printable(text)}'; expected the number or the name of a class")
     return _number_or_name(text)
 
 
@@ -62,7 +62,7 @@ def _text(content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise LabelError(f"{content[:20]!r}, expected UTF-8") from error
+        raise LabelError(f"{content[:20]!r}; expected UTF-8") from error
 
 
 def _of_lines(text: str) -> Rows:
@@ -73,11 +73,11 @@ def _of_lines(text: str) -> Rows:
             continue
         expected = "expected five columns: class x y width height"
         if len(columns) != 5:
-            raise LabelError(f"line {number}: '{printable(line)}', {expected}")
+            raise LabelError(f"line {number}: '{printable(line)}'; {expected}")
         try:
             x, y, w, h = map(float, columns[1:])
         except ValueError as error:
-            raise LabelError(f"line {number}: '{printable(line)}', {expected}") from error
+            raise LabelError(f"line {number}: '{printable(line)}'; {expected}") from error
         rows.append(Row([x - w / 2, y - h / 2, x + w / 2, y + h / 2], _number_or_name(columns[0])))
     return rows, (0, 0)
 
@@ -117,31 +117,31 @@ def _is_number(value: Any) -> bool:
 
 def _four(box: Any) -> list[float]:
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-        raise LabelError(f"a box is {printable(repr(box))}, expected four numbers")
+        raise LabelError(f"a box is {printable(repr(box))}; expected four numbers")
     return [float(value) for value in box]
 
 
 def _label(label: Any) -> str:
     if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
-        raise LabelError(f"a label is {printable(repr(label))}, expected the number or name of a class")
+        raise LabelError(f"a label is {printable(repr(label))}; expected the number or name of a class")
     return _number_or_name(str(label))
 
 
 def _flag(flag: Any) -> int:
     if flag is not None and (isinstance(flag, bool) or flag not in (0, 1, 2, 3)):
-        raise LabelError(f"a flag is {printable(repr(flag))}, expected 1 difficult, 2 a crowd, or both")
+        raise LabelError(f"a flag is {printable(repr(flag))}; expected 1 difficult, 2 a crowd, or both")
     return int(flag or 0)
 
 
 def _area(area: Any) -> float:
     if area is not None and not _is_number(area):
-        raise LabelError(f"an area is {printable(repr(area))}, expected a number of pixels")
+        raise LabelError(f"an area is {printable(repr(area))}; expected a number of pixels")
     return float("nan") if area is None else float(area)
 
 
 def _side(side: Any) -> int:
     if not isinstance(side, int) or isinstance(side, bool) or not 0 <= side < 2**31:
-        raise LabelError(f"the height or width is {printable(repr(side))}, expected a number of pixels")
+        raise LabelError(f"the height or width is {printable(repr(side))}; expected a number of pixels")
     return side
 
 

@@ -240,7 +240,7 @@ def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
                     names = _parsed(reading.read_bytes(folder / name, reading.NAMES), name)
                 except (OSError, ValueError) as error:
                     why = reading.reason(error) if isinstance(error, OSError) else error
-                    raise UserError(f"{folder / name}: {why}, expected a class name per line.") from error
+                    raise UserError(f"{folder / name}: {why}; expected a class name per line") from error
                 if names is not None:
                     return _checked(names, str(folder / name)), str(folder / name)
     name, content = first_member(str(shards[0]))
@@ -249,7 +249,7 @@ def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
     try:
         names = _parsed(content, name)
     except ValueError as error:
-        raise UserError(f"{shards[0]}, member {name}: {error}, expected a class name per line.") from error
+        raise UserError(f"{shards[0]}, member {name}: {error}; expected a class name per line") from error
     return (None, "") if names is None else (_checked(names, f"{shards[0]}, {name}"), "")
 
 
@@ -288,9 +288,9 @@ def _parsed(content: bytes, name: str) -> list[str] | None:
 
 def _checked(names: list[str], where: str) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    problems = [f"{where}: the class name '{name}' is there twice: give each its name." for name in twice]
+    problems = [f"{where}: the class name '{name}' appears twice; expected each once" for name in twice]
     if "" in names and "" not in twice:
-        problems.append(f"{where}: line {names.index('') + 1} is empty, expected a class name.")
+        problems.append(f"{where}: line {names.index('') + 1} is empty; expected a class name")
     if problems or not names:
-        raise UserError(problems or f"{where}: no class names, expected one per line.")
+        raise UserError(problems or f"{where}: no class names; expected one per line")
     return names

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from rankless.errors import UserError, printable
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$", re.IGNORECASE)
-
-Value = TypeVar("Value")
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
@@ -38,7 +35,7 @@ def known_as(wanted: str, existing: Collection[str]) -> str:
     return alike[0] if wanted not in existing and len(alike) == 1 else wanted
 
 
-def chosen(root: Path, wanted: str, existing: Mapping[str, Value], expected: str) -> str:
+def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
     """The name in ``existing`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
 
     A file that is the only one is what ``train`` means, whatever it is called.
@@ -58,11 +55,11 @@ def chosen(root: Path, wanted: str, existing: Mapping[str, Value], expected: str
     if len(existing) == 1 and wanted == "train" and root.is_file():
         return next(iter(existing))
     if not existing:
-        raise UserError(f"{root}: has no split, expected {expected}.")
+        raise UserError(f"{root}: no split; expected {expected}")
     listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
-        f"{root} has no split '{wanted}'; it has {listed}. Name one of these in the recipe (data.train, "
-        f"data.val), or add it: {expected}."
+        f"{root}: no split '{wanted}'; expected one of {listed}; name it in the recipe (data.train, "
+        f"data.val), or add {expected}"
     )
 
 

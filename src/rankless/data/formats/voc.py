@@ -7,15 +7,15 @@ plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
+from rankless.data.formats import outlines
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.voc_layout import LAYOUT, find_split, split_names, why_voc
 from rankless.data.formats.writing import ImageFiles, file_names, names_of, shortest
@@ -49,20 +49,15 @@ def read(root: Path, split: str) -> Raw:
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"Not one of the {len(files.items)} images of the split '{split}' in {root} has an "
-            f"annotation; the first is {files.items[0][0]}. Put their XML files into 'Annotations', "
-            "or name another split."
+            f"{root}: not one of the {len(files.items)} images of the split '{split}' has an annotation; the "
+            f"first is {files.items[0][0]}; put their XML files into 'Annotations', or name another split"
         )
     raw = scan(read_annotations, files.items, "images")
     if files.others:
         raw = joined([raw, scan(read_class_names, files.others, "annotations of other splits")])
     if not raw.names and not any(KINDS[kind].outcome == "stops" for kind in raw.findings.counts):
-        raise UserError(f"{root}: no annotation of any split has an object, expected boxes with class names.")
-    files.findings.update(raw.findings)
-    raw.findings = files.findings
-    raw.depends = [*files.depends, *raw.depends]
-    raw.about = [*files.notes, *raw.about]
-    return raw
+        raise UserError(f"{root}: no annotation of any split has an object; expected boxes with class names")
+    return files.with_raw(raw)
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
@@ -92,11 +87,7 @@ def read_class_names(items: list[tuple[str, ...]]) -> Raw:
     """Parse some (XML file,) for their class names alone; no images and no boxes."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
-        parsed = _read(annotation, made.findings)
-        labels.update((each.name, 0) for each in parsed.objects)
-        if not parsed.readable:
-            for kind, sentence in parsed.problems:
-                made.findings.add(kind, annotation, sentence)
+        labels.update((each.name, 0) for each in _read(annotation, made.findings).objects)
     return _raw(made, labels, items)
 
 
@@ -108,11 +99,16 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
+    """Parse a file; what is not an annotation at all is added to the findings, and has no objects."""
     try:
-        return parse(reading.read_bytes(file, reading.LABELS))
+        parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
-        findings.add("unreadable file", file, f"{error.strerror or error}, expected an XML file")
-        return Annotation([], (0, 0), [], readable=False)
+        parsed = _unreadable("unreadable file", f"{error.strerror or error}; expected an XML file")
+    if parsed.readable:
+        return parsed
+    for kind, sentence in parsed.problems:
+        findings.add(kind, file, sentence)
+    return parsed._replace(problems=[])
 
 
 class VocObject(NamedTuple):
@@ -156,22 +152,18 @@ def parse(content: bytes) -> Annotation:
     define entities that fill the memory or name other files.
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
-        problem = "a document type (<!DOCTYPE) or UTF-16 text, expected plain XML in UTF-8 without one"
+        problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
         return _unreadable("unreadable file", problem)
     try:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
-        return _unreadable("unreadable file", f"not XML: {error}, expected a Pascal VOC annotation")
+        return _unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
     if root.tag != "annotation":
-        problem = f"the outermost element is <{printable(str(root.tag))}>, expected <annotation>"
+        problem = f"the outermost element is <{printable(str(root.tag))}>; expected <annotation>"
         return _unreadable("not understood", problem)
-    objects: list[VocObject] = []
     problems: list[tuple[str, str]] = []
-    for number, element in enumerate(root.findall("object"), 1):
-        known, wrong = _object(element, number)
-        problems += wrong
-        if known is not None:
-            objects.append(known)
+    elements = enumerate(root.findall("object"), 1)
+    objects = [known for number, element in elements if (known := _object(element, number, problems))]
     return Annotation(objects, _size(root), problems)
 
 
@@ -179,47 +171,52 @@ def _unreadable(kind: str, problem: str) -> Annotation:
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
-def _object(element: ElementTree.Element, number: int) -> tuple[VocObject | None, list[tuple[str, str]]]:
-    problems = []
+def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
+    """Return one object; None, and problems, if it cannot be understood."""
     name = _text(element, "name")
     which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
+    before = len(problems)
+
+    def report(kind: str, problem: str) -> None:
+        problems.append((kind, f"{which}{problem}"))
+
     if not name:
-        problems.append(("not understood", f"{which} has no <name>"))
+        report("not understood", " has no <name>")
     difficult = _text(element, "difficult").lower()
     if difficult not in _TRUE | _FALSE:
-        problem = f"{which}: <difficult> is '{printable(difficult)}', expected 0 or 1"
-        problems.append(("not understood", problem))
+        report("not understood", f": <difficult> is '{printable(difficult)}'; expected 0 or 1")
     box, polygon = element.find("bndbox"), element.find("polygon")
-    if element.find("robndbox") is not None and box is None:
-        problems.append(("not understood", f"{which} has a turned box (<robndbox>), expected <bndbox>"))
-    elif box is None and polygon is None:
-        problems.append(("not understood", f"{which} has no <bndbox>"))
-    sides, wrong = _sides(box) if box is not None or polygon is None else _bounds(polygon)
-    problems += [(kind, f"{which}{problem}") for kind, problem in wrong]
-    if problems or len(sides) < 4:
-        return None, problems
+    sides: Sequence[float] = ()
+    if box is not None:
+        sides = _sides(box, report)
+    elif element.find("robndbox") is not None:
+        report("not understood", " has a turned box (<robndbox>); expected <bndbox>")
+    elif polygon is not None:
+        sides = _bounds(polygon, report)
+    else:
+        report("not understood", " has no <bndbox>")
+    if len(problems) > before:
+        return None
     x1, y1, x2, y2 = sides
-    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number, box is None), []
+    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number, box is None)
 
 
-def _sides(box: ElementTree.Element | None) -> tuple[list[float], list[tuple[str, str]]]:
-    """The four numbers, in any order in the file, and what is wrong with them."""
-    sides, wrong = [], []
-    for side in _SIDES if box is not None else ():
+def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
+    """The four numbers, in any order in the file."""
+    sides = []
+    for side in _SIDES:
         text = _text(box, side)
         value = _float(text)
         if not text:
-            wrong.append(("not understood", f" has no <{side}>, expected a number of pixels"))
+            report("not understood", f" has no <{side}>; expected a number of pixels")
         elif value is None:
-            wrong.append(
-                ("not a number", f": <{side}> is '{printable(text, 40)}', expected a number of pixels")
-            )
+            report("not a number", f": <{side}> is '{printable(text, 40)}'; expected a number of pixels")
         else:
             sides.append(value)
-    return sides, wrong
+    return sides
 
 
-def _bounds(polygon: ElementTree.Element) -> tuple[list[float], list[tuple[str, str]]]:
+def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
     """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
     numbers: dict[str, list[float | None]] = {"x": [], "y": []}
     for point in polygon.iter():
@@ -227,10 +224,9 @@ def _bounds(polygon: ElementTree.Element) -> tuple[list[float], list[tuple[str, 
             numbers[point.tag[0]].append(_float((point.text or "").strip()))
     x, y = ([value for value in values if value is not None] for values in numbers.values())
     if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
-        return [], [("not understood", " has a <polygon> that is not three or more points of x and y")]
-    if not all(map(math.isfinite, x + y)):
-        return [math.nan] * 4, []
-    return [min(x), min(y), max(x), max(y)], []
+        report("not understood", " has a <polygon> that is not three or more points of x and y")
+        return ()
+    return outlines.around(x, y)
 
 
 def _size(root: ElementTree.Element) -> tuple[int, int]:
@@ -267,7 +263,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     taken: set[str] = set()
     written: dict[tuple[object, ...], str] = {}
     for split, data in splits.items():
-        keys = _keys(data)
+        keys = list(_keys(data))
         fresh = [index for index, key in enumerate(keys) if key not in written]
         for index, name in zip(fresh, file_names(data, taken, fresh), strict=True):
             file = out / "JPEGImages" / name
@@ -282,8 +278,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 def _check(names: Sequence[str]) -> None:
     problems = [
-        f"The class '{printable(name)}' cannot be written as Pascal VOC, expected a name that XML can hold "
-        "and that differs from all others: rename it."
+        f"class '{printable(name)}': cannot be written as Pascal VOC; expected a name that XML can hold and "
+        "that differs from all others; rename it"
         for label, name in enumerate(names)
         if not name or _FORBIDDEN.search(name) or name in names[:label]
     ]
@@ -291,15 +287,11 @@ def _check(names: Sequence[str]) -> None:
         raise UserError(problems)
 
 
-def _keys(annotations: Annotations) -> list[tuple[object, ...]]:
+def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
     """What makes images the same: file, bytes in it, boxes, classes and flags."""
-    keys: list[tuple[object, ...]] = []
     for index, path in enumerate(annotations.paths()):
-        rows = annotations.rows(index)
-        boxes, labels, flags = annotations.boxes[rows], annotations.labels[rows], annotations.flags[rows]
-        byte_range = annotations.byte_ranges[index : index + 1]
-        keys.append((path, boxes.tobytes(), labels.tobytes(), flags.tobytes(), byte_range.tobytes()))
-    return keys
+        objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
+        yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
 def _tree(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> ElementTree.Element:
@@ -311,15 +303,12 @@ def _tree(annotations: Annotations, index: int, name: str, names: Sequence[str])
         size = ElementTree.SubElement(root, "size")
         for side, value in (("width", width), ("height", height), ("depth", 3)):
             _add(size, side, str(value))
-    rows = annotations.rows(index)
-    boxes = annotations.boxes[rows].astype(np.float64) + np.array([1, 1, 0, 0])
-    labels, flags = annotations.labels[rows].tolist(), annotations.flags[rows].tolist()
-    for box, label, flag in zip(boxes.tolist(), labels, flags, strict=True):
+    for (x1, y1, x2, y2), label, flag, _ in annotations.objects(index):
         thing = ElementTree.SubElement(root, "object")
         _add(thing, "name", names[label])
         _add(thing, "difficult", str(int(bool(flag & (DIFFICULT | CROWD)))))
         sides = ElementTree.SubElement(thing, "bndbox")
-        for side, value in zip(_SIDES, box, strict=True):
+        for side, value in zip(_SIDES, (x1 + 1, y1 + 1, x2, y2), strict=True):
             _add(sides, side, shortest(value))
     ElementTree.indent(root, "\t")
     return root

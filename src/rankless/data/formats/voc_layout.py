@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.data.formats.folders import FolderNames, composed, subfolders
+from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, subfolders
 from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.images.image_file import EXTENSIONS, is_image
-from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
-from rankless.files import reading
 
 LAYOUT = "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the images"
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
@@ -41,21 +39,16 @@ class Part:
 
 
 @dataclass
-class VocSplit:
+class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
         items: image file and its XML file, the latter empty where there is none.
         others: the XML files of all other splits.
-        depends: folders that were listed and lists that were read.
-        findings, notes: what is missing or left out, and how it was read.
     """
 
     items: list[tuple[str, str]] = field(default_factory=list)
     others: list[tuple[str]] = field(default_factory=list)
-    depends: list[str] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
-    notes: list[str] = field(default_factory=list)
 
 
 def why_voc(root: Path) -> str:
@@ -103,7 +96,7 @@ def find_split(root: Path, split: str) -> VocSplit:
     if not result.items:
         where = " and ".join(str(part.lists[short] or part.images) for part in wanted)
         missing = [f"{path}: {what}" for path, what in result.findings.first.get("no image", [])[:3]]
-        what = f"{where}: the split '{name}' has no images; expected an image's name a line."
+        what = f"{where}: the split '{name}' has no images; expected an image's name a line"
         raise UserError([what, *missing])
     return result
 
@@ -218,19 +211,13 @@ def _add(
         return
     folder = Path(images.folder).name
     endings = ", ".join(sorted(EXTENSIONS))
-    problem = f"'{printable(name)}' has no file in '{folder}', expected one that ends in {endings}"
+    problem = f"'{printable(name)}' has no file in '{folder}'; expected one that ends in {endings}"
     result.findings.add("no image", where, problem)
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     """Line numbers and image names of one list; a flag beside a name and an image's ending are no part."""
-    try:
-        lines = reading.read_text(file).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {reading.reason(error)}; expected an image's name a line, in UTF-8."
-        ) from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(file, "one image name a line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
         if name not in known and len(words) == 2 and words[1] in _FLAGS:

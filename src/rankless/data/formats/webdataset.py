@@ -56,15 +56,15 @@ def read(root: Path, split: str) -> Raw:
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
-        there = f"it has {listed(list(by_split))}: name one of these" if by_split else f"expected {LAYOUT}"
-        raise UserError(f"{root} has no shards of a split '{split}'; {there}.")
+        expected = f"one of {listed(list(by_split))}" if by_split else LAYOUT
+        raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}")
     own = by_split[split]
     _refuse(root, split, own)
     names, names_file = shards.class_names(root, own)
     kind = _kind(own)
     raw = _scanned(own, kind, names)
     if not raw.paths:
-        raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images."])
+        raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
     others: list[list[Path]] = []
     if names is None:
         if kind != "cls":  # a class of an image has a name in every split; boxes need one numbering
@@ -96,11 +96,12 @@ def _refuse(root: Path, split: str, own: list[Path]) -> None:
     if packed:
         raise UserError(
             f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so no "
-            "image can be read alone: decompress them; images are compressed already."
+            "image can be read alone; decompress them: images are compressed already"
         )
     if len({shard.parent for shard in own}) > 1:
         raise UserError(
-            f"{root}: the split '{split}' is both a folder of shards and shards by its name: move one away."
+            f"{root}: the split '{split}' is both a folder of shards and shards by its name; "
+            "expected one of the two; move the other away"
         )
 
 
@@ -115,7 +116,7 @@ def _kind(own: list[Path]) -> str:
         [
             *map(str, _first(findings)),
             f"{own[0]}: no image with a label; expected members of one name such as '0001.jpg' and "
-            "'0001.cls' (a class), or '0001.json' or '0001.txt' (boxes), one after another.",
+            "'0001.cls' (a class), or '0001.json' or '0001.txt' (boxes), one after another",
         ]
     )
 
@@ -200,7 +201,7 @@ class _Part:
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
             if not 0 <= int(label) < most:
-                expected = f"{printable(label)}, expected 0 to {most - 1}"
+                expected = f"{printable(label)}; expected 0 to {most - 1}"
                 findings.add("class out of range", path, expected)
                 return None
             if self.names is not None:
@@ -208,7 +209,7 @@ class _Part:
         if self.names is None:
             return self.labels.setdefault(label, len(self.labels))
         if label not in self.labels:
-            findings.add("unnamed class", path, f"'{printable(label)}', expected one of the class names")
+            findings.add("unnamed class", path, f"'{printable(label)}'; expected one of the class names")
         return self.labels.get(label)
 
     def _size(self, file: int, image: Member, path: str) -> tuple[int, int]:

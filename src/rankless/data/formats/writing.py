@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankless.data.images.image_file import MOST_BYTES
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
@@ -96,8 +95,8 @@ def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
     if len(names) > 1:
         first, second = list(names.values())[:2]
         raise UserError(
-            f"The splits '{first}' and '{second}' have different class names, expected the same in the same "
-            "order. Write each into its own data set."
+            f"'{first}' and '{second}': different class names; expected the same in the same order; write "
+            "each split into a separate data set"
         )
     return next(iter(names), ())
 
@@ -107,8 +106,8 @@ def shortest(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def plain_boxes(annotations: Annotations, split: str) -> tuple[NDArray[np.bool_], list[str]]:
-    """Which boxes a format without flags and areas can hold, (T,), and sentences on what it cannot."""
+def lost_flags(annotations: Annotations, split: str) -> list[str]:
+    """Sentences on what a format without flags and areas cannot hold of a split."""
     flags: Any = annotations.flags
     lost = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
@@ -118,7 +117,7 @@ def plain_boxes(annotations: Annotations, split: str) -> tuple[NDArray[np.bool_]
             )
     if count := int((~np.isnan(annotations.areas) & (flags == 0)).sum()):
         lost.append(f"{split}: the areas of {counted(count, 'object')} are lost: a box's area counts instead")
-    return np.asarray(flags == 0), lost
+    return lost
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from rankless.data.index.scan import storing_in
 from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
 from rankless.errors import UserError
 from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
+from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
 
 _CURRENT, _ENTRY, _CHUNKS, _BUILDING = "current.json", "entry.json", "chunks", "building-"
@@ -143,8 +144,8 @@ def _steady(key: Key, read: Read) -> tuple[Annotations, list[str], list[State]]:
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed} changed while {key.root} was read, {_TRIES} times: wait until nothing writes there any "
-        "more, and start again."
+        f"{changed}: changed while {key.root} was read, {_TRIES} times; wait until nothing writes there, and "
+        "start again"
     )
 
 
@@ -173,10 +174,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
             _flush(file)
         folder = store / building.name.replace(_BUILDING, "entry-", 1)
         building.rename(folder)
-        beside = store / f"{_CURRENT}.new"
-        beside.write_text(json.dumps({"entry": folder.name}), encoding="utf-8")
-        _flush(beside)
-        beside.replace(store / _CURRENT)
+        write_atomically(store / _CURRENT, json.dumps({"entry": folder.name}))
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise

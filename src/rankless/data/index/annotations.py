@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError
@@ -26,9 +26,6 @@ from rankless.files.cache_folder import hold
 DIFFICULT, CROWD = 1, 2
 """Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
 
-_MAGIC = b"rankless arrays\0"
-_START = len(_MAGIC) + 8
-_ALIGNMENT = 64
 _FILE = "annotations"
 _ARRAYS = {
     "path_bytes": np.uint8,
@@ -108,6 +105,12 @@ class Annotations:
         """The rows of image ``index`` in ``boxes``, ``labels``, ``flags`` and ``areas``."""
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
+    def objects(self, index: int) -> Iterator[tuple[list[float], int, int, float]]:
+        """Box xyxy, label, flags and area of each object of image ``index``, as in the arrays."""
+        rows = self.rows(index)
+        columns = (each[rows].tolist() for each in (self.boxes, self.labels, self.flags, self.areas))
+        return zip(*columns, strict=True)
+
     def digest(self) -> str:
         """Of classes, sizes and all that is annotated, in its order; not of where the files lie."""
         made = hashlib.blake2b("\n".join(self.class_names).encode(errors="surrogateescape"), digest_size=16)
@@ -123,7 +126,8 @@ class Annotations:
             "about": self.about,
             "findings": self.findings.as_json(),
         }
-        _save_arrays(folder / _FILE, {name: getattr(self, name) for name in _ARRAYS}, about)
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        save_file(arrays, folder / _FILE, {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
@@ -137,9 +141,17 @@ class Annotations:
         """
         path = Path(folder)
         try:
-            arrays, about = _load_arrays(path / _FILE, _ARRAYS)
+            with safe_open(path / _FILE, "pt") as file:  # torch's tensors are mapped, NumPy's arrays copied
+                arrays = {name: file.get_tensor(name).numpy() for name in _ARRAYS}
+                about = json.loads(file.metadata()["about"])
         except FileNotFoundError as error:
             raise _gone(path) from error
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from error
+        for name, array in arrays.items():
+            if array.dtype != _ARRAYS[name]:
+                raise ValueError(f"{path}: {name} is of another type")
+            array.flags.writeable = False
         made = cls(
             class_names=tuple(about["class_names"]),
             format=about["format"],
@@ -161,58 +173,13 @@ class Annotations:
 
 def _gone(folder: Path) -> UserError:
     return UserError(
-        f"{folder}: the cached annotations are gone, expected them to stay while the program runs (see "
-        "RANKLESS_CACHE). Start again: the data is read again."
+        f"{folder}: the cached annotations are gone; expected them to stay while the program runs (see "
+        "RANKLESS_CACHE); start again, and the data is read again"
     )
 
 
 def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """``path_bytes`` and ``path_ends`` of a list of files."""
+    """Return ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,), of a list of N files."""
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
-
-
-def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: object) -> None:
-    """Write ``arrays`` and ``about``, which is anything that JSON holds, to one file.
-
-    One file is mapped once, and flushed to the disk once. It holds a magic number, the length of a JSON
-    header, the header, and the arrays, each on a 64-byte boundary.
-    """
-    header = json.dumps(
-        {"about": about, "arrays": {name: [each.dtype.str, each.shape] for name, each in arrays.items()}}
-    ).encode()
-    with path.open("wb") as file:
-        file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
-        for each in arrays.values():
-            file.write(bytes(-file.tell() % _ALIGNMENT))
-            file.write(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data)
-
-
-def _load_arrays(path: Path, expected: Mapping[str, DTypeLike]) -> tuple[dict[str, NDArray[Any]], Any]:
-    """Map the arrays of :func:`_save_arrays`, read-only; return them and ``about``.
-
-    Args:
-        path: the file.
-        expected: the names and the types of its arrays, in order.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: it is not there, not whole, or holds other arrays.
-    """
-    with path.open("rb") as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    length = int.from_bytes(whole[len(_MAGIC) : _START], "little")
-    if whole[: len(_MAGIC)] != _MAGIC or length > len(whole) - _START:
-        raise ValueError(f"{path} holds no arrays, or not all of its header")
-    header = json.loads(whole[_START : _START + length])
-    if list(header["arrays"]) != list(expected):
-        raise ValueError(f"{path} holds other arrays")
-    loaded: dict[str, NDArray[Any]] = {}
-    end = _START + length
-    for name, (kind, shape) in header["arrays"].items():
-        if np.dtype(kind) != np.dtype(expected[name]):
-            raise ValueError(f"{path}: {name} is of another type")
-        start, count = end + -end % _ALIGNMENT, math.prod(shape)
-        end = start + count * np.dtype(kind).itemsize
-        loaded[name] = np.frombuffer(whole, kind, count, start).reshape(shape)  # refuses a file that is cut
-    return loaded, header["about"]

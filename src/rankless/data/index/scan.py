@@ -75,8 +75,8 @@ def scan(
             return _scanned(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
-                f"There is no room for what is read of the {what} ({error}): make room, or set "
-                "RANKLESS_CACHE or TMPDIR to a folder on a larger disk."
+                f"no room for what is read of the {what} ({error}); make room, or set RANKLESS_CACHE or "
+                "TMPDIR to a folder on a larger disk"
             ) from error
 
 
@@ -111,8 +111,7 @@ def _in_processes(
         json.dump(job, file)
         file.flush()
         with _started(file.name) as process:
-            assert process.stdout is not None  # it is a pipe
-            for line in process.stdout:
+            for line in process.stdout or ():  # a pipe
                 report: dict[str, Any] = json.loads(line)
                 if "chunk" not in report:
                     raise _error(report)
@@ -153,8 +152,8 @@ def _error(report: dict[str, Any]) -> Exception:
     if "trace" in report:
         return RuntimeError(f"reading the data failed:\n{report['trace']}")
     return UserError(
-        "A process that reads the data was killed (out of memory?). Start again: what was read already is "
-        "cached."
+        "a process that reads the data was killed (out of memory?); start again: what was read already is "
+        "cached"
     )
 
 

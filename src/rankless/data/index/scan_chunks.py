@@ -26,6 +26,7 @@ import PIL
 from rankless.data.index.file_states import state, touched_since
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
+from rankless.files.writing import beside
 
 Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
@@ -114,11 +115,8 @@ def save(raw: Raw, path: Path) -> None:
         else:
             rest[each.name] = value.as_json() if isinstance(value, Findings) else value
     arrays[_REST] = np.frombuffer(json.dumps(rest, default=list).encode(), np.uint8)
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content.getbuffer())
-    beside.replace(path)
+    with beside(path, durable=False) as part, part.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def load(path: Path) -> Raw:

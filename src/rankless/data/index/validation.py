@@ -148,7 +148,7 @@ class _Checked:
             label = int(raw.labels[row])
             name = f"'{raw.names[label]}'" if 0 <= label < len(raw.names) else f"class {label}"
             numbers = " ".join(f"{value:.6g}" for value in self._as_written(row))
-            problem = f"{name} at {numbers}" + (f", expected {expected}" if expected else "")
+            problem = f"{name} at {numbers}" + (f"; expected {expected}" if expected else "")
             line = raw.lines[row]
             yield Finding(
                 f"{file}:{line}" if raw.counted == "line" else f"{file}: {raw.counted} {line}", problem
