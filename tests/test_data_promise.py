@@ -198,8 +198,8 @@ def test_the_data_is_as_dirty_as_it_should_be(first: Any, sources: dict[str, str
     assert len({tuple(entry["size"]) for entry in steps}) > 1
     assert cli.main(["data", "check", sources["voc"]]) == 1
     report = capsys.readouterr().out
-    assert "images cannot be read: 1 " in report
-    assert "boxes reach over the edge of their image: 1 " in report
+    assert "unreadable image: 1 image cannot be read" in report
+    assert "over the edge: 1 box reaches over the edge of the image" in report
 
 
 def test_other_images_give_other_weights(

@@ -146,7 +146,7 @@ def test_the_advice_about_a_lost_label_file_is_true(tmp_path, content):
     for drop_faulty in (False, True):
         with pytest.raises(UserError) as refused:
             fix(found, tmp_path / "clean", drop_faulty=drop_faulty)
-        assert BY_HAND in refused.value.problems[-1] and "add --drop-faulty" not in refused.value.faults[-1]
+        assert BY_HAND in refused.value.problems[-1] and "add --drop-faulty" not in refused.value.problems[-1]
     (root / "labels/train/1.txt").write_text("0 .5 .5 .2 .2\n")
     assert check(str(root)).ok
 
