@@ -213,3 +213,42 @@ def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: boo
         time.sleep(0.02)
     assert not any(alive(pid) for pid in processes)
     assert status == (-signal.SIGKILL if waits else 0)
+
+
+EARLY = """
+import itertools, os, signal, sys
+from pathlib import Path
+from rankless.data import loader
+from rankless.data.order import Line
+
+def server_of_loaders(examples):
+    with loader.micro_batches(examples, list, (Line(0, [(0, 0)]) for _ in range(4)), workers=2) as batches:
+        loaders = {facts[0] for (facts,) in batches}
+    assert len(loaders) == 2 and os.getpid() not in loaders
+    server = loader.forkserver._forkserver._forkserver_pid
+    return server, Path(f"/proc/{server}/comm").read_text().strip()
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    if sys.argv[2] == "before":
+        from examples_for_loader import Facts
+    loader.fork_early()
+    from examples_for_loader import Facts
+    server, name = server_of_loaders(Facts())
+    assert server_of_loaders(Facts()) == (server, name), "the same for the next loader"
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    assert server_of_loaders(Facts())[1] != "loader server"
+    print(name)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_loaders_are_forked_from_the_rank_if_it_had_what_they_need(tmp_path: Path, imported: str) -> None:
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [sys.executable, str(tmp_path / "early.py"), str(Path(__file__).parent), imported]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0 and not run.stderr, run.stderr
+    assert (run.stdout == "loader server\n") == (imported == "before")

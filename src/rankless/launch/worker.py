@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.processes import die_with_parent, name_process
@@ -29,6 +30,9 @@ from rankless.recipe.instruction_set import fix
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 from rankless.user_code import blamed
+
+if TYPE_CHECKING:
+    from rankless.recipe.schema import Recipe
 
 
 def main() -> int:
@@ -135,6 +139,7 @@ def _train(job: Job, path: Path, stop: Any) -> dict[str, Any]:
     from rankless.world.process_group import join
 
     recipe = from_json(job.recipe)
+    _fork_loaders_early(recipe)
     with computes_like(recipe), join(_meeting()) as world:
         trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.dry_run_steps else None
         finished = train(
@@ -163,6 +168,7 @@ def _evaluate(job: Job, path: Path, stop: Any) -> dict[str, Any]:
     from rankless.world.process_group import join
 
     recipe = from_json(job.recipe)
+    _fork_loaders_early(recipe)
     weights = load(Path(job.weights))
     with computes_like(recipe), join(_meeting()) as world:
         task = open_task(recipe)
@@ -179,6 +185,17 @@ def _evaluate(job: Job, path: Path, stop: Any) -> dict[str, Any]:
         scores = evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
         world.barrier()
     return {"exit": 0, "scores": scores, "warnings": listed(missing)}
+
+
+def _fork_loaders_early(recipe: Recipe) -> None:
+    """Have loader processes start from what this rank has imported, which has computed nothing so far."""
+    from rankless.data.loader import fork_early
+    from rankless.tasks.custom import BUILT_IN
+
+    if recipe.workers and sys.platform == "linux":
+        if recipe.task in BUILT_IN:
+            importlib.import_module(f"rankless.tasks.{recipe.task}")
+        fork_early()
 
 
 def _meeting() -> Path | None:
