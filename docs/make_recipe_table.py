@@ -100,7 +100,7 @@ def _line(cells: list[str]) -> str:
 
 def _cell(text: str) -> str:
     plain = text.replace("``", "`").replace("|", "\\|").replace("\n", " ").rstrip(".")
-    return plain[:1].upper() + plain[1:] if plain[:1].islower() else plain
+    return plain[:1].upper() + plain[1:] if plain[:1].isascii() else plain  # α stays a small one
 
 
 if __name__ == "__main__":

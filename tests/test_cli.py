@@ -62,7 +62,7 @@ class Calls:
 
     def predict(self, target, sources, *, out, confidence, force):
         self.asked.append((target, sources, out, confidence, force))
-        report = SimpleNamespace(images=self.images, failed=self.failed, out=out)
+        report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out)
         report.exit_code = 1 if self.failed else 0
         report.as_json = lambda: {"images": []}
         return report
@@ -131,9 +131,16 @@ def test_the_module_runs():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
-        (["train", "digits", "--devces", "2"], "Unknown option: --devces. Did you mean --devices?"),
-        (["train", "digits", "--run"], "--run requires an argument"),
+        (["trian"], "'trian': no such command: expected one of train, evaluate, predict"),
+        (["trian"], "; did you mean 'train'?; see: rankless --help"),
+        (["data", "chek", "x"], "'chek': no such command: expected one of check, stats"),
+        (["train", "digits", "--devces", "2"], "--devces: no such option; did you mean '--devices'?"),
+        (
+            ["train", "digits", "--run"],
+            "--run has no value: expected one after it; see: rankless train --help",
+        ),
+        (["train", "digits", "--resume=maybe"], "--resume has 'maybe': expected no value"),
+        (["data", "check"], "ROOT is missing; see: rankless data check --help"),
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices has '0'"),
         (["train", "--resume"], "--resume needs the run"),
@@ -143,7 +150,7 @@ def test_the_module_runs():
         ),
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
-        (["evaluate"], "TARGET requires an argument"),
+        (["evaluate"], "TARGET is missing; see: rankless evaluate --help"),
         (["evaluate", "run", "other"], "'other': expected key=value"),
         (["predict", "run"], "no images given"),
         (
@@ -151,15 +158,15 @@ def test_the_module_runs():
             "--confidence is 25: expected a number from 0 to 1",
         ),
         (["predict", "run", "a.jpg", "--confidence", "nan"], "--confidence is nan"),
-        (["predict", "run", "a.jpg", "--confidence", "much"], "--confidence"),
+        (["predict", "run", "a.jpg", "--confidence", "much"], "--confidence has 'much': expected a number"),
         (["digest", "gone"], "gone: no such file"),
         (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
         (["verify", "--steps", "1.5"], "--steps has '1.5'"),
-        (["import", "x.pt"], "--out"),
+        (["import", "x.pt"], "--out is missing; see: rankless import --help"),
         (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
         (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),
-        (["recipes", "digits", "more"], "unexpected argument 'more'"),
+        (["recipes", "digits", "more"], "'more': unexpected argument; see: rankless recipes --help"),
     ],
 )
 def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):
@@ -279,13 +286,13 @@ def test_evaluate_prints_a_confusion_matrix(calls, capsys):
 def test_predict_says_what_each_image_shows(calls, capsys):
     calls.images = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
     assert cli.main(["predict", "w", "a.jpg", "--out", "found"]) == 0
-    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 found; images: 1; results in found\n"
+    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 image; results in found\n"
 
 
 def test_predict(calls, capsys):
     assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
     assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
-    assert capsys.readouterr().out == "3 found; images: 2; results in found\n"
+    assert capsys.readouterr().out == "3 objects in 2 images; results in found\n"
     calls.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1
     out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankless.data.order import Line
 from rankless.engine.schedule import StepSchedule
-from rankless.recipe.schema import Batch, Evaluate, Recipe
+from rankless.recipe.schema import Batch, Evaluate, Recipe, Schedule
 from rankless.world.tree import own_micro_batches
 
 
@@ -71,3 +71,21 @@ def test_a_resumed_run_draws_the_rest(schedule: StepSchedule, start: int) -> Non
     own = range(1, schedule.recipe.batch.micro_batches)
     everything = list(schedule.lines(0, own))
     assert list(schedule.lines(start, own)) == everything[start * len(own) :]
+
+
+@pytest.mark.parametrize(
+    ("images", "warmup", "epochs", "said"),
+    [
+        (64, 0, 1, []),
+        (64, 15, 1, []),  # the last of 16 steps reaches the whole rate
+        (64, 16, 1, ["the whole run (16 steps) lies within the warm-up"]),
+        (64, 16, 2, []),
+        (3, 0, 1, ["the data has 3 training images, so each step takes every image 1.3 times"]),
+        (1, 9, 2, ["1 training image, so each step takes", "the whole run (1 step) lies"]),
+    ],
+)
+def test_what_can_hardly_be_meant_is_said(images: int, warmup: int, epochs: int, said: list[str]) -> None:
+    recipe = Recipe(batch=Batch(images=4, micro=2), epochs=epochs, schedule=Schedule(warmup=warmup))
+    found = StepSchedule(recipe, images).warnings()
+    assert len(found) == len(said)
+    assert all(one in sentence for one, sentence in zip(said, found, strict=True))

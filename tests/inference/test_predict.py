@@ -300,3 +300,30 @@ def test_colors_of_classes_are_distinct():
     colors = [np.array(color(label), float) for label in range(20)]
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(colors) for b in colors[:i]]
     assert min(gaps) > 30
+
+
+def test_images_and_weights_that_are_wrong_are_reported_together(target):
+    target.write_bytes(target.read_bytes()[:-4])
+    with pytest.raises(UserError) as refused:
+        page.predict(target, ["gone.png", "none/"], out=target.with_name("out"), device="cuda:x")
+    found = "\n".join(refused.value.problems)
+    for words in ("'gone.png': no such file", "'none/': no such file", "device 'cuda:x'", str(target)):
+        assert words in found, words
+    assert not target.with_name("out").exists()
+
+
+def test_annotated_images_of_an_earlier_call_go(target):
+    """What lies beside predictions.json is what it lists, but for what is not this command's own."""
+    names = ("a", "b", "c", "d")
+    first, second, third, fourth = (image(target.with_name(f"{name}.png")) for name in names)
+    out = run(target, first, second, third).out
+    image(out / "b.png")  # changed since by somebody
+    image(out / "mine.png")
+    report = run(target, fourth)
+    assert [file.name for file in report.removed] == ["a.png", "c.png"]
+    assert report.as_json()["removed"] == ["a.png", "c.png"]
+    assert {file.name for file in out.glob("*.png")} == {"b.png", "mine.png", "d.png"}
+    assert run(target, fourth).removed == []
+    third.write_bytes(b"no image")
+    run(target, first)
+    assert [file.name for file in run(target, third).removed] == ["a.png"]

@@ -89,6 +89,8 @@ def test_nothing_is_overwritten_and_faults_are_sentences(
     path = own.rename(path)
     with pytest.raises(UserError, match="expected one of darknet"):
         export(path, format="onyx")
+    with pytest.raises(UserError, match="expected one of darknet; did you mean 'darknet'"):
+        export(path, format="YOLO")
     free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.25))
     other, _ = written(tmp_path, free)
     with pytest.raises(UserError, match="Darknet has no anchor-free heads"):

@@ -164,7 +164,7 @@ def test_other_precisions_become_float32_and_are_told(tmp_path, dtype):
     found = read_checkpoint(tmp_path / "w")
     assert torch.equal(found.state["w"], torch.tensor([1.5, -0.25]))  # in all of these without rounding
     assert found.state["w"].dtype == torch.float32 and found.state["n"].dtype == torch.int64
-    assert any(f"1 tensors in {str(dtype)[6:]} are converted" in fact for fact in found.facts)
+    assert f"1 tensor is converted from {str(dtype)[6:]} to float32" in found.facts
 
 
 def test_tied_and_cut_out_tensors_are_whole(tmp_path):
@@ -179,7 +179,7 @@ def test_what_is_no_tensor_is_left_out_and_told(tmp_path):
     torch.save({"w": torch.ones(2), "epoch": 3, "names": ["cat"], 5: torch.ones(1)}, tmp_path / "w")
     found = read_checkpoint(tmp_path / "w")
     assert set(found.state) == {"w"}
-    assert found.facts == ["3 entries are no tensors and are left out: epoch, names, 5"]
+    assert found.facts == ["3 entries are not tensors and are left out: epoch, names, 5"]
 
 
 # --- what is refused --------------------------------------------------------------------------------------

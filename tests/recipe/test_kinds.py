@@ -43,8 +43,28 @@ def test_the_kind_follows_from_the_name(model, kind, loss):
 
 
 def test_a_cfg_is_a_yolo_model_whatever_its_name():
-    recipe = default(["model.name=mine", "model.cfg=a.cfg", "loss.anchor_iou=0.2"])
+    recipe = default(["model.cfg=a.cfg", "loss.anchor_iou=0.2"])
     assert (type(recipe.model), type(recipe.loss)) == (model_kinds.YoloModel, loss_kinds.CfgLoss)
+
+
+def test_a_name_beside_a_cfg_is_refused_and_not_ignored(tmp_path):
+    with pytest.raises(UserError, match=r"command line: 'model.name' is 'yolov4', but 'model.cfg'"):
+        default(["model.name=yolov4", "model.cfg=a.cfg"])
+    (tmp_path / "both.yaml").write_text("model:\n  name: yolov4\n  cfg: a.cfg\n")
+    with pytest.raises(UserError, match=r"both.yaml:2: 'model.name' is 'yolov4', but 'model.cfg'"):
+        load(tmp_path / "both.yaml")
+    (tmp_path / "cfg.yaml").write_text("model:\n  cfg: a.cfg\n")
+    with pytest.raises(UserError, match=r"command line: 'model.name' is 'yolov4-tiny', but 'model.cfg'"):
+        load(tmp_path / "cfg.yaml", ["model.name=yolov4-tiny"])
+    assert load(tmp_path / "cfg.yaml", ["model.name=yolov4", "model.cfg=''"]).model.name == "yolov4"
+
+
+def test_a_cfg_on_the_command_line_replaces_the_name_of_the_file(tmp_path):
+    (tmp_path / "named.yaml").write_text("model:\n  name: yolov4\n")
+    recipe = load(tmp_path / "named.yaml", ["model.cfg=a.cfg"])
+    assert recipe.model.cfg == "a.cfg"
+    (tmp_path / "recorded.yaml").write_text(dump(recipe))
+    assert load(tmp_path / "recorded.yaml") == recipe == from_json(to_json(recipe))
 
 
 def test_a_chosen_loss_has_its_keys():

@@ -442,7 +442,7 @@ def test_the_schema_describes_every_key():
         "type": "number",
     }
     value = whole["$defs"]["Augment"]["properties"]["value"]["description"]
-    assert value.startswith("the largest factor on saturation and value")
+    assert value.startswith("the largest factor on the value (the brightness)")
     assert "Attributes" not in whole["description"]
     for definition in (whole, *whole["$defs"].values()):
         for name, key in definition["properties"].items():

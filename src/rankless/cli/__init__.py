@@ -11,10 +11,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError
 
 from rankless import __version__
 from rankless.cli import data, library, runs
+from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
 from rankless.errors import UserError, of_the_system
 
@@ -53,10 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return result if isinstance(result, int) else 0
     except UserError as error:
         return _tell(error)
-    except UnusedCliTokensError as error:
-        return _tell(UserError(f"unexpected argument '{(error.unused_tokens or ['?'])[0]}'"))
     except CycloptsError as error:
-        return _tell(UserError(" ".join(str(error).split())))
+        return _tell(in_our_words(error))
     except KeyboardInterrupt:
         words = sys.argv[1:] if arguments is None else arguments
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"

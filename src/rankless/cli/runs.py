@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from rankless.cli.words import Force, Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.printing import print_json, print_scores, say
+
+if TYPE_CHECKING:
+    from rankless.inference.predict import PredictionReport
 
 app = part()
 
@@ -151,7 +155,8 @@ def predict(
     from rankless.runs.directory import weights_of
 
     if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
-        fix(of_weights(weights_of(target)))
+        with suppress(UserError):  # reported below, with whatever else is wrong
+            fix(of_weights(weights_of(target, warn=lambda _: None)))
     from rankless.inference.predict import predict as find
 
     report = find(target, sources, out=out, confidence=confidence, force=force)
@@ -165,10 +170,22 @@ def predict(
         for image in (each for each in report.images if each.classes):
             best = image.classes[0]
             say(f"{image.source}: {best['name']} {best['score']:.0%}")
-        found = sum(len(image.detections or image.classes[:1]) for image in report.images)
-        failed = f", {len(report.failed)} not readable" if report.failed else ""
-        say(f"{found} found; images: {len(report.images)}{failed}; results in {report.out}")
+        say(_summary(report))
     return report.exit_code
+
+
+def _summary(report: PredictionReport) -> str:
+    """What was predicted, in one line; of a classifier each image has a line of its own already."""
+    images = counted(len(report.images), "image")
+    parts = [images]
+    if not any(image.classes for image in report.images):
+        found = sum(len(image.detections) for image in report.images)
+        parts = [f"{counted(found, 'object')} in {images}"]
+    if report.failed:
+        parts.append(f"{counted(len(report.failed), 'image')} not readable")
+    if report.removed:
+        parts.append(f"{counted(len(report.removed), 'image')} of an earlier prediction removed")
+    return f"{'; '.join(parts)}; results in {report.out}"
 
 
 @app.command(

@@ -20,6 +20,7 @@ from rankless.data.index.file_states import saved_names
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, listed
 from rankless.files.outputs import Outputs
+from rankless.recipe.keys import nearest
 
 UNION = "trainval"
 """Pascal VOC's list of two splits together: its images may be in another as well."""
@@ -125,7 +126,8 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
         UserError: it is none.
     """
     if name not in (*also, *NAMES):
-        raise UserError(f"{option} is '{name}': expected one of {', '.join((*also, *NAMES))}")
+        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
+        raise UserError(f"{option} is '{name}': expected one of {', '.join((*also, *NAMES))}{near}")
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:

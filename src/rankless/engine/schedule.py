@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankless.data.order import Line, micro_batch
+from rankless.errors import counted
 from rankless.recipe.schema import Recipe
 
 
@@ -49,6 +50,21 @@ class StepSchedule:
         ended = step * self.recipe.batch.images // self.images
         before = (step - 1) * self.recipe.batch.images // self.images
         return ended // every > before // every
+
+    def warnings(self) -> list[str]:
+        """What of the recipe can hardly be meant with so few images, as sentences."""
+        found, batch, warmup = [], self.recipe.batch.images, self.recipe.schedule.warmup
+        if batch > self.images:
+            found.append(
+                f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
+                f"each step takes every image {batch / self.images:.1f} times; use a smaller batch.images"
+            )
+        if warmup >= self.steps:
+            found.append(
+                f"the whole run ({counted(self.steps, 'step')}) lies within the warm-up of the learning rate "
+                f"(schedule.warmup is {warmup:,}); use a smaller schedule.warmup, or more epochs"
+            )
+        return found
 
     def lines(self, start: int, own: range) -> Iterator[Line]:
         """The images of each own micro-batch of every step from ``start`` on."""

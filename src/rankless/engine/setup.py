@@ -93,7 +93,7 @@ class Setup:
                     f"is now {journal.original}",
                 )
             )
-        shown = [] if self.dry_run else [Terminal(self.recipe.batch.images)]
+        shown = [] if self.dry_run else [Terminal(self.recipe.batch.images, self.world.device.type)]
         sinks = Sinks([JournalSink(journal, self.run), *shown], users)
         try:
             recipe = json.loads(to_json(self.recipe))
@@ -137,6 +137,7 @@ def prepare(
     if world.is_first:
         with run.writing(run.environment):
             warnings += [*differences, *record(run.environment, environment, world, start, launched)]
+    warnings += schedule.warnings()
     messages += [("warning", text) for text in warnings] + [("pretrained", text) for text in pretrained]
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps

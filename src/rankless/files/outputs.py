@@ -50,6 +50,7 @@ class Outputs:
         self._lists: dict[Path, _List] = {}
         self._found: dict[Path, os.stat_result | None] = {}
         self._forced: list[Path] = []
+        self._written: list[Path] = []
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -139,10 +140,24 @@ class Outputs:
                     raise FileExistsError(0, "")
                 if self._verb is not None:
                     marks.add(self._verb, file.name, _file(part))
+            self._written.append(file)
         except FileExistsError:
             raise self._changed(file) from None
         except OSError as error:
             raise UserError(f"{self._option} {file}: it cannot be written: {_reason(error)}") from error
+
+    def remove_others(self, folder: Path) -> list[Path]:
+        """Remove what this command wrote into ``folder`` before, and neither replaced nor needs now.
+
+        What was changed since stays, and so does whatever is not on the folder's list.
+
+        Args:
+            folder: of some of the outputs, all of which have been written.
+
+        Returns:
+            What was removed.
+        """
+        return self._lists[folder].remove_others(self._verb or "", {file.name for file in self._written})
 
     @contextmanager
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
@@ -240,6 +255,17 @@ class _List:
             os.write(opened, f"{_row(key, file)}\n".encode())
         finally:
             os.close(opened)
+
+    def remove_others(self, verb: str, kept: set[str]) -> list[Path]:
+        """Remove the outputs of ``verb`` that are as they were written, but those called as in ``kept``."""
+        names = sorted(name for known, name in self.known if known == verb and name not in kept)
+        removed = []
+        for file in (self.folder / name for name in names if Path(name).name == name):
+            if self.has(verb, file):
+                with suppress(OSError):
+                    file.unlink()
+                    removed.append(file)
+        return removed
 
     def _know(self, key: tuple[str, str], file: _File) -> None:
         self.known[key] = [*self.known.get(key, []), file][-_KEPT:]

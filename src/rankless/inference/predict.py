@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,15 @@ class PredictionReport:
         weights: the weights file used.
         images: one report per image that could be read, in the order of the sources.
         failed: source and reason of each image that could not.
+        removed: annotated images of an earlier call in the same folder, which ``predictions.json`` no longer
+            lists.
     """
 
     out: Path
     weights: Path
     images: list[ImageReport] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    removed: list[Path] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -101,6 +104,7 @@ class PredictionReport:
             "out": str(self.out),
             "images": self.predictions(),
             "failed": [{"source": source, "reason": reason} for source, reason in self.failed],
+            "removed": [file.name for file in self.removed],
         }
 
 
@@ -120,7 +124,7 @@ def predict(
         sources: images, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
         out: a folder for the annotated images and ``predictions.json``; made if need be. What an earlier
-            call wrote there may be replaced; anything else stays (see :mod:`rankless.files.outputs`).
+            call wrote there is replaced or removed; anything else stays (see :mod:`rankless.files.outputs`).
         confidence: what scores lower is left out, 0..1; not given it is 0.25 for detections, and of a
             classifier the best five stay.
         device: a torch device; the first GPU if there is one, else the CPU.
@@ -133,14 +137,13 @@ def predict(
     """
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"confidence is {confidence:g}: expected a number from 0 to 1")
-    found = find(sources)
-    place = _device(device)
-    path = weights_of(target)
+    found, place, (path, loaded) = _all_or_errors(
+        lambda: find(sources), lambda: _device(device), lambda: _loaded(target)
+    )
     names = _output_names(found, out)
     listing = out / "predictions.json"
     outputs = Outputs([*(out / name for name in names), listing], verb="predict", force=force)
     outputs.refuse_inputs([*found, path])
-    loaded = weights.load(path)
     report = PredictionReport(out, path)
     finder = _finder(loaded, confidence, place, str(path))
     for source, name in zip(found, names, strict=True):
@@ -157,7 +160,35 @@ def predict(
     lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # an image a line
     with outputs.writing(listing) as file:
         file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    report.removed.extend(outputs.remove_others(out))
     return report
+
+
+def _all_or_errors(
+    find: Callable[[], list[str]],
+    device: Callable[[], torch.device],
+    load: Callable[[], tuple[Path, weights.Weights]],
+) -> tuple[list[str], torch.device, tuple[Path, weights.Weights]]:
+    """What each gives.
+
+    Raises:
+        UserError: what all of them raise, together.
+    """
+    problems: list[str] = []
+    made: list[Any] = []
+    for part in (find, device, load):
+        try:
+            made.append(part())
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return made[0], made[1], made[2]
+
+
+def _loaded(target: Path) -> tuple[Path, weights.Weights]:
+    path = weights_of(target)
+    return path, weights.load(path)
 
 
 def find(sources: Sequence[str]) -> list[str]:

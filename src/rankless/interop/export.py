@@ -43,7 +43,8 @@ def export(target: Path, *, format: str, out: Path | None = None, force: bool = 
         UserError: no such format, no weights, a model that the format cannot say, or files that exist.
     """
     if format not in _FORMATS:
-        raise UserError(f"--format is '{format}': expected one of {', '.join(_FORMATS)}")
+        near = "; did you mean 'darknet'?" if "yolo" in format.lower() else ""
+        raise UserError(f"--format is '{format}': expected one of {', '.join(_FORMATS)}{near}")
     path = weights_of(target)
     loaded = weights.load(path)
     stem = out or Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))

@@ -75,7 +75,8 @@ def train(
 
     Args:
         recipe: ``precision: auto`` is resolved here.
-        run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 …
+        run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 … (the command knows the name
+            of the recipe and makes runs/RECIPE).
         task: a task of your own, in job_path of ``recipe.task``: its class, defined in a module or in a
             script, or its name, ``package.module:Class`` or ``file.py:Class``.
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
@@ -113,8 +114,6 @@ def train(
             raise UserError(
                 f"{run}: cannot be written ({error}); make room, or give another --run"
             ) from error
-        if not dry_run_steps:
-            say(f"training in {run} on {_named(ranks)}, {recipe.precision}", file=sys.stdout)
         job = Job(
             "train",
             to_json(recipe),
@@ -294,8 +293,3 @@ def _ranks(devices: int | None, recipe: Recipe | None) -> int:
             f"most {counted(most, 'device')}, a larger batch.images or a smaller batch.micro"
         )
     return devices
-
-
-def _named(ranks: int) -> str:
-    kind = "GPU" if _device().type == "cuda" else "process"
-    return counted(ranks, kind, f"{kind}s" if kind == "GPU" else f"{kind}es")

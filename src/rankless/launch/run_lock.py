@@ -14,6 +14,7 @@ from rankless.errors import UserError, listed
 from rankless.files.reading import MIB, POINTER, read_text
 from rankless.files.writing import remove_tree, sweep
 from rankless.launch.job import JOB
+from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, recover, to_stderr
 
 _MARK = "rankless run\n"
@@ -47,7 +48,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
         try:
             yield file
         except UserError:
-            if not resume and not run.journal.exists():
+            if not resume and not _has_trained(run):
                 _vacate(run)
             raise
 
@@ -132,9 +133,21 @@ def _refuse_another(run: RunDirectory, resume: bool) -> None:
         )
 
 
+def _has_trained(run: RunDirectory) -> bool:
+    """Whether a step was done, or anything saved."""
+    if run.checkpoints.exists():
+        return True
+    try:
+        return any(journal.step_of(entry) for entry in journal.read(run.journal))
+    except FileNotFoundError:
+        return False
+    except OSError:  # nobody knows
+        return True
+
+
 def _vacate(run: RunDirectory) -> None:
     """Leave nothing of a run that an error kept from starting, so that the next try may have its name."""
-    for path in (run.recipe, run.environment, run.path / ".lock"):
+    for path in (run.recipe, run.environment, run.journal, run.path / ".lock"):
         path.unlink(missing_ok=True)
     remove_tree(run.logs)
     with suppress(OSError):  # something else lies there

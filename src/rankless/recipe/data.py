@@ -70,11 +70,12 @@ class Augment:
         flip: probability of a horizontal flip.
         flip_vertical: probability of a vertical flip.
         hue: largest rotation of the hue, as a fraction of the full circle.
-        saturation, value: the largest factor on saturation and value is ``1 + x``, the smallest
-            ``1 / (1 + x)``.
+        saturation: the largest factor on the saturation is ``1 + x``, the smallest ``1 / (1 + x)``.
+        value: the largest factor on the value (the brightness) is ``1 + x``, the smallest ``1 / (1 + x)``.
         scale: the largest zoom is ``1 + x``, the smallest ``1 / (1 + x)``.
         translate: largest shift, as a fraction of the input's side.
-        rotate, shear: largest rotation and shear, in degrees.
+        rotate: largest rotation, in degrees.
+        shear: largest shear, in degrees.
         perspective: largest shift of the input's corners, as a fraction of its side.
         mosaic: probability that four images are combined into one input (detection).
         close_mosaic: number of last epochs without mosaic, mixup, cutmix and copy-paste.
@@ -141,7 +142,8 @@ class Data:
     Attributes:
         root: ``digits`` (built in), a folder, or a file such as a ``data.yaml``.
         format: of the data; ``auto`` detects it.
-        train, val: names of the splits for training and evaluation.
+        train: name of the split to train on.
+        val: name of the split to evaluate on.
         fit: how an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills
             the input, which is Darknet's default.
         detail: decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed
@@ -151,7 +153,8 @@ class Data:
         multi_scale_every: steps between two draws.
         cache: where decoded images are cached: not at all, in memory, or on disk. It changes no result.
         max_bad: a larger fraction of unreadable images ends a run.
-        train_images, val_images: number of images of the built-in data; other data has a fixed number.
+        train_images: number of training images of the built-in data; other data has a fixed number.
+        val_images: number of evaluation images of the built-in data; other data has a fixed number.
         augment: augmentation of the training images.
     """
 

@@ -20,9 +20,9 @@ from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, nearest
 from rankless.recipe.schema import Recipe
-from rankless.recipe.validation import Given, Location, Problem, build, collect
+from rankless.recipe.validation import COMMAND_LINE, Given, Location, Problem, build, collect
 
-_COMMAND_LINE = Location("command line")
+_COMMAND_LINE = Location(COMMAND_LINE)
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -47,7 +47,9 @@ class _YoloLoss(Loss):
     """The loss of a YOLO head; ``auto`` is what the head was published with.
 
     Attributes:
-        box, objectness, classes: factors on the parts.
+        box: factor on the loss of the boxes.
+        objectness: factor on the loss of the objectness.
+        classes: factor on the loss of the classes.
         box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of center and size.
         objectness_loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU.
         gamma: exponent of the focal losses.
@@ -120,7 +122,9 @@ class AnchorFreeLoss(Loss):
     Attributes:
         assign: which points are positives: ``simota`` or ``task-aligned``.
         box_loss: how a box is compared with the truth.
-        box, classes, dfl: factors on the parts; ``dfl`` is of the distribution focal loss.
+        box: factor on the loss of the boxes.
+        classes: factor on the loss of the classes.
+        dfl: factor on the distribution focal loss.
         smoothing: label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2).
     """
 

@@ -26,6 +26,10 @@ from rankless.recipe.kinds import losses_of
 from rankless.recipe.model_kinds import Model
 from rankless.recipe.schema import Recipe
 
+COMMAND_LINE = "command line"
+"""The name of the location of what the command line gives."""
+
+_NAME, _CFG = ("model", "name"), ("model", "cfg")
 _MOST_KEYS = 1000
 # Rankless 0.1 wrote the keys of all kinds into every recipe; no later version writes these into one.
 _OF_0_1 = {
@@ -118,6 +122,23 @@ def _keys(tree: Any) -> int:
     return count
 
 
+def _named_twice(given: Mapping[KeyPath, Given]) -> dict[KeyPath, str]:
+    """Refuse a name beside a cfg, which takes its place.
+
+    A cfg on the command line replaces the name that a file gives, and the default's name stands in every
+    recipe that a run records.
+    """
+    name, cfg = given.get(_NAME), given.get(_CFG)
+    if not name or not cfg or not cfg.value:
+        return {}
+    is_late = name.location.name == COMMAND_LINE
+    is_written = name.location.line is not None and cfg.location.name != COMMAND_LINE
+    if not is_late and (not is_written or name.value == Model.name):
+        return {}
+    text = f"'model.name' is {shown(name.value)}, but 'model.cfg' describes the network in its place"
+    return {_NAME: f"{text}; leave one of them out (model.cfg='' removes a file's)"}
+
+
 def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> Recipe:
     """Build the recipe of these values, with defaults for the keys that are not given.
 
@@ -135,7 +156,10 @@ def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> R
     kinds = Kinds.of(values.get(("task",), Recipe.task), model, {"name": loss})
     if given.keys() >= _OF_0_1 and kinds.model != "custom":
         raise OldRecipeError(f"{next(iter(given.values())).location.name}: {_RECORDED_BY_0_1}")
-    bad: dict[KeyPath, str] = {}
+    bad = _named_twice(given) if kinds.task == "detect" else {}
+    if values.get(_CFG) and kinds.task == "detect" and not bad:
+        values.pop(_NAME, None)
+        given = {path: one for path, one in given.items() if path != _NAME}
     for path, value in values.items():
         if path not in leaves(kinds):
             bad[path] = no_effect(path, kinds, name)

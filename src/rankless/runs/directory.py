@@ -199,7 +199,10 @@ def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
     if (folder := _of_run(run, warn)) is not None:
         return _preferred(folder)
     if run.journal.exists() or run.recipe.exists():
-        raise UserError(f"{target}: this run has no checkpoint yet; train it on with --resume --run {target}")
+        raise UserError(
+            f"{target}: nothing was saved in this run yet, so it has no weights; go on with: rankless train "
+            f"--resume --run {target}"
+        )
     raise UserError(
         f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
     )

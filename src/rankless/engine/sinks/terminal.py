@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from rankless.engine.sinks.sink import RunStart, Sink
-from rankless.errors import escaped
+from rankless.errors import counted, escaped
 from rankless.printing import ProgressBar
 from rankless.structures import Scores
 
@@ -27,18 +27,22 @@ class Terminal(Sink):
 
     Args:
         images: of one step.
+        device: the type of the ranks' devices, ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, images: int) -> None:
-        self.images = images
+    def __init__(self, images: int, device: str = "cpu") -> None:
+        self.images, self.device = images, device
         self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
         self.bar: ProgressBar | None = None
-        self.steps = 0
+        self.steps = self.epochs = 0
         self.speed: float | None = None
 
     def start(self, run: RunStart) -> None:
-        """Show the bar."""
-        self.steps = run.steps
+        """Say where and on what it trains, and show the bar."""
+        self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
+        one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
+        on = counted(run.world_size, one, many)
+        self._print(f"training in {run.run} on {on}, {run.recipe['precision']}")
         self.bar = ProgressBar(run.steps, "starting", done=run.first, console=self.console)
         self.bar.__enter__()
         if run.first:
@@ -59,7 +63,8 @@ class Terminal(Sink):
         if self.bar:
             self.bar.update(
                 done,
-                f"step {done}/{self.steps}  epoch {entry['epoch']:.2f}",
+                # The last step may go on into an epoch that is not asked for.
+                f"step {done}/{self.steps}  epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}",
                 (self.steps - done) * self.images / self.speed,
                 details,
                 at_once=is_first or done == self.steps,

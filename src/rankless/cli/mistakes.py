@@ -1,0 +1,62 @@
+"""The argument parser's errors in the words of all other errors."""
+
+from __future__ import annotations
+
+import difflib
+
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from rankless.errors import UserError, printable
+
+_EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the option is a switch"}
+
+
+def in_our_words(error: CycloptsError) -> UserError:
+    """Return the same error as ``where: problem; …``, lower case, with what to do at the end."""
+    see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
+    if isinstance(error, UnusedCliTokensError):
+        return UserError(f"'{_first(error)}': unexpected argument; {see}")
+    if isinstance(error, UnknownCommandError):
+        return UserError(_unknown_command(error, see))
+    if isinstance(error, UnknownOptionError):
+        word = error.token.keyword or error.token.value
+        names = [name for one in error.argument_collection if one.parse for name in one.names]
+        return UserError(f"{printable(word)}: no such option{_near(word, names)}; {see}")
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
+        if used:
+            return UserError(f"{printable(used)} has no value: expected one after it; {see}")
+        return UserError(f"{error.argument.name} is missing; {see}")
+    if isinstance(error, CoercionError) and error.token is not None:
+        name = error.token.keyword or (error.argument.name if error.argument else "the argument")
+        expected = _EXPECTED.get(error.target_type or str, "another value")
+        return UserError(
+            f"{printable(name)} has '{printable(error.token.value)}': expected {expected}; {see}"
+        )
+    text = " ".join(str(error).split()).rstrip(".")
+    return UserError(f"{text[:1].lower()}{text[1:]}; {see}")
+
+
+def _unknown_command(error: UnknownCommandError, see: str) -> str:
+    app: App | None = error.app
+    names = [name for name in (app or ()) if not name.startswith("-")]
+    expected = f": expected one of {', '.join(names)}" if names else ""
+    word = _first(error)
+    return f"'{word}': no such command{expected}{_near(word, names)}; {see}"
+
+
+def _first(error: CycloptsError) -> str:
+    return printable((error.unused_tokens or ["?"])[0])
+
+
+def _near(word: str, names: list[str]) -> str:
+    match = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean '{match[0]}'?" if match else ""

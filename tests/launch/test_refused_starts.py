@@ -1,0 +1,76 @@
+"""A run that is refused before its first step says so alone, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rankless import UserError, train
+from rankless.recipe.load import default, dump
+from rankless.runs.directory import RunDirectory, weights_of
+
+pytestmark = pytest.mark.processes
+
+SMALL = ("batch.images=2", "epochs=1", "model.image_size=32", "precision=fp32", "model.width=0.1")
+ONE_PIXEL = ("data.train_images=4", "data.val_images=2", "batch.micro=1", *SMALL)
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str]) -> Any:
+    return lambda: capfd.readouterr().out
+
+
+@pytest.mark.parametrize("others", [(), ("notes.txt",)])
+def test_nothing_of_it_stays(tmp_path: Path, others: tuple[str, ...]) -> None:
+    run = tmp_path / "run"
+    for name in others:
+        run.mkdir()
+        (run / name).write_text("mine")
+    with pytest.raises(UserError, match="sees one value per channel"):
+        train(default(ONE_PIXEL), run, devices=1)
+    assert sorted(path.name for path in run.glob("*")) == sorted(others)
+    assert run.exists() == bool(others)
+
+
+def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
+    """It was stopped before its first checkpoint; its files are not for a refused start to remove."""
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(UserError):
+        train(default(ONE_PIXEL), run.path, devices=1)
+    run.path.mkdir()
+    run.recipe.write_text(dump(default(ONE_PIXEL)))
+    run.environment.write_text('[{"versions": {"rankless": "0"}}]')
+    with pytest.raises(UserError, match="sees one value per channel"):
+        train(default(ONE_PIXEL), run.path, devices=1, resume=True)
+    assert run.recipe.exists() and run.journal.exists()
+    with pytest.raises(UserError, match=r"nothing was saved in this run yet.*--resume --run"):
+        weights_of(run.path)
+
+
+def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) -> None:
+    for split, names in (("train", "ab"), ("val", "abc")):
+        for name in names:
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(tmp_path / "data" / split / name / "1.png")
+    recipe = default(
+        [
+            f"data.root={tmp_path / 'data'}",
+            "task=classify",
+            "model.name=resnet18",
+            "batch.images=2",
+            "batch.micro=2",
+        ]
+    )
+    with pytest.raises(UserError, match="does not have these classes: 'c'"):
+        train(recipe, tmp_path / "run", devices=1)
+    assert "training in" not in said()
+    small = default(
+        ["data.train_images=4", "data.val_images=2", "batch.micro=2", *SMALL, "model.image_size=64"]
+    )
+    assert train(small, tmp_path / "run", devices=1) == 0
+    lines = said().splitlines()
+    assert lines[0] == f"training in {tmp_path / 'run'} on 1 process, fp32"
+    assert any("epoch 1.00/1" in line for line in lines)
