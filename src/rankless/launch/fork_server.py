@@ -39,7 +39,6 @@ _PRELOADED = (
     "rankless.engine.settings",
     "rankless.engine.trace",
     "rankless.world.process_group",
-    *(f"rankless.data.formats.{name}" for name in ("coco", "darknet", "voc")),
 )
 _allowed = False
 _running: ForkServer | None = None
@@ -138,6 +137,14 @@ class ForkServer:
                 break
         return self._codes.get(pid, None if self.alive else -signal.SIGKILL)
 
+    def close(self) -> None:
+        """End the server, which kills what is left of its ranks."""
+        self._connection.close()
+        if self.alive:
+            self.alive = False
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
     def _messages(self, seconds: float | None) -> list[dict[str, Any]]:
         """What has come since, after waiting for it for at most ``seconds``; exit codes are noted."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
@@ -189,6 +196,7 @@ def start(task: str | None = None) -> None:
     if pid:
         theirs.close()
         _running = ForkServer(ours, pid)
+        atexit.register(_running.close)
         return
     try:
         ours.close()
