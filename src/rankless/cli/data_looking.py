@@ -24,6 +24,8 @@ from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rankless.recipe.schema import Recipe
 
 app = part()
@@ -171,23 +173,14 @@ def show(
     force: Force = False,
 ) -> int:
     """Draw images with what is annotated on them."""
-    name, overrides = recipe_and_overrides(recipe)
     number = whole_number("--count", count)
     if seed < 0:
         raise UserError(f"--seed has '{seed}': expected a whole number of at least 0")
     if recipe and not augmented:
         raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --augmented")
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in data.augment.mosaic=1" for word in stray)
+    recipe_for = _recipe_for(root, recipe)
     from rankless.curation import contact_sheet
     from rankless.curation.looking import select
-
-    def chosen(task: str) -> Recipe:
-        from rankless.recipe import load
-
-        if name is None and task == "detect" and root != "digits":
-            return load.default(overrides)
-        return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
 
     contact_sheet.output(out, force=force)  # before the data is read
     found = select(
@@ -197,13 +190,29 @@ def show(
         count=number,
         seed=seed,
         class_name=class_name,
-        augmented=chosen if augmented else None,
+        augmented=recipe_for if augmented else None,
     )
     replaced = contact_sheet.write(found, out, force=force)
     unreadable = sum(one.image is None for one in found.shown)
     failed = f", {unreadable} not readable" if unreadable else ""
     say(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
     return 0
+
+
+def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
+    """What makes the recipe that the words name and change, or else the default one of a task."""
+    name, overrides = recipe_and_overrides(words)
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in data.augment.mosaic=1" for word in stray)
+
+    def chosen(task: str) -> Recipe:
+        from rankless.recipe import load
+
+        if name is None and task == "detect" and root != "digits":
+            return load.default(overrides)
+        return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
+
+    return chosen
 
 
 @app.command(

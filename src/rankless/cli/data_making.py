@@ -145,20 +145,19 @@ def pack(
     as_json: Json = False,
 ) -> int:
     """Pack a data set into tar shards, or keep its images decoded."""
-    if decoded == (out is not None):
+    if decoded and out is None:
+        return _fill(root, format, recipe, as_json)
+    if decoded or out is None:
         raise UserError(
             "give one of the two: --out FOLDER for tar shards, or --decoded to fill the cache of "
             "data.cache=disk"
         )
-    if decoded:
-        return _fill(root, format, recipe, as_json)
     if recipe:
         raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --decoded")
     size = whole_number("--shard-size", shard_size, " (MiB)")
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
-    assert out is not None  # the check above
     done = write(root, "webdataset", out, format, shard_bytes=size * 2**20)
     if as_json:
         print_json(done.as_json())

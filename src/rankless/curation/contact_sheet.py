@@ -52,7 +52,7 @@ def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
     """
     outputs = output(out, force=force)
     if not selection.shown:
-        raise UserError(f"{selection.title}: there is no such image to show")
+        raise UserError(f"{selection.title}: no such image to show")
     outputs.refuse_inputs(selection.files)
     if selection.root is not None:
         spare(outputs, selection.root, selection.format)

@@ -47,7 +47,7 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits with images of their own: without VOC's ``trainval`` where its parts are there."""
+        """The splits whose images are in no other: without VOC's ``trainval`` where its parts are there."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
@@ -113,17 +113,17 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     name, _ = recognize(root, format)
     for split in format_named(name).splits(path):
         try:
-            found = examine(root, split, format)
+            annotations = examine(root, split, format)
         except UserError:  # one that cannot be read is no reason not to show another
             continue
-        outputs.refuse_inputs([*found.paths(), *saved_names(found.folder or "")])
+        outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:
     """Raise unless ``name`` is a format's.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not.
     """
     if name not in (*also, *NAMES):
         near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
@@ -198,7 +198,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
-    """Raise if the new folder lies in the data set, which would then have images of its own copy.
+    """Raise if the new folder lies in the data set, which would then contain its copy.
 
     Raises:
         UserError: it does.
@@ -217,7 +217,7 @@ def beside(root: str, ending: str) -> Path:
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:
-        raise UserError(f"{root}: this is the whole file system; give the data set's own folder")
+        raise UserError(f"{root}: this is the whole file system; give the data set's folder")
     return folder.with_name(f"{folder.name}-{ending}")
 
 
@@ -225,7 +225,7 @@ def pattern(text: str, option: str) -> re.Pattern[str]:
     """A regular expression of the user's.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not.
     """
     try:
         return re.compile(text)

@@ -38,7 +38,7 @@ def fill(recipe: Recipe) -> list[Filled]:
     What is cached already is not decoded again, so an interrupted run goes on.
 
     Raises:
-        UserError: faulty data, no room, or images that are generated, not read from files.
+        UserError: invalid data, no room, or images that are generated, not read from files.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)

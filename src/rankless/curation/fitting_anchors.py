@@ -1,4 +1,4 @@
-"""Anchors for a data set, and how much better they fit its boxes than the model's own."""
+"""Anchors for a data set, and how much better they fit its boxes than the model's defaults."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def fitted_anchors(
     if root == DIGITS and not Path(root).exists():
         images = DigitScenes(split, SCENES)
     else:
-        found = open_annotations(root, split, format)
-        if not found.has_boxes:
+        annotations = open_annotations(root, split, format)
+        if not annotations.has_boxes:
             raise UserError(f"{root}: its images have classes and no boxes; anchors need boxes")
-        images = BoxedImages(found)
+        images = BoxedImages(annotations)
     sizes = box_sizes(images, chosen)
     if not len(sizes):
         raise UserError(f"{root}: the split '{split}' has no boxes; anchors need boxes")

@@ -179,9 +179,9 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     where = np.full(len(counts), -1, np.int64)
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
-    def deal(example: int, wish: NDArray[np.float64]) -> None:
-        """Give an example to the split that wants it most; ``wish`` is of each split, (S,)."""
-        best = np.flatnonzero(wish >= wish.max() - 1e-9)
+    def deal(example: int, demand: NDArray[np.float64]) -> None:
+        """Give an example to the split that wants it most; ``demand`` is of each split, (S,)."""
+        best = np.flatnonzero(demand >= demand.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen
         wanted[chosen] -= sizes[example]

@@ -76,7 +76,7 @@ class MicroBatches(Generic[B]):
             num_workers=workers,
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
-            worker_init_fn=_settle if workers else None,
+            worker_init_fn=_init_worker if workers else None,
             generator=torch.Generator(),  # else the global one is drawn from
         )
         try:
@@ -109,7 +109,7 @@ class MicroBatches(Generic[B]):
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Ends the loader processes, once the batch each is at is done. May be called twice."""
+        """End the loader processes, once the batch each is at is done; may be called twice."""
         self._end()
 
     def __enter__(self) -> MicroBatches[B]:
@@ -133,7 +133,7 @@ class _Failure:
 
 
 class _Fetch(Dataset[Any]):
-    """Draws the items of one line of the schedule."""
+    """Draw the items of one line of the schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
@@ -172,7 +172,7 @@ class _Guarded:
 
 
 class _Sharing(ForkingPickler):
-    """Moves all tensors into shared memory, as sending them does."""
+    """Move all tensors into shared memory, as sending them does."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -236,7 +236,7 @@ def fork_early() -> None:
     """Start the process that loader processes are forked from by forking this one.
 
     It then has what this one has imported. Call it before anything is computed: afterwards there are threads,
-    which do not survive, and :func:`micro_batches` starts a new interpreter instead.
+    which do not survive, and :class:`MicroBatches` starts a new interpreter instead.
     """
     global _imported
     _imported = frozenset(sys.modules)
@@ -262,12 +262,12 @@ def _forked_server(_: str, __: Sequence[str], descriptors: Sequence[int]) -> int
         forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the types are an older one's
     except Exception:
         sys.excepthook(*sys.exc_info())
-    finally:  # it ends with SystemExit, which must not reach the rank's own frames
+    finally:  # it ends with SystemExit, which must not reach the rank's frames
         os._exit(0)
 
 
 def _start_forkserver(examples: object, collate: object) -> None:
-    """Starts the process that loader processes are forked from, which has imported torch but has no threads.
+    """Start the process that loader processes are forked from, which has imported torch but has no threads.
 
     It imports what examples and batches are made of as well: every evaluation starts loader processes again,
     and each would spend seconds on that.
@@ -288,7 +288,7 @@ def _ensure_forkserver() -> None:
     A signal sent to the whole process group must not take the data away from a rank that is about to save its
     last step.
     """
-    resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
+    resource_tracker.ensure_running()  # separately, because it unblocks the signals when it starts
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         forkserver.ensure_running()
@@ -296,8 +296,8 @@ def _ensure_forkserver() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _settle(worker: int) -> None:
-    """Makes a fresh loader process deaf to ending signals and bound to the life of its rank."""
+def _init_worker(worker: int) -> None:
+    """Let a new loader process ignore ending signals and die with its rank."""
     for number in _ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -307,13 +307,13 @@ def _settle(worker: int) -> None:
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Waits for the rank's end, however it dies, and dies with it."""
+    """Wait for the rank's end, however it dies, and die with it."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Lets the loader processes leave, and kills those that are still busy after a while.
+    """Let the loader processes leave, and kill those that are still busy after a while.
 
     They are not killed at once: a process that dies while it hands over a batch takes a lock with it, for
     which the thread that pins memory would wait for ever.

@@ -307,7 +307,7 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),
         ("train: [\n", "cannot be read as YAML"),
         ("train: " + "[" * 5000 + "\n", "cannot be read as YAML"),
-        ("- a\n- b\n", "found a list"),
+        ("- a\n- b\n", "holds a list"),
         ("train: [[images/train]]\nnames: [x]\n", "'train' holds lists"),
         ("train: images/train\nnames: [x]\nkpt_shape: [17, 3]\n", "key points"),
         ("train: images/train\nnames: [x]\nnc: many\n", "'nc' is many; expected 1"),

@@ -19,7 +19,8 @@ from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples, open_images
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import recognize as recognized
-from rankless.data.formats.voc import parse, read, recognize, splits
+from rankless.data.formats.voc import read, recognize, splits
+from rankless.data.formats.voc_xml import parse
 from rankless.data.index.annotations import DIFFICULT, Annotations
 from rankless.errors import UserError
 

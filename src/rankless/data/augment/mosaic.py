@@ -51,7 +51,7 @@ def mosaic(
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
     """
     others = _others(index, among, rng)
-    own = int(rng.integers(4))
+    tile_of_index = int(rng.integers(4))
     sideways, upside_down = (rng.random(2) < (options.flip, options.flip_vertical)).tolist()
     zoom, *draws = rng.uniform(-1, 1, 5).tolist()
     colors = rng.uniform(-1, 1, (4, 3)).tolist()
@@ -61,7 +61,7 @@ def mosaic(
         for side, off, shift in zip((size[1], size[0]), draws[:2], draws[2:], strict=True)
     )
     tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, rng))
-    for tile, number in enumerate([*others[:own], index, *others[own:]]):
+    for tile, number in enumerate([*others[:tile_of_index], index, *others[tile_of_index:]]):
         if tiles.seen(tile):
             tiles.lay(tile, read(number), factor, drawn_color(options, *colors[tile]))
     clipped, labels = tiles.boxes()

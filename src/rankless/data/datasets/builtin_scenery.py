@@ -33,7 +33,7 @@ _DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # of the sensor noise, in levels
 
 
 class Draws:
-    """Uniform numbers one at a time: a generator's own scalar draws are ten times as dear."""
+    """Uniform numbers one at a time: a generator's scalar draws cost ten times as much."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -210,7 +210,7 @@ def _noise(height: int, width: int) -> list[Bytes]:
 
 @cache
 def scribbles() -> tuple[Image.Image, ...]:
-    """Drawings in the hand of the digits that are none: "L" images, trimmed to their ink."""
+    """Drawings in the hand of the digits that show no digit: "L" images, trimmed to their ink."""
     rng = Draws(generator(_BANK_KEY, "digits", "scribbles"))
     drawings = []
     for number in range(96):

@@ -128,7 +128,7 @@ def open_images(
         format, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
 
     Raises:
-        UserError: nothing at ``root``, faulty data, data with boxes, or other classes than the model's.
+        UserError: nothing at ``root``, invalid data, data with boxes, or other classes than the model's.
     """
     if root != DIGITS:
         annotations = open_annotations(root, split, format, max_bad=max_bad)

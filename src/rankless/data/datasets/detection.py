@@ -113,10 +113,10 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         items = []
         for epoch, index in line:
             last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
-            own = replace(reader, unreadable=[])
-            augmenter = Augmenter(own, among, size, self.augment, (self.seed, epoch), last)
+            local = replace(reader, unreadable=[])
+            augmenter = Augmenter(local, among, size, self.augment, (self.seed, epoch), last)
             image, boxes, labels, where = augmenter.augmented(index)
-            items.append(DetectionItem(image, boxes, labels, index, where, tuple(own.unreadable)))
+            items.append(DetectionItem(image, boxes, labels, index, where, tuple(local.unreadable)))
         return items
 
     def _scored(self, index: int, size: tuple[int, int]) -> DetectionItem:
@@ -183,7 +183,7 @@ def open_images(
         format, max_bad: of :func:`rankless.data.datasets.opening.open_annotations`.
 
     Raises:
-        UserError: nothing at ``root``, faulty data, or images without boxes.
+        UserError: nothing at ``root``, invalid data, or images without boxes.
     """
     if root == DIGITS:
         return DigitScenes(split, images, seed, size)

@@ -44,7 +44,7 @@ LAYOUT = (
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
-"""Files that lie in a split's own folder, beside its images or above them."""
+"""Files that lie in a split's folder, beside its images or above them."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
@@ -111,7 +111,7 @@ class _Reader(ListedImages):
         """Add the images in the file's order, each once."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
-                given = "it is no object"
+                given = "not an object"
                 if entry is not None:
                     given = f"id {_short(entry.id)}, file_name {_short(entry.file_name)}"
                 expected = "expected an object with an 'id' and a 'file_name'"
@@ -133,7 +133,7 @@ class _Reader(ListedImages):
         ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             if entry is None:
-                self.report("not understood", _where(Annotation(), number), "it is no object in UTF-8")
+                self.report("not understood", _where(Annotation(), number), "not an object in UTF-8")
                 continue
             image = _known(self.ids, entry.image_id)
             if image is None:

@@ -76,7 +76,7 @@ def load(file: Path, kind: type[Lists]) -> Lists:
     """The lists of a file that ``kind`` names.
 
     Raises:
-        UserError: it cannot be read, is no JSON, or is something else than an object with lists.
+        UserError: it cannot be read, is not JSON, or is not an object with lists.
     """
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
@@ -89,7 +89,7 @@ def load(file: Path, kind: type[Lists]) -> Lists:
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
-    """The entries of a list, one after another; None in place of one that is no object."""
+    """The entries of a list, one after another; None instead of one that is not an object."""
     decoder = msgspec.json.Decoder(kind)
     for each in part:
         try:
@@ -146,7 +146,7 @@ class Classes:
 
     Attributes:
         names: a label is a position in this list.
-        labels: id to label. Ids are numbers or, where they are no numbers, texts.
+        labels: id to label. Ids are numbers or texts.
         notes: what was left out, as sentences.
     """
 
@@ -189,14 +189,14 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     notes = []
     if (group := _mere_group(categories, order)) is not None and not _is_used(group, files):
         name = printable(str(categories[group].name))
-        notes = [f"category {group} ('{name}') only groups the others, no box has it: it is no class"]
+        notes = [f"category {group} ('{name}') only groups the others, no box has it: left out"]
         order.remove(group)
     names = tuple(str(categories[key].name) for key in order)
     return Classes(names, {key: label for label, key in enumerate(order)}, tuple(notes))
 
 
 def identity(value: object) -> int | str:
-    """An id by which entries are matched: 7, 7.0 and "7" are the same, None is none."""
+    """An id by which entries are matched: 7, 7.0 and "7" are the same, None is the text 'None'."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():

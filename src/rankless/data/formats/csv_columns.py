@@ -91,7 +91,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_of(file: Path) -> Columns | None:
-    """The columns of a file; None if it is none of images and classes, or cannot be read."""
+    """The columns of a file; None if it lists no images and classes, or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":

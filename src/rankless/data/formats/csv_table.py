@@ -93,8 +93,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     names, changed = fit_names(known, distinct=True)
     written = dict(zip(known, names, strict=True))
     for split, data in splits.items():
-        name, own = as_file_name(split), [written[each] for each in data.class_names]
-        made = _box_rows(data, own) if data.has_boxes else _class_rows(data, own)
+        name, classes = as_file_name(split), [written[each] for each in data.class_names]
+        made = _box_rows(data, classes) if data.has_boxes else _class_rows(data, classes)
         with (out / f"{name}.csv").open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("filename", *next(made)))
@@ -107,7 +107,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Split to its file and what its columns mean; files of another kind are none."""
+    """Split to its file and what its columns mean; files of another kind are left out."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -176,7 +176,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
     """The class names in all splits together, sorted; numbers by their value.
 
     Raises:
-        UserError: there is none.
+        UserError: no class name at all.
     """
     names: set[str] = set()
     for file, columns in files.values():

@@ -20,12 +20,12 @@ from rankless.data.formats.darknet_layout import (
     Split,
     find_split,
     label_folders,
-    split_names,
-    why_darknet,
+    recognize,
+    splits,
 )
 from rankless.data.formats.folders import FolderNames, composed
-from rankless.data.formats.splits import as_file_name, usual_order
-from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, shortest
+from rankless.data.formats.splits import as_file_name
+from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, rounded, shortest
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw, RawBuilder
@@ -36,14 +36,8 @@ from rankless.files import reading
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Darknet (YOLO)"
-# What lies beside labels and is none: class names, lists of images, notes.
+# Text files beside labels that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
-recognize = why_darknet
-
-
-def splits(root: Path) -> list[str]:
-    """The splits that the description or the folders name."""
-    return usual_order(split_names(root))
 
 
 def read(root: Path, split: str) -> Raw:
@@ -169,9 +163,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         folder = as_file_name(split)
         lost += lost_flags(data, split)
         names = list(file_names(data))
-        if rounded := _write_split(out, folder, data, names):
-            begin = counted(rounded, "box begins", "boxes begin")
-            lost.append(f"{split}: {begin} within a millionth of a pixel of the edge: rounded")
+        lost += rounded(split, _write_split(out, folder, data, names))
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
@@ -187,7 +179,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
     """Write a label file for every image; returns how many boxes will not read back bit for bit."""
-    labels_folder, rounded = out / "labels" / folder, 0
+    labels_folder, inexact = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
         rows = data.rows(index)
@@ -195,13 +187,13 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
         boxes, labels = data.boxes[rows][plain], data.labels[rows][plain]
         height, width = data.sizes[index].tolist()
         normalized, exact = _normalized(boxes.astype(np.float64), width, height)
-        rounded += int((~exact).sum())
+        inexact += int((~exact).sum())
         lines = (
             " ".join([str(label), *map(shortest, row)]) + "\n"
             for label, row in zip(labels.tolist(), normalized.tolist(), strict=True)
         )
         (labels_folder / Path(name).with_suffix(".txt")).write_text("".join(lines), encoding="utf-8")
-    return rounded
+    return inexact
 
 
 def _normalized(

@@ -1,4 +1,4 @@
-"""The files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's own ``.data``.
+"""The files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's ``.data``.
 
 Both name the classes and say for every split where its images are: folders, or lists of images.
 """
@@ -93,8 +93,8 @@ def _from_yaml(file: Path) -> Description:
             f"{file} cannot be read as YAML: {printable(' '.join(str(error).split()), 300)}"
         ) from error
     if not isinstance(content, dict):
-        found = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
-        raise UserError(f"{file}: found {found}; expected keys such as train, val and names")
+        given = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
+        raise UserError(f"{file}: holds {given}; expected keys such as train, val and names")
     if content.get("kpt_shape"):
         raise UserError(
             f"{file}: 'kpt_shape' says that the labels are key points; expected boxes; to train on the "
@@ -135,14 +135,14 @@ def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
     if not names and names != [] and number is not None and 0 < number < 100_000:
         names = [str(each) for each in range(number)]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        found = (
+        given = (
             f"'{printable(names)}'"
             if isinstance(names, str) and names
             else "empty"
             if not names
             else "nested"
         )
-        raise UserError(f"{file}: 'names' is {found}; expected the list of class names")
+        raise UserError(f"{file}: 'names' is {given}; expected the list of class names")
     if count and number != len(names):
         raise UserError(
             f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}; expected "

@@ -18,7 +18,7 @@ from rankless.data.formats.folders import (
     subfolders,
     walk,
 )
-from rankless.data.formats.splits import chosen
+from rankless.data.formats.splits import chosen, usual_order
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
@@ -72,7 +72,7 @@ def label_folders(folder: str) -> list[str]:
     return [*folders, folder]
 
 
-def why_darknet(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` is laid out as Darknet's data; empty if it is not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
@@ -92,18 +92,18 @@ def why_darknet(root: Path) -> str:
     return ""
 
 
-def split_names(root: Path) -> list[str]:
-    """The splits there are."""
-    if (file := description_in(root)) and (splits := read_description(file).splits):
-        return list(splits)
-    return list(_folders(root.parent if root.is_file() else root))
+def splits(root: Path) -> list[str]:
+    """The splits that the description or the folders name."""
+    file = description_in(root)
+    described = read_description(file).splits if file else {}
+    return usual_order(described or _folders(root.parent if root.is_file() else root))
 
 
 def find_split(root: Path, split: str) -> Split:
     """Class names and image files of ``split``; ``root`` is a folder or a description.
 
     Raises:
-        UserError: no such split, a faulty description, no class names, or no image.
+        UserError: no such split, an invalid description, no class names, or no image.
     """
     file = description_in(root)
     described = read_description(file) if file else None

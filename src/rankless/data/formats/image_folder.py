@@ -85,7 +85,7 @@ def read(root: Path, split: str) -> Raw:
     divided = not any(_holds_folders(root / name) for name in (*_USUAL, split))
     if divided and split not in _USUAL:
         raise UserError(
-            f"{root}: no split '{split}': its own folders are taken as classes and divided into 'train' "
+            f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "
             "and 'val'; expected one of these; name it (data.train, data.val), or make a folder "
             f"'{split}' that holds a folder per class"
         )
@@ -196,7 +196,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Why a file with an image's ending can be none; its content is not looked at."""
+    """Why a file with an image's ending cannot be an image; its content is not read."""
     try:
         status = entry.stat()
     except OSError:
@@ -207,7 +207,7 @@ def _unusable(entry: os.DirEntry[str]) -> str:
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
-    """The class names; those without an image are none."""
+    """The class names; folders without an image are left out."""
     names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))

@@ -33,7 +33,7 @@ from rankless.files import reading
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
 _SNIFFED = 1000
-"""So many lines tell what a file is."""
+"""So many lines decide what a file is."""
 _MOST = 200
 """In a folder of more .txt files than these each is of a single image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))

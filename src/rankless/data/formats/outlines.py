@@ -14,7 +14,7 @@ def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
     """Return the bounds xyxy of points; not finite where a point is not.
 
     Raises:
-        ValueError: there is no point.
+        ValueError: no points.
     """
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
@@ -22,9 +22,9 @@ def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
 
 
 def of_segmentation(segmentation: Any) -> Box | None:
-    """Return the bounds xyxy, in pixels, of a segmentation of COCO's; None if it is none or has no extent.
+    """Return the bounds xyxy, in pixels, of a segmentation of COCO's; None if it is invalid or has no extent.
 
-    Not cocoapi's own code: a mask of size 0 or a text cut short crashes some of its versions.
+    cocoapi's code is not used: a mask of size 0 or a text cut short crashes some of its versions.
 
     Args:
         segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run

@@ -35,7 +35,7 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 _ONE = "train"
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_LOOK = 20  # samples at the head of an archive, that tell it from any other archive
+_LOOK = 20  # samples at the head of an archive, that distinguish it from any other archive
 _NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
 
 

@@ -8,17 +8,24 @@ plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
-from rankless.data.formats import outlines
 from rankless.data.formats.splits import as_file_name
-from rankless.data.formats.voc_layout import LAYOUT, find_split, split_names, why_voc
-from rankless.data.formats.writing import ImageFiles, file_names, names_of, shortest
+from rankless.data.formats.voc_layout import LAYOUT, find_split, recognize, splits
+from rankless.data.formats.voc_xml import SIDES, Annotation, parse, unreadable
+from rankless.data.formats.writing import (
+    ImageFiles,
+    file_names,
+    lost_areas,
+    lost_of,
+    names_of,
+    rounded,
+    shortest,
+)
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.data.index.raw import Raw, RawBuilder, joined
@@ -29,12 +36,7 @@ from rankless.files import reading
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Pascal VOC"
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
-_TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-
-recognize = why_voc
-splits = split_names
 
 
 def read(root: Path, split: str) -> Raw:
@@ -75,8 +77,6 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
             made.findings.add(kind, annotation, sentence)
         image = made.add_image(file, annotation, parsed.size)
         for each in parsed.objects:
-            if each.outlined:
-                made.findings.add("outline", f"{annotation}:{each.number}", f"'{each.name}'")
             x1, y1, x2, y2 = each.box
             label = labels.setdefault(each.name, len(labels))
             made.add_box(image, (x1 - 1, y1 - 1, x2, y2), label, each.number, DIFFICULT * each.difficult)
@@ -103,149 +103,12 @@ def _read(file: str, findings: Findings) -> Annotation:
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
-        parsed = _unreadable("unreadable file", f"{error.strerror or error}; expected an XML file")
+        parsed = unreadable("unreadable file", f"{error.strerror or error}; expected an XML file")
     if parsed.readable:
         return parsed
     for kind, sentence in parsed.problems:
         findings.add(kind, file, sentence)
     return parsed._replace(problems=[])
-
-
-class VocObject(NamedTuple):
-    """One object as the file has it.
-
-    Attributes:
-        name: of its class.
-        box: xmin, ymin, xmax, ymax, as written; they may be NaN or infinite.
-        difficult: whether it is too hard to count in a score.
-        number: which of the file's objects it is, from 1.
-        outlined: whether the box is the bounds of a polygon, because no box is given.
-    """
-
-    name: str
-    box: tuple[float, float, float, float]
-    difficult: bool
-    number: int = 1
-    outlined: bool = False
-
-
-class Annotation(NamedTuple):
-    """What a file says.
-
-    Attributes:
-        objects: those that can be understood, in the order of the file.
-        size: (height, width) in pixels as written, (0, 0) if it is missing or no numbers.
-        problems: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of everything else.
-        readable: False where the file is no annotation at all, so that nobody knows its objects.
-    """
-
-    objects: list[VocObject]
-    size: tuple[int, int]
-    problems: list[tuple[str, str]]
-    readable: bool = True
-
-
-def parse(content: bytes) -> Annotation:
-    """Read one annotation.
-
-    A document type is refused before anything is parsed: no annotation needs one, and it is where XML can
-    define entities that fill the memory or name other files.
-    """
-    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
-        problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
-        return _unreadable("unreadable file", problem)
-    try:
-        root = ElementTree.fromstring(content)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
-        return _unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
-    if root.tag != "annotation":
-        problem = f"the outermost element is <{printable(str(root.tag))}>; expected <annotation>"
-        return _unreadable("not understood", problem)
-    problems: list[tuple[str, str]] = []
-    elements = enumerate(root.findall("object"), 1)
-    objects = [known for number, element in elements if (known := _object(element, number, problems))]
-    return Annotation(objects, _size(root), problems)
-
-
-def _unreadable(kind: str, problem: str) -> Annotation:
-    return Annotation([], (0, 0), [(kind, problem)], readable=False)
-
-
-def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
-    """Return one object; None, and problems, if it cannot be understood."""
-    name = _text(element, "name")
-    which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
-    before = len(problems)
-
-    def report(kind: str, problem: str) -> None:
-        problems.append((kind, f"{which}{problem}"))
-
-    if not name:
-        report("not understood", " has no <name>")
-    difficult = _text(element, "difficult").lower()
-    if difficult not in _TRUE | _FALSE:
-        report("not understood", f": <difficult> is '{printable(difficult)}'; expected 0 or 1")
-    box, polygon = element.find("bndbox"), element.find("polygon")
-    sides: Sequence[float] = ()
-    if box is not None:
-        sides = _sides(box, report)
-    elif element.find("robndbox") is not None:
-        report("not understood", " has a turned box (<robndbox>); expected <bndbox>")
-    elif polygon is not None:
-        sides = _bounds(polygon, report)
-    else:
-        report("not understood", " has no <bndbox>")
-    if len(problems) > before:
-        return None
-    x1, y1, x2, y2 = sides
-    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number, box is None)
-
-
-def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """The four numbers, in any order in the file."""
-    sides = []
-    for side in _SIDES:
-        text = _text(box, side)
-        value = _float(text)
-        if not text:
-            report("not understood", f" has no <{side}>; expected a number of pixels")
-        elif value is None:
-            report("not a number", f": <{side}> is '{printable(text, 40)}'; expected a number of pixels")
-        else:
-            sides.append(value)
-    return sides
-
-
-def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
-    """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
-    numbers: dict[str, list[float | None]] = {"x": [], "y": []}
-    for point in polygon.iter():
-        if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
-            numbers[point.tag[0]].append(_float((point.text or "").strip()))
-    x, y = ([value for value in values if value is not None] for values in numbers.values())
-    if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
-        report("not understood", " has a <polygon> that is not three or more points of x and y")
-        return ()
-    return outlines.around(x, y)
-
-
-def _size(root: ElementTree.Element) -> tuple[int, int]:
-    size = root.find("size")
-    sides = [_float(_text(size, name)) for name in ("height", "width")] if size is not None else []
-    whole = [int(side) for side in sides if side is not None and 0 < side < 2**31]
-    return (whole[0], whole[1]) if len(whole) == 2 else (0, 0)
-
-
-def _text(element: ElementTree.Element | None, name: str) -> str:
-    return (element.findtext(name) or "").strip() if element is not None else ""
-
-
-def _float(text: str) -> float | None:
-    """A number, or None; Python itself would read ``1_0`` as 10."""
-    try:
-        return None if "_" in text else float(text)
-    except ValueError:
-        return None
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
@@ -308,7 +171,7 @@ def _tree(annotations: Annotations, index: int, name: str, names: Sequence[str])
         _add(thing, "name", names[label])
         _add(thing, "difficult", str(int(bool(flag & (DIFFICULT | CROWD)))))
         sides = ElementTree.SubElement(thing, "bndbox")
-        for side, value in zip(_SIDES, (x1 + 1, y1 + 1, x2, y2), strict=True):
+        for side, value in zip(SIDES, (x1 + 1, y1 + 1, x2, y2), strict=True):
             _add(sides, side, shortest(value))
     ElementTree.indent(root, "\t")
     return root
@@ -322,16 +185,10 @@ def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:
     lost = []
     for split, data in splits.items():
         crowds = int(((data.flags & CROWD) > 0).sum())
-        if crowds:
-            lost.append(f"{split}: {counted(crowds, 'crowd')}, which the format lacks: written as difficult")
-        if areas := int((~np.isnan(data.areas)).sum()):
-            lost.append(
-                f"{split}: the areas of {counted(areas, 'object')} are lost: a box's area counts instead"
-            )
+        lost += lost_of(split, crowds, "crowd,", "crowds,", "which the format lacks: written as difficult")
+        lost += lost_areas(split, int((~np.isnan(data.areas)).sum()))
         begins = data.boxes[:, :2].astype(np.float64)
-        if rounded := int(((begins + 1 - 1).astype(np.float32) != begins).any(1).sum()):
-            begin = counted(rounded, "box begins", "boxes begin")
-            lost.append(f"{split}: {begin} within a millionth of a pixel of the edge: rounded")
+        lost += rounded(split, int(((begins + 1 - 1).astype(np.float32) != begins).any(1).sum()))
     used = {label for data in splits.values() for label in np.unique(data.labels).tolist()}
     if unused := [name for label, name in enumerate(names) if label not in used]:
         shown = ", ".join(f"'{name}'" for name in unused[:8])

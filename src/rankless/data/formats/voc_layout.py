@@ -51,7 +51,7 @@ class VocSplit(SplitFiles):
     others: list[tuple[str]] = field(default_factory=list)
 
 
-def why_voc(root: Path) -> str:
+def recognize(root: Path) -> str:
     """Why ``root`` is laid out as Pascal VOC; a folder with a ``data.yaml`` or ``labels`` is not."""
     others = ("data.yaml", "data.yml", "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
@@ -63,7 +63,7 @@ def why_voc(root: Path) -> str:
     return ""
 
 
-def split_names(root: Path) -> list[str]:
+def splits(root: Path) -> list[str]:
     """The splits, without the lists of single classes and without what two others make up."""
     return usual_order(_plain_splits(_parts(root)))
 

@@ -58,11 +58,11 @@ def read(root: Path, split: str) -> Raw:
     if split not in by_split:
         expected = f"one of {listed(list(by_split))}" if by_split else LAYOUT
         raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}")
-    own = by_split[split]
-    _refuse(root, split, own)
-    names, names_file = shards.class_names(root, own)
-    kind = _kind(own)
-    raw = _scanned(own, kind, names)
+    chosen = by_split[split]
+    _refuse(root, split, chosen)
+    names, names_file = shards.class_names(root, chosen)
+    kind = _kind(chosen)
+    raw = _scanned(chosen, kind, names)
     if not raw.paths:
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
     others: list[list[Path]] = []
@@ -72,14 +72,14 @@ def read(root: Path, split: str) -> Raw:
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
         raw.rename(_numbered(sorted(named)))
-    scanned = [shard for each in (own, *others) for shard in each]
+    scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """The names of classes that nothing names: numbers are their own names."""
+    """The names of classes that nothing names: a number is its name."""
     if all(map(is_number, names)):
         return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
     return names
@@ -91,31 +91,31 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     return []
 
 
-def _refuse(root: Path, split: str, own: list[Path]) -> None:
-    packed = [shard.name for shard in own if shards.is_compressed(shard)]
+def _refuse(root: Path, split: str, chosen: list[Path]) -> None:
+    packed = [shard.name for shard in chosen if shards.is_compressed(shard)]
     if packed:
         raise UserError(
             f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so no "
             "image can be read alone; decompress them: images are compressed already"
         )
-    if len({shard.parent for shard in own}) > 1:
+    if len({shard.parent for shard in chosen}) > 1:
         raise UserError(
             f"{root}: the split '{split}' is both a folder of shards and shards by its name; "
             "expected one of the two; move the other away"
         )
 
 
-def _kind(own: list[Path]) -> str:
+def _kind(chosen: list[Path]) -> str:
     """How the split is labeled: as the first sample with a label is."""
     findings = Findings()
-    for shard in own:
+    for shard in chosen:
         for sample in samples(str(shard), findings):
             if sample.image and (here := [kind for kind in KINDS if kind in sample.members]):
                 return here[0]
     raise UserError(
         [
             *map(str, _first(findings)),
-            f"{own[0]}: no image with a label; expected members of one name such as '0001.jpg' and "
+            f"{chosen[0]}: no image with a label; expected members of one name such as '0001.jpg' and "
             "'0001.cls' (a class), or '0001.json' or '0001.txt' (boxes), one after another",
         ]
     )
@@ -125,9 +125,9 @@ def _first(findings: Findings) -> list[object]:
     return [one for _, _, first in findings for one in first[:3]]
 
 
-def _scanned(own: list[Path], kind: str, names: list[str] | None) -> Raw:
-    much = sum(shard.stat().st_size for shard in own) > _MUCH
-    items = [(str(shard), kind, json.dumps(names)) for shard in own]
+def _scanned(chosen: list[Path], kind: str, names: list[str] | None) -> Raw:
+    much = sum(shard.stat().st_size for shard in chosen) > _MUCH
+    items = [(str(shard), kind, json.dumps(names)) for shard in chosen]
     return scan(index, items, "shards", chunk=1 if much else len(items))
 
 

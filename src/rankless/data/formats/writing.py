@@ -106,18 +106,31 @@ def shortest(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
+def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
+    """A sentence on what is lost of so many, as in "train: 2 boxes marked difficult …"; none for 0."""
+    return [f"{split}: {counted(count, one, many)} {what}"] if count else []
+
+
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
     """Sentences on what a format without flags and areas cannot hold of a split."""
     flags: Any = annotations.flags
-    lost = []
+    sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
-        if count := int(((flags & flag) > 0).sum()):
-            lost.append(
-                f"{split}: {counted(count, 'box', 'boxes')} marked {what}, which the format lacks: left out"
-            )
-    if count := int((~np.isnan(annotations.areas) & (flags == 0)).sum()):
-        lost.append(f"{split}: the areas of {counted(count, 'object')} are lost: a box's area counts instead")
-    return lost
+        marked = f"marked {what}, which the format lacks: left out"
+        sentences += lost_of(split, int(((flags & flag) > 0).sum()), "box", "boxes", marked)
+    return sentences + lost_areas(split, int((~np.isnan(annotations.areas) & (flags == 0)).sum()))
+
+
+def lost_areas(split: str, count: int) -> list[str]:
+    """A sentence on the objects whose area is lost, if there are any."""
+    what = f"the areas of {counted(count, 'object')} are lost: a box's area counts instead"
+    return [f"{split}: {what}"] if count else []
+
+
+def rounded(split: str, count: int) -> list[str]:
+    """A sentence on the boxes that do not read back bit for bit, if there are any."""
+    where = "within a millionth of a pixel of the edge: rounded"
+    return lost_of(split, count, "box begins", "boxes begin", where)
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:

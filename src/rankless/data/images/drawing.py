@@ -136,11 +136,11 @@ def _place(
 
 
 def _hidden(frame: Rectangle, box: Rectangle, placed: Sequence[tuple[Rectangle, str]]) -> float:
-    """Pixels of earlier labels under the frame, and of its own box where it hides much of that."""
-    own = _overlap(frame, box)
-    if own < 0.2 * (box[2] - box[0]) * (box[3] - box[1]):
-        own = 0.0
-    return own / 2 + sum(_overlap(frame, other) for other, _ in placed)
+    """Pixels of earlier labels under the frame, and of its box where it hides much of that."""
+    hidden = _overlap(frame, box)
+    if hidden < 0.2 * (box[2] - box[0]) * (box[3] - box[1]):
+        hidden = 0.0
+    return hidden / 2 + sum(_overlap(frame, other) for other, _ in placed)
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:

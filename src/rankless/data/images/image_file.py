@@ -161,7 +161,7 @@ def size(path: Source, *, name: str = "") -> tuple[int, int]:
         path, name: as for :func:`read`.
 
     Raises:
-        UnreadableImage: missing, or the header is no image's.
+        UnreadableImage: missing, or without an image's header.
     """
     height, width, turned = _stored(path, name)
     return (width, height) if turned else (height, width)
@@ -274,7 +274,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "its content is no image of a known format"
+        return "its content is not an image of a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"it has more than {MOST_PIXELS // 10**6} million pixels, the most that are read"
     if isinstance(error, OSError) and error.strerror:

@@ -26,6 +26,7 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
 from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
+from rankless.printing import say
 
 _CURRENT, _ENTRY, _CHUNKS, _BUILDING = "current.json", "entry.json", "chunks", "building-"
 _NOT_WHOLE = (OSError, ValueError, KeyError, TypeError, EOFError, UserError)
@@ -72,7 +73,9 @@ def cached(key: Key, read: Read, *, rescan: bool = False) -> Annotations:
     with ExitStack() as stack:
         try:
             stack.enter_context(
-                locked(store, lambda: _say(f"waiting for another process that reads {key.root}"))
+                locked(
+                    store, lambda: say(f"waiting for another process that reads {key.root}", file=sys.stderr)
+                )
             )
             _clear(store, rescan)
         except OSError as error:
@@ -206,7 +209,3 @@ def _private(made: Annotations, why: str) -> Annotations:
         return Annotations.load(folder)
     except OSError:
         return made
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

@@ -77,25 +77,20 @@ class Window(io.RawIOBase):
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of any file."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
         self._at = max(start + offset, 0)
         return self._at
 
     def tell(self) -> int:
-        """As of any file."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """As of any file."""
         wanted = max(min(len(buffer), self._length - self._at), 0)
         data = os.pread(self._file, wanted, self._offset + self._at)
         buffer[: len(data)] = data

@@ -1,4 +1,4 @@
-"""What is wrong with a data set: counted by kind, with the place of the first few of each.
+"""What is wrong with a data set: counted by kind, with the location of the first few of each.
 
 Every kind has one outcome, stated here and in docs/data.md. What damages a single box costs that box; what
 says that a file is misunderstood (its classes, its columns, its units) stops a training, because going on

@@ -47,7 +47,7 @@ def scan(
     chunk: int = CHUNK,
     processes: int | None = None,
 ) -> Raw:
-    """``work`` on all items, joined in their order, which no number of processes changes.
+    """``work`` on all items, joined in their order, whatever the number of processes.
 
     Args:
         work: a function of a module's top level: from some items to their part of the split.

@@ -1,7 +1,7 @@
 """What was read of a chunk of a data set's files, saved to a file: arrays and JSON, never a pickle.
 
 A file's name is drawn from everything that the reading depends on, so that a scan goes on where it was
-killed, and a changed file costs its own chunk.
+killed, and a changed file costs its chunk alone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rankless.files.writing import beside
 Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
 
-_REST = "rest"  # what is no array, as JSON
+_REST = "rest"  # all but the arrays, as JSON
 TICK = 20_000_000
 """Nanoseconds in which a file can change twice with the same time: the clock that stamps files is slow."""
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """There is no room to save a chunk."""
+    """No room to save a chunk."""
 
 
 @cache

@@ -17,7 +17,7 @@ from rankless.data.order import Line, micro_batch
 from rankless.recipe.schema import Augment, Batch
 from rankless.structures import DetectionItem, Sample, Unreadable
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples_for_loader import Noise
 
 SIZE = (64, 96)

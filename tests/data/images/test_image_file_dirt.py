@@ -223,10 +223,10 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no image of a known format"),
-        (b"hello, I am a text\n" * 30, "no image of a known format"),
-        (b"<html><body>404 Not Found</body></html>", "no image of a known format"),
-        (b"\xff\xd8\xff", "no image of a known format|truncated|broken|end of"),
+        (b"", "not an image of a known format"),
+        (b"hello, I am a text\n" * 30, "not an image of a known format"),
+        (b"<html><body>404 Not Found</body></html>", "not an image of a known format"),
+        (b"\xff\xd8\xff", "not an image of a known format|truncated|broken|end of"),
     ],
 )
 def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -1,0 +1,151 @@
+"""What one annotation of Pascal VOC says: its objects, and whatever is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from rankless.data.formats import outlines
+from rankless.errors import printable
+
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+_TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
+
+
+class VocObject(NamedTuple):
+    """One object as the file has it.
+
+    Attributes:
+        name: of its class.
+        box: xmin, ymin, xmax, ymax, as written; they may be NaN or infinite.
+        difficult: whether it is too hard to count in a score.
+        number: which of the file's objects it is, from 1.
+    """
+
+    name: str
+    box: tuple[float, float, float, float]
+    difficult: bool
+    number: int = 1
+
+
+class Annotation(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        objects: those that can be understood, in the order of the file.
+        size: (height, width) in pixels as written, (0, 0) if it is missing or not numbers.
+        problems: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of whatever is odd.
+        readable: False where the file is not an annotation at all, so that its objects are unknown.
+    """
+
+    objects: list[VocObject]
+    size: tuple[int, int]
+    problems: list[tuple[str, str]]
+    readable: bool = True
+
+
+def parse(content: bytes) -> Annotation:
+    """Read one annotation.
+
+    A document type is refused before anything is parsed: no annotation needs one, and it is where XML can
+    define entities that fill the memory or name other files.
+    """
+    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
+        problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
+        return unreadable("unreadable file", problem)
+    try:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
+        return unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
+    if root.tag != "annotation":
+        problem = f"the outermost element is <{printable(str(root.tag))}>; expected <annotation>"
+        return unreadable("not understood", problem)
+    problems: list[tuple[str, str]] = []
+    elements = enumerate(root.findall("object"), 1)
+    objects = [known for number, element in elements if (known := _object(element, number, problems))]
+    return Annotation(objects, _size(root), problems)
+
+
+def unreadable(kind: str, problem: str) -> Annotation:
+    """Return what a file says that is not an annotation at all."""
+    return Annotation([], (0, 0), [(kind, problem)], readable=False)
+
+
+def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
+    """Return one object; None, and problems, if it cannot be understood."""
+    name = _text(element, "name")
+    which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
+    before = len(problems)
+
+    def report(kind: str, problem: str) -> None:
+        problems.append((kind, f"{which}{problem}"))
+
+    if not name:
+        report("not understood", " has no <name>")
+    difficult = _text(element, "difficult").lower()
+    if difficult not in _TRUE | _FALSE:
+        report("not understood", f": <difficult> is '{printable(difficult)}'; expected 0 or 1")
+    box, polygon = element.find("bndbox"), element.find("polygon")
+    sides: Sequence[float] = ()
+    if box is not None:
+        sides = _sides(box, report)
+    elif element.find("robndbox") is not None:
+        report("not understood", " has a turned box (<robndbox>); expected <bndbox>")
+    elif polygon is not None:
+        sides = _bounds(polygon, report)
+    else:
+        report("not understood", " has no <bndbox>")
+    if len(problems) > before:
+        return None
+    if box is None:
+        report("outline", "")
+    x1, y1, x2, y2 = sides
+    return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number)
+
+
+def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
+    """The four numbers, in any order in the file."""
+    sides = []
+    for side in SIDES:
+        text = _text(box, side)
+        value = _float(text)
+        if not text:
+            report("not understood", f" has no <{side}>; expected a number of pixels")
+        elif value is None:
+            report("not a number", f": <{side}> is '{printable(text, 40)}'; expected a number of pixels")
+        else:
+            sides.append(value)
+    return sides
+
+
+def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
+    """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    numbers: dict[str, list[float | None]] = {"x": [], "y": []}
+    for point in polygon.iter():
+        if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
+            numbers[point.tag[0]].append(_float((point.text or "").strip()))
+    x, y = ([value for value in values if value is not None] for values in numbers.values())
+    if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
+        report("not understood", " has a <polygon> that is not three or more points of x and y")
+        return ()
+    return outlines.around(x, y)
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int]:
+    size = root.find("size")
+    sides = [_float(_text(size, name)) for name in ("height", "width")] if size is not None else []
+    whole = [int(side) for side in sides if side is not None and 0 < side < 2**31]
+    return (whole[0], whole[1]) if len(whole) == 2 else (0, 0)
+
+
+def _text(element: ElementTree.Element | None, name: str) -> str:
+    return (element.findtext(name) or "").strip() if element is not None else ""
+
+
+def _float(text: str) -> float | None:
+    """A number, or None; Python itself would read ``1_0`` as 10."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
