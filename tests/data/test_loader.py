@@ -222,7 +222,7 @@ from rankless.data import loader
 from rankless.data.order import Line
 
 def server_of_loaders(examples):
-    with loader.micro_batches(examples, list, (Line(0, [(0, 0)]) for _ in range(4)), workers=2) as batches:
+    with loader.MicroBatches(examples, list, (Line(0, [(0, 0)]) for _ in range(4)), workers=2) as batches:
         loaders = {facts[0] for (facts,) in batches}
     assert len(loaders) == 2 and os.getpid() not in loaders
     server = loader.forkserver._forkserver._forkserver_pid
