@@ -218,21 +218,21 @@ def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: boo
 EARLY = """
 import itertools, os, signal, sys
 from pathlib import Path
-from rankless.data import loader
+from rankless.data import loader, loader_server
 from rankless.data.order import Line
 
 def server_of_loaders(examples):
     with loader.MicroBatches(examples, list, (Line(0, [(0, 0)]) for _ in range(4)), workers=2) as batches:
         loaders = {facts[0] for (facts,) in batches}
     assert len(loaders) == 2 and os.getpid() not in loaders
-    server = loader.forkserver._forkserver._forkserver_pid
+    server = loader_server.forkserver._forkserver._forkserver_pid
     return server, Path(f"/proc/{server}/comm").read_text().strip()
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     if sys.argv[2] == "before":
         from examples_for_loader import Facts
-    loader.fork_early()
+    loader_server.fork_early()
     from examples_for_loader import Facts
     server, name = server_of_loaders(Facts())
     assert server_of_loaders(Facts()) == (server, name), "the same for the next loader"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torchvision.ops import batched_nms
 
-from rankless.data import loader
+from rankless.data import loader, loader_server
 from rankless.data.datasets.annotated import DetectionImages
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.geometry.nms import nms
@@ -127,6 +127,7 @@ def test_what_all_loaders_import_is_imported_before_they_are_forked(monkeypatch,
     monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
     monkeypatch.setattr(resource_tracker, "ensure_running", lambda: None)
     monkeypatch.setattr(forkserver, "set_forkserver_preload", imported.extend)
-    loader._start_forkserver(DetectionExamples(Nothing(), (32, 32), 0, Augment(blur=blur)), collate)
+    examples = DetectionExamples(Nothing(), (32, 32), 0, Augment(blur=blur))
+    loader_server.ensure(loader._modules(examples, collate))
     assert "rankless.data.datasets.detection" in imported
     assert ("torchvision.transforms.v2" in imported) == bool(blur)

@@ -11,33 +11,27 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, Generic, TypeVar
-from unittest.mock import patch
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from rankless.data import loader_server
 from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError
-from rankless.hardware.processes import die_with_parent, name_process
+from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
 from rankless.user_code import explained
 
 B = TypeVar("B")
-_ENDS = (signal.SIGINT, signal.SIGTERM)
 _LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
-_imported: frozenset[str] = frozenset()
-"""The modules of a fork server that was forked from this process."""
 _GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
 
 
@@ -68,7 +62,7 @@ class MicroBatches(Generic[B]):
     ) -> None:
         self.waited = 0.0
         if workers:
-            _start_forkserver(examples, collate)
+            loader_server.ensure(_modules(examples, collate))
         loader = DataLoader(
             _Fetch(examples),
             batch_sampler=schedule,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
@@ -232,73 +226,15 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
     return LoaderDiedError(f"{how}{why}")
 
 
-def fork_early() -> None:
-    """Start the process that loader processes are forked from by forking this one.
-
-    It then has what this one has imported. Call it before anything is computed: afterwards there are threads,
-    which do not survive, and :class:`MicroBatches` starts a new interpreter instead.
-    """
-    global _imported
-    _imported = frozenset(sys.modules)
-    resource_tracker.ensure_running()  # which is an interpreter
-    with patch.object(util, "spawnv_passfds", _forked_server):
-        _ensure_forkserver()
-
-
-def _forked_server(_: str, __: Sequence[str], descriptors: Sequence[int]) -> int:
-    """Do what the interpreter would do that multiprocessing means to start; the process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads, which are made for it
-        pid = os.fork()
-    if pid:
-        return pid
-    try:
-        name_process("loader server")
-        first = 3
-        for descriptor in sorted(descriptors):
-            os.closerange(first, descriptor)
-            first = descriptor + 1
-        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-        forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the types are an older one's
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-    finally:  # it ends with SystemExit, which must not reach the rank's frames
-        os._exit(0)
-
-
-def _start_forkserver(examples: object, collate: object) -> None:
-    """Start the process that loader processes are forked from, which has imported torch but has no threads.
-
-    It imports what examples and batches are made of as well: every evaluation starts loader processes again,
-    and each would spend seconds on that.
-    """
-    kinds = {type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
-    kinds.update(getattr(examples, "loader_imports", ()))
-    global _imported
-    if _imported and not kinds <= _imported:
-        _imported = frozenset()
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *sorted(kinds)])
-    _ensure_forkserver()
-
-
-def _ensure_forkserver() -> None:
-    """Start it with the ending signals blocked, which its children inherit.
-
-    A signal sent to the whole process group must not take the data away from a rank that is about to save its
-    last step.
-    """
-    resource_tracker.ensure_running()  # separately, because it unblocks the signals when it starts
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+def _modules(examples: object, collate: object) -> set[str]:
+    """What examples and batches are made of, and this page."""
+    kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
+    return kinds.union(getattr(examples, "loader_imports", ()))
 
 
 def _init_worker(worker: int) -> None:
     """Let a new loader process ignore ending signals and die with its rank."""
-    for number in _ENDS:
+    for number in loader_server.ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     die_with_parent()  # the fork server, which in turn stays as long as its children do

@@ -77,7 +77,7 @@ def train(
         recipe: ``precision: auto`` is resolved here.
         run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 … (the command knows the name
             of the recipe and makes runs/RECIPE).
-        task: a task of your own, in job_path of ``recipe.task``: its class, defined in a module or in a
+        task: a task of your own, in place of ``recipe.task``: its class, defined in a module or in a
             script, or its name, ``package.module:Class`` or ``file.py:Class``.
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
         resume: go on in ``run``.
@@ -106,14 +106,9 @@ def train(
     with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
         recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
-        try:
-            if not resume:  # a run that goes on writes it when everything has been checked
-                write_atomically(directory.recipe, dump(recipe))
-                write_atomically(directory.environment, "[]\n")  # rank 0 records what it computes with
-        except OSError as error:
-            raise UserError(
-                f"{run}: cannot be written ({error}); make room, or give another --run"
-            ) from error
+        if not resume:  # a run that goes on writes it when everything has been checked
+            _begin(directory, recipe)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
         job = Job(
             "train",
             to_json(recipe),
@@ -121,10 +116,7 @@ def train(
             run=str(run),
             sinks=names,
             dry_run_steps=dry_run_steps,
-            launched={
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": shlex.join(sys.argv),
-            },
+            launched={"started": started, "command": shlex.join(sys.argv)},
         )
         try:
             ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
@@ -132,6 +124,15 @@ def train(
             record_error(directory, error.problems)
             raise
         return _report(ending, directory, quiet=bool(dry_run_steps))
+
+
+def _begin(run: RunDirectory, recipe: Recipe) -> None:
+    try:
+        write_atomically(run.recipe, dump(recipe))
+        write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
+    except OSError as error:
+        message = f"{run.path}: cannot be written ({error}); make room, or give another --run"
+        raise UserError(message) from error
 
 
 def evaluate(

@@ -189,13 +189,13 @@ def _evaluate(job: Job, path: Path, stop: Any) -> dict[str, Any]:
 
 def _fork_loaders_early(recipe: Recipe) -> None:
     """Have loader processes start from what this rank has imported, which has computed nothing so far."""
-    from rankless.data.loader import fork_early
+    from rankless.data import loader_server
     from rankless.tasks.custom import BUILT_IN
 
     if recipe.workers and sys.platform == "linux":
         if recipe.task in BUILT_IN:
             importlib.import_module(f"rankless.tasks.{recipe.task}")
-        fork_early()
+        loader_server.fork_early()
 
 
 def _meeting() -> Path | None:

@@ -1,0 +1,87 @@
+"""The process that loader processes are forked from: it has imported PyTorch and started no thread.
+
+It is multiprocessing's fork server. A rank that asks for it early forks it; otherwise it is a new interpreter,
+which takes seconds to import what loaders need.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from multiprocessing import forkserver, resource_tracker, util
+from unittest.mock import patch
+
+from rankless.hardware.processes import name_process
+
+ENDS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a rank to end, and that its loader processes must not hear."""
+_imported: frozenset[str] = frozenset()
+"""The modules of a server that was forked from this process."""
+
+
+def fork_early() -> None:
+    """Start the process that loader processes are forked from by forking this one.
+
+    It then has what this one has imported. Call it before anything is computed: afterwards there are threads,
+    which do not survive, and :func:`ensure` starts a new interpreter instead.
+    """
+    global _imported
+    _imported = frozenset(sys.modules)
+    resource_tracker.ensure_running()  # which is an interpreter
+    with patch.object(util, "spawnv_passfds", _forked_server):
+        _ensure_running()
+
+
+def _forked_server(_: str, __: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Do what the interpreter would do that multiprocessing means to start; the process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads, which are made for it
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        name_process("loader server")
+        first = 3
+        for descriptor in sorted(descriptors):
+            os.closerange(first, descriptor)
+            first = descriptor + 1
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the types are an older one's
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:  # it ends with SystemExit, which must not reach the rank's own frames
+        os._exit(0)
+
+
+def ensure(modules: Iterable[str]) -> None:
+    """Start it if none runs, or if the one that runs lacks a module.
+
+    Args:
+        modules: what loader processes need. Every evaluation starts them again, and each would spend seconds
+            on an import.
+    """
+    global _imported
+    needed = set(modules)
+    if _imported and not needed <= _imported:
+        _imported = frozenset()
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(sorted(needed))
+    _ensure_running()
+
+
+def _ensure_running() -> None:
+    """Start it with the ending signals blocked, which its children inherit.
+
+    A signal sent to the whole process group must not take the data away from a rank that is about to save its
+    last step.
+    """
+    resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
