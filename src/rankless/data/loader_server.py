@@ -1,7 +1,7 @@
 """The process that loader processes are forked from: it has imported PyTorch and started no thread.
 
-It is multiprocessing's fork server. A rank that asks for it early forks it; otherwise it is a new interpreter,
-which takes seconds to import what loaders need.
+It is multiprocessing's fork server. A rank that asks for it early forks it; otherwise it is a new
+interpreter, which takes seconds to import what loaders need.
 """
 
 from __future__ import annotations
