@@ -146,12 +146,12 @@ def test_a_layer_that_is_read_twice_computes(section: str) -> None:
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("[lstm]\n", "model.cfg:4: section [lstm] cannot be expressed; expected one of convolutional"),
-        ("[convolutionl]\n", "model.cfg:4: section [convolutionl] cannot be expressed; did you mean"),
+        ("[lstm]\n", "model.cfg:4: section [lstm] is not supported; expected one of convolutional"),
+        ("[convolutionl]\n", "model.cfg:4: section [convolutionl] is not supported; did you mean"),
         ("[convolutional]\nfilters=0\n", "model.cfg:5: [convolutional] filters=0: expected a whole"),
         ("[convolutional]\nfilters=9999999\n", "model.cfg:5: [convolutional] filters=9999999: expected"),
         ("[convolutional]\nactivation=gauss\n", "model.cfg:5: [convolutional] activation=gauss cannot"),
-        ("[convolutional]\nbinary=1\n", "model.cfg:5: [convolutional] binary=1 cannot be expressed"),
+        ("[convolutional]\nbinary=1\n", "model.cfg:5: [convolutional] binary=1 is not supported"),
         ("[convolutional]\nfilters=4\ngroups=2\n", "model.cfg:6: [convolutional] groups=2 does not divide"),
         ("[route]\nlayers=-1\n", "model.cfg:5: [route] layers=-1: expected numbers of earlier layers"),
         ("[route]\nlayers=a\n", "model.cfg:5: [route] layers=a: expected numbers with commas between"),

@@ -1,4 +1,4 @@
-"""The small parts that the convolutional networks here are made of."""
+"""Building blocks of the convolutional networks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Activation = Literal[
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
 INVOLUTION_GROUP = 16  # channels that share a kernel
-# Darknet's is 0.01 (share of the new statistics), meant for half a million steps. A run of a few thousand
-# would be evaluated with statistics of weights long gone.
+# Darknet's is 0.01 (weight of the new statistics), chosen for half a million steps. A run of a few thousand
+# steps would be evaluated with outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
 
 
 class Elementwise(nn.Module):
-    """A function of one number, for those that torch has no module for."""
+    """An elementwise function for which torch has no module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """(...) -> (...)."""
+        """Apply the function to each element of a tensor of any shape."""
         return self.function(x)
 
 
@@ -47,7 +47,7 @@ def _ramp(x: Tensor) -> Tensor:
     return x.relu() + 0.1 * x
 
 
-# In place where the gradient can be had from the result: the normalized map is then not kept twice.
+# In place where the gradient can be computed from the result, which saves memory.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "leaky": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
     "relu": lambda: nn.ReLU(inplace=True),
@@ -70,7 +70,7 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 
 
 def activate(name: Activation) -> nn.Module:
-    """A module of its own for each place: a PReLU learns its slope there."""
+    """Build an activation; every call returns a new module, since a PReLU has a parameter."""
     return _ACTIVATIONS[name]()
 
 
@@ -81,11 +81,11 @@ class ConvBlock(nn.Module):
         channels_in, channels: of the input and of the output.
         kernel: side of the kernel in pixels.
         stride: of the convolution.
-        activation: which.
-        norm: batch norm; without it the convolution has a bias.
+        activation: name of the activation.
+        norm: whether there is batch norm; without it the convolution has a bias.
         groups, dilation: of the convolution.
         padding: pixels on each side; None is half the kernel, times the dilation.
-        momentum: of the batch norm's running statistics, in PyTorch's sense.
+        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class ConvBlock(nn.Module):
         self.conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=not norm)
         self.norm = nn.BatchNorm2d(channels, eps=BATCH_NORM_EPS, momentum=momentum) if norm else nn.Identity()
         self.activation = activate(activation)
-        # fan_out: keeps the variance of the gradients; batch norm looks after that of the activations.
+        # fan_out preserves the variance of the gradients; batch norm takes care of the activations.
         nn.init.kaiming_normal_(self.conv.weight, a=LEAKY_SLOPE, mode="fan_out", nonlinearity="leaky_relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels_in, H, W) -> (B, channels, H / stride, W / stride)."""
+        """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
         out: Tensor = self.activation(self.norm(self.conv(x)))
         return out
 
 
 class PaddedPool(nn.Module):
-    """Max pooling whose padding is not the same on both sides: Darknet's ``[maxpool]``.
+    """Max pooling with asymmetric padding: Darknet's ``[maxpool]``.
 
-    ``size=2 stride=1`` keeps the size: the missing row and column are right and below.
+    ``size=2 stride=1`` preserves the resolution: a row and a column are added at the bottom and the right.
 
     Args:
         size, stride: of the window.
-        padding: pixels in all; the smaller half of them left and above.
+        padding: pixels in total; the smaller half on the left and top.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -133,29 +133,29 @@ class PaddedPool(nn.Module):
         self.padding = (before, padding - before) * 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, (H + padding - size) // stride + 1, …)."""
+        """Pool (B, C, H, W) to (B, C, (H + padding - size) // stride + 1, …)."""
         return F.max_pool2d(F.pad(x, self.padding, value=-torch.inf), self.size, self.stride)
 
 
 def max_pool(size: int, stride: int, padding: int) -> nn.Module:
-    """Darknet's ``[maxpool]`` by the quickest module that computes it (for even sizes of the input)."""
+    """Build the fastest module that computes Darknet's ``[maxpool]`` (for inputs of even size)."""
     if size == stride == 2 and padding <= 1:
-        return nn.MaxPool2d(2, 2)  # the padding would only be seen on an odd side
+        return nn.MaxPool2d(2, 2)  # the padding only matters on an odd side
     if padding == size - 1 and padding % 2 == 0:
         return nn.MaxPool2d(size, stride, padding // 2)
     return PaddedPool(size, stride, padding)
 
 
 class Involution(nn.Module):
-    """Involution: each pixel weighs its neighbors by a kernel that is made from the pixel itself.
+    """Involution: each pixel weights its neighbors by a kernel computed from the pixel.
 
-    A 1×1 convolution to C/4 with batch norm and ReLU, one more to size² numbers per group, and the weighted
-    sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
+    A 1×1 convolution to C/4 with batch norm and ReLU, another to size² values per group, and the weighted sum
+    of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
     Args:
         channels: of input and output.
         size: odd side of the neighborhood in pixels.
-        momentum: of the batch norm's running statistics, in PyTorch's sense.
+        momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
     def __init__(self, channels: int, size: int, momentum: float = BATCH_NORM_MOMENTUM) -> None:
@@ -167,7 +167,7 @@ class Involution(nn.Module):
         self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         batch, channels, height, width = x.shape
         kernels = self.span(self.reduce(x)).view(batch, self.groups, 1, self.size**2, height, width)
         around = F.unfold(x, self.size, padding=self.size // 2).to(kernels.dtype)  # (B, C * size², H * W)
@@ -177,9 +177,9 @@ class Involution(nn.Module):
 
 
 def upsample(x: Tensor, factor: int = 2) -> Tensor:
-    """(B, C, H, W) -> (B, C, factor · H, factor · W), every pixel factor² times.
+    """Upsample (B, C, H, W) to (B, C, factor · H, factor · W), repeating every pixel factor² times.
 
-    ``nearest`` gives equal bits on CUDA too: each input's gradient is gathered by one thread, in a fixed
-    order, where the bilinear kernels add with atomics. It keeps channels_last.
+    ``nearest`` is deterministic on CUDA too: each input's gradient is gathered by one thread, in a fixed
+    order, whereas the bilinear kernels add with atomics. It preserves channels_last.
     """
     return F.interpolate(x, scale_factor=float(factor), mode="nearest")

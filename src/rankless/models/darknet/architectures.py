@@ -1,7 +1,7 @@
-"""The YOLO networks that were published as Darknet cfg files, written down layer by layer.
+"""The YOLO networks that were published as Darknet cfg files, layer by layer.
 
-Every layer has the number that it has in its cfg, so that weights fit and a user finds the layer again.
-Sources: cfg/ of pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and of AlexeyAB's (yolov4 and its kin).
+Every layer has the same number as in its cfg, so that weights fit and users recognize the layers.
+Sources: cfg/ of pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and of AlexeyAB's (the yolov4 family).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _YOLOV4_LOSS = replace(_TINY_LOSS, largest_gradient=5.0)
 
 
 def yolov3(*, spp: bool = False) -> Network:
-    """YOLOv3 (Redmon and Farhadi, 2018); ``spp`` pools its coarsest map at four scales."""
+    """Build YOLOv3 (Redmon and Farhadi, 2018); ``spp`` pools its coarsest map at four scales."""
     b = Builder()
     taps = _darknet53(b)
     backbone = len(b.layers)
@@ -48,7 +48,7 @@ def yolov3(*, spp: bool = False) -> Network:
 
 
 def yolov3_tiny() -> Network:
-    """YOLOv3-tiny: a chain of convolutions and pools, and two heads."""
+    """Build YOLOv3-tiny: a chain of convolutions and pools, and two heads."""
     b = Builder()
     b.conv(16, 3)
     tap = 0
@@ -69,7 +69,7 @@ def yolov3_tiny() -> Network:
 
 
 def yolov4() -> Network:
-    """YOLOv4 (Bochkovskiy, Wang and Liao, 2020): CSPDarknet-53, SPP, and a path down and up again."""
+    """Build YOLOv4 (Bochkovskiy, Wang and Liao, 2020): CSPDarknet-53, SPP and a path aggregation network."""
 
     def yolo(mask: tuple[int, ...], scale: float) -> Yolo:
         return Yolo(_YOLOV4_ANCHORS, mask, scale_xy=scale, anchor_iou=0.213, loss=_YOLOV4_LOSS)
@@ -95,9 +95,9 @@ def yolov4() -> Network:
 
 
 def yolov4_tiny(*, levels: int = 2) -> Network:
-    """YOLOv4-tiny with two heads, or three (``yolov4-tiny-3l``, with YOLOv4's anchors).
+    """Build YOLOv4-tiny with two heads, or three (``yolov4-tiny-3l``, with YOLOv4's anchors).
 
-    Of the two heads' anchors number 3 belongs to both and number 0 to none: so it is published.
+    With two heads, anchor 3 belongs to both and anchor 0 to neither, as published.
     """
     b = Builder()
     b.conv(32, 3, 2)
@@ -118,7 +118,7 @@ def yolov4_tiny(*, levels: int = 2) -> Network:
             b.route(b.add(Upsample()), taps.pop())
         yolo = Yolo(anchors, mask, scale_xy=1.05, loss=_TINY_LOSS)
         b.head(channels, yolo, COCO_CLASSES)
-        # The third level starts from the second head's own 3×3 convolution.
+        # The third level starts from the second head's 3×3 convolution.
         below = below if level == 0 else b.last - 2
     return b.network(416 if levels == 2 else 608, backbone, COCO_CLASSES, "yolov4")
 
@@ -126,7 +126,7 @@ def yolov4_tiny(*, levels: int = 2) -> Network:
 def scaled_yolov4(
     channels: Sequence[int], blocks: Sequence[int], *, depth: int, pyramid_depth: int, side: int
 ) -> Network:
-    """YOLOv4-csp and its larger kin: cross-stage partial in the necks too (Wang et al., 2021).
+    """Build YOLOv4-csp or a larger variant: cross-stage partial in the necks too (Wang et al., 2021).
 
     Args:
         channels: of the backbone's five stages.
@@ -171,7 +171,7 @@ def scaled_yolov4(
 
 
 def _darknet53(b: Builder) -> list[int]:
-    """Darknet-53; the layers at stride 8 and 16."""
+    """Add Darknet-53; return the layers at stride 8 and 16."""
     b.conv(32, 3)
     ends = []
     for channels, blocks in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
@@ -183,9 +183,9 @@ def _darknet53(b: Builder) -> list[int]:
 
 
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
-    """A cross-stage partial stage: half the width goes by, half through the blocks.
+    """Add a cross-stage partial stage: half the width bypasses the blocks.
 
-    The first stage of YOLOv4 ``squeezes``: both ways have the full width, its block half of it inside.
+    The first stage of YOLOv4 ``squeezes``: both paths have the full width, and its block half of it inside.
     """
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
@@ -199,7 +199,7 @@ def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False
 
 
 def _split_block(b: Builder, channels: int) -> int:
-    """YOLOv4-tiny's cross-stage partial block, to twice the channels; the layer that the necks read."""
+    """Add YOLOv4-tiny's cross-stage partial block, to twice the channels; return the layer for the necks."""
     whole = b.conv(channels, 3)
     b.route(whole, groups=2, group=1)
     first = b.conv(channels // 2, 3)
@@ -210,7 +210,7 @@ def _split_block(b: Builder, channels: int) -> int:
 
 
 def _spatial_pyramid(b: Builder) -> None:
-    """The map itself behind its maxima over 13, 9 and 5 pixels."""
+    """Concatenate the map's maxima over 13, 9 and 5 pixels and the map itself."""
     entry = b.last
     pooled: list[int] = []
     for size in (5, 9, 13):
@@ -221,7 +221,7 @@ def _spatial_pyramid(b: Builder) -> None:
 
 
 def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
-    """YOLOv4's way up: a map of the backbone before the upsampled coarser one, and five convolutions."""
+    """Add YOLOv4's top-down step: a backbone map, the upsampled coarser map and five convolutions."""
     b.conv(channels)
     up = b.add(Upsample())
     b.route(tap)
@@ -230,7 +230,7 @@ def _lateral(b: Builder, coarser: int, tap: int, channels: int) -> int:
 
 
 def _csp_neck(b: Builder, width: int, depth: int) -> int:
-    """Scaled YOLOv4's neck block: one convolution goes by, ``depth`` pairs do the work."""
+    """Add Scaled-YOLOv4's neck block: ``depth`` pairs of convolutions with a bypass."""
     entry = b.conv(width)
     aside = b.conv(width)
     b.route(entry)

@@ -1,35 +1,29 @@
-"""Darknet's cfg files: read into a :class:`~rankless.models.darknet.network.Network`, and written from one.
+"""Darknet's cfg files: read into a :class:`~rankless.models.darknet.network.Network`.
 
-What a file says about the network and its loss is read; how it was trained (``[net]``'s schedule and
-augmentation) is the recipe's, and keys that say so are left alone. A section or a key that changes what the
-network computes and cannot be expressed is refused by its name and line. Defaults are those of Darknet's
-parser.c.
+The network and its loss are read; how it was trained (the schedule and augmentation in ``[net]``) belongs to
+the recipe, and such keys are ignored. A section or a key that changes what the network computes and that is
+not supported is reported with its name and line.
 """
 
 from __future__ import annotations
 
 import difflib
 import errno
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from rankless.errors import UserError
 from rankless.files import reading
 from rankless.models.darknet import network as net
-from rankless.models.darknet.cfg_sections import OptionReader, Section
-from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss
-from rankless.models.layers import Activation
+from rankless.models.darknet.cfg_layers import MOST_CHANNELS, SECTIONS, LayerReader
+from rankless.models.darknet.cfg_sections import Section
 
 MOST_LAYERS = 2000
-MOST_CHANNELS = 65536
-_ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
-_BOX_LOSSES = get_args(BoxLoss)
-# Keys of [convolutional] and others that change what is computed, in ways that are not expressed here.
-_UNKNOWN_ARITHMETIC = frozenset({
+# Keys of [convolutional] and others that change what is computed and are not supported.
+_UNSUPPORTED = frozenset({
     "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
     "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
     "tanh", "weights_normalization", "xnor",
@@ -38,13 +32,13 @@ _UNKNOWN_ARITHMETIC = frozenset({
 
 @dataclass(frozen=True)
 class Cfg:
-    """What a cfg file says.
+    """The contents of a cfg file.
 
     Attributes:
         network: the network.
-        letterbox: images keep their aspect; else they are stretched, as Darknet does unless told otherwise.
-        nms: how boxes are compared when duplicates are dropped.
-        notes: what was read and not used, as sentences.
+        letterbox: images preserve their aspect ratio; else they are stretched, which is Darknet's default.
+        nms: how boxes are compared when duplicates are removed.
+        notes: sentences about options that are ignored.
     """
 
     network: net.Network
@@ -54,10 +48,10 @@ class Cfg:
 
 
 def read_cfg(source: str) -> Cfg:
-    """A cfg file, or the text of one (it has line breaks and a ``[net]``).
+    """Read a cfg file, or the text of one (with line breaks and a ``[net]``).
 
     Raises:
-        UserError: no such file, or all that is wrong with it, with names and lines.
+        UserError: no such file, or all its problems, with names and lines.
     """
     if "\n" in source and "[" in source:
         return _Reader("model.cfg", source).read()
@@ -65,44 +59,41 @@ def read_cfg(source: str) -> Cfg:
     try:
         content = reading.read_bytes(path, reading.CFG)
     except OSError as error:
-        cure = "; is it the weights?" if error.errno == errno.EFBIG else ""
-        raise UserError(f"{source}: this cfg file cannot be read: {error.strerror or error}{cure}") from None
+        hint = "; is it the weights?" if error.errno == errno.EFBIG else ""
+        raise UserError(f"{source}: this cfg file cannot be read: {error.strerror or error}{hint}") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = content.decode("latin-1")  # comments in any language of any age
+        text = content.decode("latin-1")  # comments may be in any encoding
     return _Reader(source, text).read()
 
 
-class _Reader(OptionReader):
-    """Sections to layers; collects faults on the way."""
+class _Reader(LayerReader):
+    """Turns sections into a network; collects problems on the way."""
 
-    def __init__(self, place: str, text: str) -> None:
-        super().__init__(place)
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name)
         self.text = text
         self.unused: dict[str, int] = {}
-        self.layers: list[net.Layer] = []
         self.shapes: list[net.Shape] = []
-        self.nms: Literal["iou", "diou"] = "iou"
-        self.classes: int | None = None
-        self.unknown = False  # what follows from a layer that is not known is no fault of the file's
+        self.unknown = False  # after an unknown layer, shapes that do not fit are not reported
 
     def read(self) -> Cfg:
-        """The whole file."""
+        """Read the whole file."""
         sections = list(self.sections(self.text))
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
             first = f"[{sections[0].name}] in line {sections[0].line}" if sections else "nothing"
             raise UserError(
-                f"{self.place}: begins with {first}: expected a Darknet cfg file, with [net] first"
+                f"{self.name}: begins with {first}: expected a Darknet cfg file, with [net] first"
             )
         if len(sections) > MOST_LAYERS:
-            raise UserError(f"{self.place}: {len(sections):,} sections, at most {MOST_LAYERS:,} are read")
+            raise UserError(f"{self.name}: {len(sections):,} sections; expected at most {MOST_LAYERS:,}")
         size, letterbox = self._net(sections[0])
         for section in sections[1:]:
             self._layer(section)
         if not self.problems and not any(isinstance(layer, net.Yolo) for layer in self.layers):
-            self.problems.append(f"{self.place}: has no [yolo] section: expected a detector")
+            self.problems.append(f"{self.name}: has no [yolo] section: expected a detector")
         self._raise()
         return Cfg(self._network(size), letterbox, self.nms, tuple(self._notes()))
 
@@ -113,7 +104,7 @@ class _Reader(OptionReader):
         return net.Network(tuple(self.layers), names, size, self._backbone(), self.classes or 1, loss)
 
     def _backbone(self) -> int:
-        """All up to the coarsest map's last residual block or pooling, else half of the convolutions."""
+        """Count the layers up to the coarsest map's last residual block or pooling, else half of them."""
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
         before = [n for n in range(first_head) if (self.shapes[n].stride or 0) == coarsest]
@@ -124,7 +115,7 @@ class _Reader(OptionReader):
         if self.unused:
             listed = ", ".join(f"{key} (line {line})" for key, line in list(self.unused.items())[:12])
             more = f" and {len(self.unused) - 12} more" if len(self.unused) > 12 else ""
-            yield f"{self.place}: not used: {listed}{more}"
+            yield f"{self.name}: not used: {listed}{more}"
 
     def _raise(self) -> None:
         if self.problems:
@@ -135,16 +126,16 @@ class _Reader(OptionReader):
         width, height = self.integer("width", 416, 1, 16384), self.integer("height", 416, 1, 16384)
         channels = self.integer("channels", 3, 1, MOST_CHANNELS)
         if channels != 3:
-            self.fault(f"[net] channels={channels}: expected 3, color images", self.line("channels"))
+            self.report(f"[net] channels={channels}: expected 3, color images", self.line("channels"))
         return (height, width), bool(self.integer("letter_box", 0, 0, 1))
 
     def _layer(self, section: Section) -> None:
         self.section = section
-        make = _SECTIONS.get(section.name)
+        make = SECTIONS.get(section.name)
         if make is None:
-            near = difflib.get_close_matches(section.name, _SECTIONS, n=1)
-            hint = f"; did you mean [{near[0]}]?" if near else f"; expected one of {', '.join(_SECTIONS)}"
-            self.fault(f"section [{section.name}] cannot be expressed{hint}")
+            near = difflib.get_close_matches(section.name, SECTIONS, n=1)
+            hint = f"; did you mean [{near[0]}]?" if near else f"; expected one of {', '.join(SECTIONS)}"
+            self.report(f"section [{section.name}] is not supported{hint}")
             self.unknown = True
             layer: net.Layer = net.Dropout(0.0)
         else:
@@ -154,13 +145,13 @@ class _Reader(OptionReader):
         for key, (value, line) in section.options.items():
             if key in section.used:
                 continue
-            if key in _UNKNOWN_ARITHMETIC and value not in ("0", "none"):
-                self.fault(f"[{section.name}] {key}={value} cannot be expressed", line)
+            if key in _UNSUPPORTED and value not in ("0", "none"):
+                self.report(f"[{section.name}] {key}={value} is not supported", line)
             else:
                 self.unused.setdefault(key, line)
 
     def _shape(self, layer: net.Layer) -> net.Shape:
-        """What the layer puts out; faults where what it reads does not fit together."""
+        """Compute the shape of the layer's output; report inputs that do not fit together."""
         number = len(self.layers) - 1
         whole = net.Network(tuple(self.layers), (), (0, 0), 0, 0, "yolov3")
         image = net.Shape(3, Fraction(1))
@@ -169,193 +160,14 @@ class _Reader(OptionReader):
             return net.shape(layer, read)
         if isinstance(layer, net.Route | net.Shortcut) and len({shape.stride for shape in read}) > 1:
             shown = ", ".join(str(shape.stride) for shape in read)
-            self.fault(f"[{self.section.name}] reads maps of different resolution (strides {shown})")
+            self.report(f"[{self.section.name}] reads maps of different resolution (strides {shown})")
         if isinstance(layer, net.Route) and any(shape.channels % layer.groups for shape in read):
-            self.fault(f"[route] groups={layer.groups} does not divide the channels", self.line("groups"))
+            self.report(f"[route] groups={layer.groups} does not divide the channels", self.line("groups"))
         if isinstance(layer, net.Conv):
             for what, count in (("the channels it reads", read[0].channels), ("filters", layer.filters)):
                 if count % layer.groups:
-                    self.fault(
+                    self.report(
                         f"[convolutional] groups={layer.groups} does not divide {what} ({count})",
                         self.line("groups"),
                     )
         return net.shape(layer, read)
-
-    def _activation(self, default: str) -> Activation:
-        name = self.word("activation", default)
-        if name not in _ACTIVATIONS:
-            self.fault(
-                f"[{self.section.name}] activation={name[:40]} cannot be expressed: expected one of "
-                f"{', '.join(_ACTIVATIONS)}",
-                self.line("activation"),
-            )
-            return "linear"
-        return cast(Activation, name)
-
-    def _layers(self, key: str) -> tuple[int, ...]:
-        """Layer numbers; negative ones count back from this layer."""
-        number = len(self.layers)
-        found = []
-        for value in self.numbers(key, "") or (0.5,):
-            source = int(value) + (number if value < 0 else 0)
-            if value != int(value) or not 0 <= source < number:
-                text = self.section.options.get(key, ("nothing", 0))[0]
-                self.fault(
-                    f"[{self.section.name}] {key}={text[:40]}: expected numbers of earlier layers "
-                    f"(0 to {number - 1}, or -1 to -{number})",
-                    self.line(key),
-                )
-                return (0,) if number else (net.IMAGE,)
-            found.append(source)
-        return tuple(found)
-
-    # One section each.
-
-    def _convolutional(self) -> net.Conv:
-        size = self.integer("size", 1, 1, 255)
-        stride = self.integer("stride", 1, 1, 64)
-        for key in ("stride_x", "stride_y"):
-            if self.integer(key, stride, 1, 64) != stride:
-                self.fault(f"[convolutional] {key} differs from stride: expected one stride", self.line(key))
-        pad = self.integer("pad", 0, 0, 255)
-        padding = self.integer("padding", 0, 0, 255)
-        if pad:
-            padding = size // 2
-        return net.Conv(
-            filters=self.integer("filters", 1, 1, MOST_CHANNELS),
-            size=size,
-            stride=stride,
-            activation=self._activation("logistic"),
-            norm=bool(self.integer("batch_normalize", 0, 0, 1)),
-            groups=self.integer("groups", 1, 1, MOST_CHANNELS),
-            padding=None if padding == size // 2 else padding,
-            dilation=self.integer("dilation", 1, 1, 64),
-        )
-
-    def _maxpool(self) -> net.MaxPool:
-        stride = self.integer("stride", 1, 1, 64)
-        size = self.integer("size", stride, 1, 255)
-        return net.MaxPool(size, stride, self.integer("padding", size - 1, 0, 255))
-
-    def _avgpool(self) -> net.AveragePool:
-        return net.AveragePool()
-
-    def _upsample(self) -> net.Upsample:
-        return net.Upsample(self.integer("stride", 2, 1, 64), self.number("scale", 1.0, -1e6, 1e6))
-
-    def _route(self) -> net.Route:
-        groups = self.integer("groups", 1, 1, MOST_CHANNELS)
-        return net.Route(self._layers("layers"), groups, self.integer("group_id", 0, 0, groups - 1))
-
-    def _shortcut(self) -> net.Shortcut:
-        weights = self.word("weights_type", "none")
-        if weights != "none":
-            self.fault(f"[shortcut] weights_type={weights} cannot be expressed", self.line("weights_type"))
-        return net.Shortcut(self._layers("from"), self._activation("linear"))
-
-    def _scale_channels(self) -> net.Multiply:
-        if self.integer("scale_wh", 0, 0, 1):
-            self.fault("[scale_channels] scale_wh=1 cannot be expressed", self.line("scale_wh"))
-        return net.Multiply(self._one_layer(), self._activation("linear"))
-
-    def _sam(self) -> net.Multiply:
-        return net.Multiply(self._one_layer(), self._activation("linear"), per_channel=False)
-
-    def _one_layer(self) -> int:
-        found = self._layers("from")
-        if len(found) != 1:
-            self.fault(f"[{self.section.name}] from: expected one layer", self.line("from"))
-        return found[0]
-
-    def _dropout(self) -> net.Dropout:
-        if self.integer("dropblock", 0, 0, 1):
-            self.fault("[dropout] dropblock=1 cannot be expressed", self.line("dropblock"))
-        return net.Dropout(self.number("probability", 0.2, 0.0, 0.999))
-
-    def _yolo(self) -> net.Yolo:
-        classes = self.integer("classes", 20, 1, MOST_CHANNELS)
-        numbers = self.numbers("anchors", "")
-        anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
-        if not anchors or len(numbers) % 2 or min(numbers) <= 0:
-            self.fault("[yolo] anchors: expected pairs of width, height above 0", self.line("anchors"))
-        total = self.integer("num", len(anchors) or 1, 1, 4096)
-        mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
-        if any(not 0 <= number < len(anchors) for number in mask) or not mask:
-            self.fault(
-                f"[yolo] mask={','.join(map(str, mask))}: expected numbers of the {len(anchors)} anchors",
-                self.line("mask"),
-            )
-        self._head_fits(len(mask) * (net.DETECTOR_CHANNELS + classes), classes)
-        new_coords = bool(self.integer("new_coords", 0, 0, 1))
-        before = self.layers[-1] if self.layers else None
-        if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
-            self.fault(
-                f"[yolo] new_coords={int(new_coords)} after a convolution with activation="
-                f"{before.activation}: expected logistic with new_coords=1, and linear without",
-                self.line("new_coords"),
-            )
-        if self.word("nms_kind", "default") in ("greedynms", "diounms"):
-            self.nms = "diou"
-        return net.Yolo(
-            anchors=anchors,
-            mask=mask,
-            scale_xy=self.number("scale_x_y", 1.0, 1.0, 100.0),
-            new_coords=new_coords,
-            anchor_iou=self.number("iou_thresh", 1.0, 0.0, 1.0),
-            loss=self._loss(),
-        )
-
-    def _head_fits(self, channels: int, classes: int) -> None:
-        before = self.layers[-1] if self.layers else None
-        if not isinstance(before, net.Conv) or before.norm:
-            self.fault("[yolo]: expected a [convolutional] without batch_normalize right before it")
-        elif before.filters != channels:
-            self.fault(
-                f"[yolo] needs {channels} filters in the layer before, mask × (5 + classes), which has "
-                f"{before.filters}"
-            )
-        if self.classes not in (None, classes):
-            self.fault(
-                f"[yolo] classes={classes}, but {self.classes} in the one before", self.line("classes")
-            )
-        self.classes = classes
-
-    def _loss(self) -> HeadLoss:
-        box_loss = self.word("iou_loss", "mse")
-        if box_loss not in _BOX_LOSSES:
-            self.fault(
-                f"[yolo] iou_loss={box_loss[:40]}: expected one of {', '.join(_BOX_LOSSES)}",
-                self.line("iou_loss"),
-            )
-            box_loss = "mse"
-        limit = self.number("max_delta", math.inf, 0.0, math.inf) if self.has("max_delta") else None
-        return HeadLoss(
-            box_loss=cast(BoxLoss, box_loss),
-            # pjreddie's Darknet has no such factor, AlexeyAB's is 0.75 where none is given.
-            box=self.number("iou_normalizer", 1.0 if box_loss == "mse" else 0.75),
-            objectness=self.number("obj_normalizer", 1.0),
-            classes=self.number("cls_normalizer", 1.0),
-            ignore=self.number("ignore_thresh", 0.5, 0.0, 1.0),
-            smoothing=self.number("label_smooth_eps", 0.0, 0.0, 1.0)
-            if self.has("label_smooth_eps")
-            else None,
-            largest_gradient=limit,
-            smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
-        )
-
-
-_SECTIONS: dict[str, Callable[[_Reader], net.Layer]] = {
-    "convolutional": _Reader._convolutional,
-    "conv": _Reader._convolutional,
-    "maxpool": _Reader._maxpool,
-    "max": _Reader._maxpool,
-    "avgpool": _Reader._avgpool,
-    "avg": _Reader._avgpool,
-    "upsample": _Reader._upsample,
-    "route": _Reader._route,
-    "shortcut": _Reader._shortcut,
-    "scale_channels": _Reader._scale_channels,
-    "sam": _Reader._sam,
-    "dropout": _Reader._dropout,
-    "yolo": _Reader._yolo,
-}

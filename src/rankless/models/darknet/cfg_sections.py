@@ -1,4 +1,4 @@
-"""The form of a Darknet cfg file: sections of ``key=value`` lines, whatever they mean."""
+"""The syntax of a Darknet cfg file: sections of ``key=value`` lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Section:
 
     Attributes:
         name: without brackets, in lower case.
-        line: where it begins, from 1.
+        line: its first line, from 1.
         options: key to value and line.
         used: keys that were read.
     """
@@ -27,27 +27,27 @@ class Section:
 
 
 class OptionReader:
-    """Reads the options of one section at a time; collects what is wrong with them.
+    """Reads the options of one section at a time; collects problems.
 
     Args:
-        place: what the text is called in messages.
+        name: of the file, for messages.
 
     Attributes:
-        faults: sentences with place and line.
-        section: the one being read.
+        problems: sentences with name and line.
+        section: the current one.
     """
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.problems: list[str] = []
         self.section = Section("", 0)
 
-    def fault(self, sentence: str, line: int | None = None) -> None:
-        """Note a fault, in the section's line if not in another."""
-        self.problems.append(f"{self.place}:{line or self.section.line}: {sentence}")
+    def report(self, sentence: str, line: int | None = None) -> None:
+        """Record a problem, by default at the section's line."""
+        self.problems.append(f"{self.name}:{line or self.section.line}: {sentence}")
 
     def sections(self, text: str) -> Iterator[Section]:
-        """Every section of a text; faults for lines that are neither section nor option."""
+        """Yield every section of a text; report lines that are neither section nor option."""
         section: Section | None = None
         for number, raw in enumerate(text.splitlines(), 1):
             line = "".join(raw.split("#")[0].split(";")[0].split())
@@ -61,7 +61,7 @@ class OptionReader:
             key, equals, value = line.partition("=")
             if not equals or section is None:
                 shown = printable(raw.strip(), 60)
-                self.fault(f"'{shown}': expected [section] or key=value: is this a cfg file?", number)
+                self.report(f"'{shown}': expected [section] or key=value; is this a cfg file?", number)
                 if len(self.problems) > 5 or "\0" in raw:
                     return
                 continue
@@ -70,16 +70,16 @@ class OptionReader:
             yield section
 
     def line(self, key: str) -> int:
-        """The line of an option; the section's where it is not given."""
+        """Return the line of an option, or the section's if it is not given."""
         return self.section.options.get(key, ("", self.section.line))[1]
 
     def word(self, key: str, default: str) -> str:
-        """An option as text."""
+        """Read an option as text."""
         self.section.used.add(key)
         return self.section.options.get(key, (default, 0))[0]
 
     def integer(self, key: str, default: int, least: int, most: int) -> int:
-        """A whole number, or a fault and the default."""
+        """Read a whole number; report a problem and return the default otherwise."""
         text = self.word(key, str(default))
         try:
             value = int(float(text)) if len(text) < 20 else None
@@ -87,15 +87,15 @@ class OptionReader:
             value = None
         if value is None or not least <= value <= most:
             what = f"[{self.section.name}] {key}={text[:40]}"
-            self.fault(f"{what}: expected a whole number from {least} to {most}", self.line(key))
+            self.report(f"{what}: expected a whole number from {least} to {most}", self.line(key))
             return min(max(default, least), most)
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = 1e9) -> float:
-        """A number, or a fault and the default."""
+        """Read a number; report a problem and return the default otherwise."""
         (value,) = self.numbers(key, str(default), count=1) or (default,)
         if not least <= value <= most:
-            self.fault(
+            self.report(
                 f"[{self.section.name}] {key}={value:g}: expected a number from {least:g} to {most:g}",
                 self.line(key),
             )
@@ -103,18 +103,18 @@ class OptionReader:
         return value
 
     def numbers(self, key: str, default: str, count: int | None = None) -> tuple[float, ...]:
-        """Numbers with commas between; empty after a fault."""
+        """Read comma-separated numbers; report a problem and return none otherwise."""
         text = self.word(key, default)
         try:
             values = tuple(float(part) for part in text.split(",") if part)
         except ValueError:
             values = (math.nan,)
         if not all(map(math.isfinite, values)) or (count is not None and len(values) != count):
-            wanted = "a number" if count == 1 else "numbers with commas between"
-            self.fault(f"[{self.section.name}] {key}={text[:40]}: expected {wanted}", self.line(key))
+            wanted = "a number" if count == 1 else "comma-separated numbers"
+            self.report(f"[{self.section.name}] {key}={text[:40]}: expected {wanted}", self.line(key))
             return ()
         return values
 
     def has(self, key: str) -> bool:
-        """Whether an option is given."""
+        """Check whether an option is given."""
         return key in self.section.options

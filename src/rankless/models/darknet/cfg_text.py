@@ -1,4 +1,4 @@
-"""The other way: a :class:`~rankless.models.darknet.network.Network` as the text of a Darknet cfg file."""
+"""Write a :class:`~rankless.models.darknet.network.Network` as a Darknet cfg file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LOSS_KEYS = {
     "largest_gradient": "max_delta",
 }
 NMS_BETA = 0.6
-_WORDS: dict[type, str] = {net.AnchorFree: "anchor-free heads", net.Involution: "involution"}
+_NAMES: dict[type, str] = {net.AnchorFree: "anchor-free heads", net.Involution: "involution"}
 
 
 def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["iou", "diou"] = "iou") -> str:
-    """A cfg that Darknet and OpenCV read; :func:`rankless.models.darknet.cfg.read_cfg` reads it back.
+    """Write a cfg that Darknet and OpenCV read; :func:`rankless.models.darknet.cfg.read_cfg` reads it back.
 
     Args:
         network: made of layers that Darknet has.
@@ -35,31 +35,31 @@ def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["io
         "[net]", "batch=1", "subdivisions=1", f"width={width}", f"height={height}", "channels=3",
         *(["letter_box=1"] if letterbox else []),
     ]  # fmt: skip
-    faults = []
+    problems = []
     for number, layer in enumerate(network.layers):
         section, options = _section(layer, number, network.classes, nms)
         activation = str(getattr(layer, "activation", ""))
         if not section or activation == "prelu":
-            what = activation if section else _WORDS.get(type(layer), type(layer).__name__.lower())
-            faults.append(f"layer {network.names[number]}: Darknet has no {what}")
+            what = activation if section else _NAMES.get(type(layer), type(layer).__name__.lower())
+            problems.append(f"layer {network.names[number]}: Darknet has no {what}")
         lines += ["", f"[{section}]", *(f"{key}={value}" for key, value in options.items())]
-    if faults:
-        raise UserError([f"this model cannot be written as a Darknet cfg: {fault}" for fault in faults])
+    if problems:
+        raise UserError([f"this model cannot be written as a Darknet cfg: {problem}" for problem in problems])
     return "\n".join(lines) + "\n"
 
 
 def _section(
     layer: net.Layer, number: int, classes: int, nms: Literal["iou", "diou"]
 ) -> tuple[str, dict[str, object]]:
-    """A section's name and options; no name where Darknet has no such layer."""
+    """Return a section's name and options; no name if Darknet has no such layer."""
     if isinstance(layer, net.Conv):
         standard = layer.padding is None
-        found: dict[str, object] = {"batch_normalize": 1} if layer.norm else {}
-        found |= {"filters": layer.filters, "size": layer.size, "stride": layer.stride}
-        found |= {"pad": 1} if standard else {"padding": layer.padding}
-        found |= {"groups": layer.groups} if layer.groups > 1 else {}
-        found |= {"dilation": layer.dilation} if layer.dilation > 1 else {}
-        return "convolutional", {**found, "activation": layer.activation}
+        options: dict[str, object] = {"batch_normalize": 1} if layer.norm else {}
+        options |= {"filters": layer.filters, "size": layer.size, "stride": layer.stride}
+        options |= {"pad": 1} if standard else {"padding": layer.padding}
+        options |= {"groups": layer.groups} if layer.groups > 1 else {}
+        options |= {"dilation": layer.dilation} if layer.dilation > 1 else {}
+        return "convolutional", {**options, "activation": layer.activation}
     if isinstance(layer, net.MaxPool):
         standard = layer.padding == layer.size - 1
         more = {} if standard else {"padding": layer.padding}
@@ -84,7 +84,7 @@ def _section(
 
 
 def _yolo(layer: net.Yolo, classes: int, nms: Literal["iou", "diou"]) -> dict[str, object]:
-    found: dict[str, object] = {
+    options: dict[str, object] = {
         "mask": ",".join(map(str, layer.mask)),
         "anchors": ", ".join(f"{side:g}" for anchor in layer.anchors for side in anchor),
         "classes": classes,
@@ -93,19 +93,19 @@ def _yolo(layer: net.Yolo, classes: int, nms: Literal["iou", "diou"]) -> dict[st
         "scale_x_y": f"{layer.scale_xy:g}",
         "iou_thresh": f"{layer.anchor_iou:g}",
     }
-    for own, key in _LOSS_KEYS.items():
-        value = getattr(layer.loss, own)
+    for attribute, key in _LOSS_KEYS.items():
+        value = getattr(layer.loss, attribute)
         if value is not None:
-            found[key] = value if isinstance(value, str) else f"{value:g}"
+            options[key] = value if isinstance(value, str) else f"{value:g}"
     if layer.loss.smooth_objectness:
-        found["objectness_smooth"] = 1
+        options["objectness_smooth"] = 1
     if layer.new_coords:
-        found["new_coords"] = 1
+        options["new_coords"] = 1
     if nms == "diou":
-        found |= {"nms_kind": "greedynms", "beta_nms": NMS_BETA}
-    return found
+        options |= {"nms_kind": "greedynms", "beta_nms": NMS_BETA}
+    return options
 
 
 def _back(layers: tuple[int, ...], number: int) -> str:
-    """Layer numbers counted back from layer ``number``."""
+    """Write layer numbers relative to layer ``number``."""
     return ",".join(str(layer - number) for layer in layers)

@@ -1,7 +1,7 @@
-"""A convolutional detector as data: a chain of layers that may read what earlier layers put out.
+"""A convolutional detector as data: a chain of layers that may read the outputs of earlier layers.
 
-Layers are those of Darknet's cfg files, numbered as there, so that a published network, a user's own cfg and
-what is made of them (another width, other anchors, other heads) are all values of one type. Nothing here
+The layers are those of Darknet's cfg files, with the same numbers, so that a published network, a user's cfg
+and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing here
 computes with pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
 """
 
@@ -24,10 +24,10 @@ DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 
 @dataclass(frozen=True)
 class Conv:
-    """``[convolutional]``: with batch norm it has no bias of its own.
+    """``[convolutional]``: without a bias if it has batch norm.
 
     Attributes:
-        filters: channels of its output.
+        filters: output channels.
         size, stride, dilation, groups: of the kernel.
         padding: pixels on each side, before dilation; None keeps the size at stride 1.
     """
@@ -43,13 +43,13 @@ class Conv:
 
     @property
     def pixels(self) -> int:
-        """Padding on each side in pixels."""
+        """Return the padding on each side in pixels."""
         return (self.size // 2 if self.padding is None else self.padding) * self.dilation
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """``[maxpool]``; ``padding`` pixels in all, the smaller half of them left and above."""
+    """``[maxpool]``; ``padding`` pixels in total, the smaller half on the left and top."""
 
     size: int
     stride: int
@@ -63,7 +63,7 @@ class AveragePool:
 
 @dataclass(frozen=True)
 class Upsample:
-    """``[upsample]``: every pixel ``stride`` × ``stride`` times, times ``scale``."""
+    """``[upsample]``: repeats every pixel ``stride`` × ``stride`` times and multiplies by ``scale``."""
 
     stride: int = 2
     scale: float = 1.0
@@ -71,7 +71,7 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Route:
-    """``[route]``: layers one behind the other; of each only group ``group`` of ``groups``."""
+    """``[route]``: concatenates layers, or the channel group ``group`` of ``groups`` of each."""
 
     layers: tuple[int, ...]
     groups: int = 1
@@ -80,7 +80,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """``[shortcut]``: the layer before plus others; of unequal channel counts the common ones are added."""
+    """``[shortcut]``: the layer before plus others; if channel counts differ, the common ones are added."""
 
     layers: tuple[int, ...]
     activation: Activation = "linear"
@@ -97,7 +97,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """``[dropout]``; ``whole`` channels or single numbers."""
+    """``[dropout]`` of ``whole`` channels or of single values."""
 
     probability: float
     whole: bool = False
@@ -105,7 +105,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """Kernels made from the pixels themselves, shared by the 16 channels of a group (Li et al., 2021)."""
+    """Kernels computed from the pixels, shared by the 16 channels of a group (Li et al., 2021)."""
 
     size: int
 
@@ -148,7 +148,7 @@ Layer = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What a layer puts out: ``channels``, and pixels of the input per pixel of it (None: 1 × 1 pixels)."""
+    """A layer's output: channels, and pixels of the input per pixel of it (None: 1 × 1 pixels)."""
 
     channels: int
     stride: Fraction | None
@@ -159,12 +159,12 @@ class Network:
     """A detector as data.
 
     Attributes:
-        layers: in the order in which they are computed.
-        names: what each layer is called in weights files; a published layer's number, or a word of a layer
-            that was put in between, so that the others keep theirs.
-        size: the (height, width) it was published with, in pixels.
-        backbone: so many of the first layers are its backbone.
-        classes: how many it tells apart.
+        layers: in the order of computation.
+        names: of the layers in weights files: the number of a published layer, or a word for an inserted
+            one, so that the others do not change.
+        size: published (height, width) of the input in pixels.
+        backbone: number of first layers that form the backbone.
+        classes: number of classes.
         loss: the loss it was published with.
     """
 
@@ -176,7 +176,7 @@ class Network:
     loss: PublishedLoss
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """The layers that layer ``number`` reads."""
+        """Return the layers that layer ``number`` reads."""
         layer = self.layers[number]
         if isinstance(layer, Route):
             return layer.layers
@@ -187,16 +187,16 @@ class Network:
         return (number - 1,)
 
     def shapes(self) -> list[Shape]:
-        """What every layer puts out."""
-        found: list[Shape] = []
+        """Return the output shape of every layer."""
+        shapes: list[Shape] = []
         image = Shape(3, Fraction(1))
         for number, layer in enumerate(self.layers):
-            read = [found[source] if source >= 0 else image for source in self.inputs(number)]
-            found.append(shape(layer, read))
-        return found
+            read = [shapes[source] if source >= 0 else image for source in self.inputs(number)]
+            shapes.append(shape(layer, read))
+        return shapes
 
     def heads(self) -> tuple[YoloHead | AnchorFreeHead, ...]:
-        """The heads' descriptions, in the order of the model's outputs."""
+        """Return the heads' descriptions, in the order of the model's outputs."""
         heads: list[YoloHead | AnchorFreeHead] = []
         for layer, made in zip(self.layers, self.shapes(), strict=True):
             stride = int(made.stride or 0)
@@ -218,16 +218,16 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """(width, height) in pixels of all heads' anchors; empty without any."""
+        """Return (width, height) in pixels of all heads' anchors; empty without any."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
-        """The numbers of the convolutions whose output the ``[yolo]`` layers read."""
+        """Return the numbers of the convolutions whose output the ``[yolo]`` layers read."""
         return tuple(n - 1 for n, layer in enumerate(self.layers) if isinstance(layer, Yolo))
 
 
 def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
-    """What a layer puts out that reads maps of these shapes."""
+    """Return the output shape of a layer that reads maps of these shapes."""
     first = read[0]
     if isinstance(layer, Conv):
         return Shape(layer.filters, first.stride and first.stride * layer.stride)
@@ -243,7 +243,7 @@ def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
 
 
 class Builder:
-    """Writes a network down, layer by layer; a layer is known by its number."""
+    """Builds a network layer by layer; every method returns the number of its last layer."""
 
     def __init__(self, activation: Activation = "leaky") -> None:
         self.layers: list[Layer] = []
@@ -251,46 +251,46 @@ class Builder:
 
     @property
     def last(self) -> int:
-        """The number of the layer added last."""
+        """Return the number of the last layer."""
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:
-        """Any layer."""
+        """Add any layer."""
         self.layers.append(layer)
         return self.last
 
     def conv(self, filters: int, size: int = 1, stride: int = 1) -> int:
-        """A convolution with batch norm and the current activation."""
+        """Add a convolution with batch norm and the current activation."""
         return self.add(Conv(filters, size, stride, self.activation))
 
     def convs(self, *filters: int) -> int:
-        """1×1 and 3×3 convolutions in turn."""
-        for place, count in enumerate(filters):
-            self.conv(count, 3 if place % 2 else 1)
+        """Add 1×1 and 3×3 convolutions alternately."""
+        for index, count in enumerate(filters):
+            self.conv(count, 3 if index % 2 else 1)
         return self.last
 
     def residual(self, squeezed: int, channels: int) -> int:
-        """1×1 to ``squeezed``, 3×3 to ``channels``, plus what came in."""
+        """Add a residual block: 1×1 to ``squeezed``, 3×3 to ``channels``."""
         before = self.last
         self.convs(squeezed, channels)
         return self.add(Shortcut((before,)))
 
     def route(self, *layers: int, groups: int = 1, group: int = 0) -> int:
-        """Earlier layers one behind the other."""
+        """Concatenate earlier layers."""
         return self.add(Route(layers, groups, group))
 
     def pool(self, size: int, stride: int) -> int:
-        """Max pooling, padded as Darknet does."""
+        """Add max pooling, padded as in Darknet."""
         return self.add(MaxPool(size, stride, size - 1))
 
     def head(self, channels: int, yolo: Yolo, classes: int, linear: Activation = "linear") -> int:
-        """3×3 to ``channels``, the prediction, and what it means."""
+        """Add a head: 3×3 to ``channels``, the prediction, and its description."""
         self.conv(channels, 3)
         outputs = len(yolo.mask) * (DETECTOR_CHANNELS + classes)
         self.add(Conv(outputs, activation=linear, norm=False))
         return self.add(yolo)
 
     def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
-        """What was written, for a square input of ``side`` pixels."""
+        """Return the network, for a square input of ``side`` pixels."""
         names = tuple(str(number) for number in range(len(self.layers)))
         return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

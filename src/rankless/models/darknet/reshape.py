@@ -1,8 +1,8 @@
-"""One network from another: other widths, classes, anchors, activations and heads."""
+"""Modified copies of a network: other widths, classes, anchors, activations and heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -25,12 +25,12 @@ from rankless.models.layers import Activation
 
 
 def scaled(channels: int, width: float) -> int:
-    """``channels * width`` rounded to the nearest multiple of 8, at least 8; at width 1 as it is."""
+    """Round ``channels * width`` to the nearest multiple of 8, at least 8; unchanged at width 1."""
     return channels if width == 1 else max(8, 8 * int(channels * width / 8 + 0.5))
 
 
 def with_width(network: Network, width: float) -> Network:
-    """Every channel count but the heads' times ``width``; depthwise convolutions stay depthwise."""
+    """Scale all channel counts except the heads'; depthwise convolutions stay depthwise."""
     predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
@@ -48,7 +48,7 @@ def with_width(network: Network, width: float) -> Network:
 
 
 def with_classes(network: Network, classes: int) -> Network:
-    """The heads' last convolutions for another number of classes."""
+    """Change the heads' last convolutions to another number of classes."""
     layers = list(network.layers)
     for number in network.predictors():
         conv, yolo = layers[number], layers[number + 1]
@@ -58,7 +58,7 @@ def with_classes(network: Network, classes: int) -> Network:
 
 
 def with_activation(network: Network, activation: Activation) -> Network:
-    """Another activation wherever a convolution with batch norm has one, and in anchor-free heads."""
+    """Replace the activations of convolutions with batch norm and of anchor-free heads."""
 
     def changed(layer: Layer) -> Layer:
         if isinstance(layer, Conv):
@@ -70,27 +70,27 @@ def with_activation(network: Network, activation: Activation) -> Network:
 
 
 def with_anchors(network: Network, anchors: tuple[tuple[float, float], ...]) -> Network:
-    """Other anchors, in pixels of the input."""
+    """Replace the anchors, in pixels of the input."""
     return _each(network, lambda layer: replace(layer, anchors=anchors) if isinstance(layer, Yolo) else layer)
 
 
 def with_involution(network: Network, size: int) -> Network:
-    """An involution before the 3×3 convolution that leads to each head (the prediction, if it has none)."""
+    """Insert an involution before each head's 3×3 convolution (its prediction, if it has none)."""
     return _insert(
         network, {_entrance(network, n): (Involution(size), "involution") for n in _heads(network)}
     )
 
 
-def with_dropout(network: Network, share: float) -> Network:
-    """Dropout of whole channels before the last convolutions of each head."""
+def with_dropout(network: Network, probability: float) -> Network:
+    """Insert dropout of whole channels before the last convolutions of each head."""
     network = _each(
-        network, lambda layer: replace(layer, dropout=share) if isinstance(layer, AnchorFree) else layer
+        network, lambda layer: replace(layer, dropout=probability) if isinstance(layer, AnchorFree) else layer
     )
-    return _insert(network, {n: (Dropout(share, whole=True), "dropout") for n in network.predictors()})
+    return _insert(network, {n: (Dropout(probability, whole=True), "dropout") for n in network.predictors()})
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Anchor-free heads in place of the others; the 3×3 convolution that only led to a head goes with it."""
+    """Replace the heads by anchor-free ones, including 3×3 convolutions that only a head reads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):
@@ -100,14 +100,13 @@ def with_anchor_free_heads(network: Network, bins: int) -> Network:
         )
         dropped |= {number - 1} if read_elsewhere else set(range(entrance, number))
         renamed[number] = (AnchorFree(bins), f"{network.names[number]}-free")
-    kept = [number for number in range(len(network.layers)) if number not in dropped]
-    place = {number: new for new, number in enumerate(kept)}
-    # What a head put out is what it read: `[route] layers = -4` then means the layer before the head.
+    left = [number for number in range(len(network.layers)) if number not in dropped]
+    index = {number: new for new, number in enumerate(left)}
+    # A head's output is its input: `[route] layers = -4` then means the layer before the head.
     layers = tuple(
-        renamed[number][0] if number in renamed else _moved(network.layers[number], place.__getitem__)
-        for number in kept
+        renamed[number][0] if number in renamed else _moved(network.layers[number], index) for number in left
     )
-    names = tuple(renamed[number][1] if number in renamed else network.names[number] for number in kept)
+    names = tuple(renamed[number][1] if number in renamed else network.names[number] for number in left)
     return replace(network, layers=layers, names=names, loss="anchor-free")
 
 
@@ -116,7 +115,7 @@ def _heads(network: Network) -> list[int]:
 
 
 def _entrance(network: Network, head: int) -> int:
-    """The first layer that belongs to a head alone: its 3×3 convolution, or else its prediction."""
+    """Return the first layer that only a head uses: its 3×3 convolution, or else its prediction."""
     before = network.layers[head - 2]
     leads = isinstance(before, Conv) and before.size == 3 and before.stride == 1
     return head - 2 if leads else head - 1
@@ -127,25 +126,26 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]]) -> Network:
-    """Layers put in before others; who read the layer in front of them still does."""
+    """Insert layers before others; layers that read their predecessors still do."""
     layers: list[Layer] = []
     names: list[str] = []
-    place = {IMAGE: IMAGE}
+    index = {IMAGE: IMAGE}
     for number, layer in enumerate(network.layers):
         if number in before:
             added, word = before[number]
             layers.append(added)
             names.append(f"{network.names[number]}-{word}")
-        place[number] = len(layers)
-        layers.append(_moved(layer, place.__getitem__))
+        index[number] = len(layers)
+        layers.append(_moved(layer, index))
         names.append(network.names[number])
-    moved = place.get(network.backbone, len(layers))
-    return replace(network, layers=tuple(layers), names=tuple(names), backbone=moved)
+    backbone = index.get(network.backbone, len(layers))
+    return replace(network, layers=tuple(layers), names=tuple(names), backbone=backbone)
 
 
-def _moved(layer: Layer, place: Callable[[int], int]) -> Layer:
+def _moved(layer: Layer, index: Mapping[int, int]) -> Layer:
+    """Renumber the layers that a layer reads."""
     if isinstance(layer, Route | Shortcut):
-        return replace(layer, layers=tuple(place(number) for number in layer.layers))
+        return replace(layer, layers=tuple(index[number] for number in layer.layers))
     if isinstance(layer, Multiply):
-        return replace(layer, layer=place(layer.layer))
+        return replace(layer, layer=index[layer.layer])
     return layer

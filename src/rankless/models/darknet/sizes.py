@@ -1,4 +1,4 @@
-"""How much memory a network takes, from its layers alone: asked before a tensor of it exists."""
+"""Estimates of a network's size from its layers, before any tensor is allocated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FLOAT = 4  # bytes
 
 
 def parameters(network: Network) -> int:
-    """Numbers in the convolutions and their norms, which are nearly all of a network's."""
+    """Count the values in the convolutions and their norms, nearly all of a network's."""
     shapes, count = network.shapes(), 0
     for number, layer in enumerate(network.layers):
         if isinstance(layer, Conv):
@@ -20,7 +20,7 @@ def parameters(network: Network) -> int:
 
 
 def outputs(network: Network, size: tuple[int, int]) -> list[int]:
-    """Numbers that each convolution puts out for one image.
+    """Count the output values of each convolution for one image.
 
     Args:
         network: the layers.
@@ -35,10 +35,10 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
 
 
 def refuse_giant(network: Network) -> None:
-    """Raise if the machine has no room for the weights.
+    """Check that the weights fit into the machine's memory.
 
     Raises:
-        UserError: says how much they take, and how much there is.
+        UserError: they do not; says how much they need and how much is available.
     """
     count = parameters(network)
     memory.ensure(

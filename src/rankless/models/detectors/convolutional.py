@@ -1,4 +1,4 @@
-"""Detectors from their descriptions: a :class:`~rankless.models.darknet.network.Network` becomes a module."""
+"""The detector built from a :class:`~rankless.models.darknet.network.Network`."""
 
 from __future__ import annotations
 
@@ -28,51 +28,49 @@ from rankless.models.layers import (
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
 
-# What an untrained head says: hardly a cell holds an object (Lin et al., 2017, RetinaNet), so that the first
-# steps are not spent on unlearning thousands of false objects; each class is as likely as any other.
+# An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
+# unlearning thousands of false positives; all classes are equally likely.
 OBJECTNESS_PRIOR = 0.01
 
 Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
-"""The loss of raw outputs, of which the heads say what they mean."""
+"""Computes the loss of raw outputs, described by the heads."""
 
 
 def criterion_of(network: net.Network, options: loss_kinds.Loss) -> Criterion:
     """Return the loss of the network's heads with the recipe's options.
 
     Raises:
-        UserError: options that this loss does not have.
+        UserError: the loss does not have one of the options.
     """
     if isinstance(options, loss_kinds.AutoLoss):
         options = loss_kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":
-        return anchor_free.AnchorFreeLoss(
-            cast(loss_kinds.AnchorFreeLoss, options)
-        )  # as the recipe has validated
+        return anchor_free.AnchorFreeLoss(cast(loss_kinds.AnchorFreeLoss, options))  # as the recipe validates
     return yolo.from_recipe(cast(yolo.Options, options), network.loss)
 
 
 class Route(nn.Module):
-    """Maps one behind the other, of each only one group of its channels."""
+    """Concatenates maps, or one group of the channels of each."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
         self.groups, self.group = groups, group
 
     def forward(self, *maps: Tensor) -> Tensor:
-        """(B, C_i, H, W) each -> (B, sum of C_i / groups, H, W)."""
+        """Concatenate maps (B, C_i, H, W) to (B, sum of C_i / groups, H, W)."""
         parts = [x.chunk(self.groups, 1)[self.group] for x in maps] if self.groups > 1 else list(maps)
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 class Shortcut(nn.Module):
-    """The sum of maps; where they differ in channels, of those they share."""
+    """Adds maps; if their channel counts differ, only the common channels."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """(B, C, H, W) and others of the same size -> (B, C, H, W)."""
+        """Add others of the same resolution to ``x`` (B, C, H, W); the result is (B, C, H, W)."""
         for other in others:
             shared = min(x.shape[1], other.shape[1])
             if shared < x.shape[1]:
@@ -84,51 +82,51 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """One map times another, which may have one pixel only."""
+    """Multiplies a map by another, which may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, factor: Tensor) -> Tensor:
-        """(B, C, H, W), (B, C, h, w) -> (B, C, H, W)."""
+        """Multiply ``x`` (B, C, H, W) by ``factor`` (B, C, h, w); the result is (B, C, H, W)."""
         out: Tensor = self.activation(x * factor)
         return out
 
 
 class Upsample(nn.Module):
-    """Every pixel several times, and the whole times a number."""
+    """Repeats every pixel and multiplies the map by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
         self.factor, self.scale = factor, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, factor · H, factor · W)."""
+        """Upsample (B, C, H, W) to (B, C, factor · H, factor · W)."""
         x = upsample(x, self.factor)
         return x if self.scale == 1 else x * self.scale
 
 
 class AveragePool(nn.Module):
-    """The mean of each channel."""
+    """Averages each channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, 1, 1)."""
+        """Pool (B, C, H, W) to (B, C, 1, 1)."""
         return F.adaptive_avg_pool2d(x, 1)
 
 
 class DetectionModel(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` of Darknet's layers.
+    """A :class:`~rankless.models.detectors.protocol.Detector` made of Darknet's layers.
 
     Args:
         network: what to build.
-        criterion: its loss; the one it was published with if not given.
-        momentum: of the batch norms' running statistics, in PyTorch's sense.
+        criterion: its loss; the published one by default.
+        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
 
     Attributes:
-        network: what was built.
-        heads: what the outputs mean, in their order.
-        head_names: the beginnings of the names of all parameters that depend on the number of classes.
+        network: as given.
+        heads: descriptions of the outputs, in order.
+        head_names: prefixes of the names of all parameters that depend on the number of classes.
     """
 
     def __init__(
@@ -166,33 +164,38 @@ class DetectionModel(nn.Module):
         self.head_names = tuple(heads)
 
     def backbone(self) -> list[nn.Module]:
-        """The layers of the backbone; a recipe may freeze them."""
+        """Return the layers of the backbone; a recipe may freeze them."""
         return list(self.layers.values())[: self.network.backbone]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C), head by head."""
-        found = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
-        boxes, scores = zip(*found, strict=True)
+        detections = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
+        boxes, scores = zip(*detections, strict=True)
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
-        """Return the loss of one micro-batch, summed over its images."""
+        """Return the loss of one micro-batch as a sum and a count, both scalars.
+
+        Args:
+            raw: the outputs of :meth:`forward`, one (B, channels, H, W) per head.
+            batch: the targets; its images are not read.
+        """
         return self.criterion(raw, self.heads, batch)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Raw heads of normalized images.
+        """Compute the raw outputs of the heads.
 
         Args:
             images: float in 0..1, (B, 3, H, W) with H and W multiples of the coarsest stride; channels_last
                 is faster.
 
         Returns:
-            One (B, A * (5 + C), H / stride, W / stride) per head, or what an anchor-free head puts out.
+            One (B, A * (5 + C), H / stride, W / stride) per head, or the output of an anchor-free head.
         """
-        kept: dict[int, Tensor] = {net.IMAGE: images}
+        maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
         for number, (layer, built) in enumerate(zip(self.network.layers, self.layers.values(), strict=True)):
-            read = [kept[source] for source in self.sources[number]]
+            read = [maps[source] for source in self.sources[number]]
             if isinstance(layer, net.Yolo):
                 outputs.append(read[0])
                 made = read[0]
@@ -201,17 +204,17 @@ class DetectionModel(nn.Module):
                 made = read[0]
             else:
                 made = built(*read)
-            # A map that nobody reads any more is let go.
+            # Free the maps that no later layer reads.
             for source in set(self.sources[number]):  # a route may name a layer twice
                 if self.last_use[source] == number:
-                    del kept[source]
+                    del maps[source]
             if number in self.last_use:
-                kept[number] = made
+                maps[number] = made
         return outputs
 
 
 def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
-    """One layer that reads ``channels`` channels."""
+    """Build one layer that reads ``channels`` channels."""
     if isinstance(layer, net.Conv):
         return ConvBlock(
             channels,
@@ -250,12 +253,12 @@ def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn
             dropout=layer.dropout,
             momentum=momentum,
         )
-    return nn.Identity()  # [yolo] only says what the layer before means
+    return nn.Identity()  # [yolo] only describes the layer before
 
 
 @torch.no_grad()
 def _set_priors(predict: nn.Conv2d, classes: int) -> None:
-    """Small weights, and a bias that says what is likely before anything is known."""
+    """Initialize with small weights and the bias of the priors."""
     nn.init.normal_(predict.weight, std=0.01)
     class_prior = 1 / max(classes, 2)
     bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)

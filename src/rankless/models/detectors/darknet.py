@@ -1,4 +1,4 @@
-"""Darknet's detectors by their names, and any cfg: what a recipe makes of their layer lists."""
+"""Darknet's detectors, by name or from a cfg file, with a recipe's options."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DarknetModel(Published):
     """A named network.
 
     Attributes:
-        network: writes it down, for COCO's 80 classes.
-        anchor_free: it has anchor-free heads in place of the published ones.
+        network: builds its description, for COCO's 80 classes.
+        anchor_free: whether it has anchor-free heads in place of the published ones.
     """
 
     network: Callable[[], Network]
@@ -68,7 +68,7 @@ MODELS: dict[str, DarknetModel] = {
 
 @dataclass(frozen=True)
 class DarknetSpec:
-    """A network as a recipe asks for it; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+    """A network with a recipe's options; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
     model: model_kinds.Model
     criterion: Criterion
@@ -80,11 +80,11 @@ class DarknetSpec:
         return DetectionModel(network(self.model, classes), self.criterion)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count what each convolution puts out for one image of (height, width) pixels."""
+        """Count the output values of each convolution for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
     def self_contained(self) -> model_kinds.Model:
-        """Return the recipe's part with the text of the cfg file in place of its path."""
+        """Return the recipe's section with the text of the cfg file in place of its path."""
         model = self.model
         if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
             return model
@@ -93,25 +93,25 @@ class DarknetSpec:
 
 
 def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> DarknetSpec:
-    """Return the network and the loss that a recipe asks for.
+    """Return the network and the loss of a recipe.
 
     Raises:
-        UserError: see :func:`network`; loss settings that the heads do not have.
+        UserError: see :func:`network`; the heads do not have one of the loss's options.
     """
-    # Size, anchors and loss are the same for any number of classes, which only the data may know.
+    # Size, anchors and loss do not depend on the number of classes, which may not be known yet.
     made = network(model, classes=1)
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
 
 
 def network(model: model_kinds.Model, classes: int) -> Network:
-    """The network that the recipe's part asks for.
+    """Build the network's description.
 
     Args:
-        model: its ``anchors`` are resolved: ``default`` or pairs.
-        classes: how many classes it tells apart.
+        model: the recipe's section; its ``anchors`` are resolved: ``default`` or pairs.
+        classes: number of classes.
 
     Raises:
-        UserError: no such network, a faulty cfg, or options that do not go together.
+        UserError: no such network, an invalid cfg, or options that do not go together.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)

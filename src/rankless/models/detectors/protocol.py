@@ -1,4 +1,4 @@
-"""What a detector is: all that the task ``detect`` and the zoo ask of a model that finds boxes.
+"""The interface of a detector for the task ``detect`` and the zoo.
 
 A new kind of detector is one page that builds modules with these methods, and one line in the zoo.
 """
@@ -15,14 +15,14 @@ from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 CANDIDATES = 3000
-"""So many of the best candidates of an image reach NMS; its cost grows with their square."""
+"""Number of best candidates per image that reach NMS, whose cost grows with its square."""
 
 
 class Detector(Protocol):
-    """A module that finds boxes.
+    """A module that predicts boxes.
 
     Attributes:
-        head_names: the beginnings of the names of all parameters that depend on the number of classes.
+        head_names: prefixes of the names of all parameters that depend on the number of classes.
     """
 
     head_names: tuple[str, ...]
@@ -38,12 +38,15 @@ class Detector(Protocol):
     def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
         """Return boxes (B, P, 4) xyxy in pixels of the input, not clipped, and scores in 0..1 (B, P, C).
 
-        Candidates that are not among the ``CANDIDATES`` best of their image may be left out.
+        Candidates beyond the ``CANDIDATES`` best of their image may be left out.
         """
         ...
 
     def loss(self, raw: Any, batch: DetectionBatch) -> LossSum:
-        """Return the loss of one micro-batch as a sum and a count; the images of ``batch`` are not read."""
+        """Return the loss of one micro-batch as a sum and a count, both scalars.
+
+        The images of ``batch`` are not read.
+        """
         ...
 
     def backbone(self) -> Sequence[nn.Module]:
@@ -52,10 +55,10 @@ class Detector(Protocol):
 
 
 class DetectorSpec(Protocol):
-    """A detector as a recipe asks for it, its settings validated, before it is built.
+    """A detector with the validated options of a recipe, before it is built.
 
     Attributes:
-        size: (height, width) of its input as published, in pixels.
+        size: published (height, width) of the input in pixels.
         anchors: (width, height) in pixels of the anchors that a recipe may replace; empty without any.
     """
 
@@ -70,11 +73,11 @@ class DetectorSpec(Protocol):
         ...
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count what each layer puts out for one image of (height, width) pixels, as far as known."""
+        """Count the output values of each layer for one image of (height, width) pixels, as far as known."""
         ...
 
     def self_contained(self) -> model_kinds.Model:
-        """Return the recipe's part with the text of files in place of their paths."""
+        """Return the recipe's section with the text of files in place of their paths."""
         ...
 
 
@@ -83,8 +86,8 @@ class Published:
     """A named detector.
 
     Attributes:
-        source: where it comes from.
-        classes: how many it tells apart as published.
+        source: its paper and origin.
+        classes: number of classes as published.
     """
 
     source: str

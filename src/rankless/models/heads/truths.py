@@ -1,4 +1,4 @@
-"""What is really in the images of a batch, as the losses of all heads compare it."""
+"""The ground truth of a batch, in the form that the losses of all heads use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALLEST_SIDE = 0.1
 
 @dataclass(frozen=True)
 class Truths:
-    """What is really in the images, in pixels of the network's input; padded entries are zeros.
+    """The ground-truth objects, in pixels of the network's input; padded entries are zeros.
 
     Attributes:
         boxes: xyxy, (B, T, 4).
@@ -31,7 +31,7 @@ class Truths:
 
     @classmethod
     def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
-        """From a batch's padded targets: (B, T, 4) xyxy, (B, T), (B, T)."""
+        """Convert a batch's padded targets: boxes (B, T, 4) xyxy, labels (B, T) and valid (B, T)."""
         boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
         first, second = boxes[..., :2], boxes[..., 2:]
         return cls(
@@ -44,6 +44,6 @@ class Truths:
 
     @property
     def solid(self) -> Tensor:
-        """(B, T, 4) xyxy, where a truth thinner than ``SMALLEST_SIDE`` is that thick."""
+        """Return the boxes (B, T, 4) xyxy with sides of at least ``SMALLEST_SIDE``."""
         half = self.size / 2
         return torch.cat((self.center - half, self.center + half), -1)

@@ -1,9 +1,8 @@
-"""Which points of an anchor-free head answer for which truth: SimOTA and task-aligned assignment.
+"""Assignment of points to truths for anchor-free heads: SimOTA and task-aligned.
 
-Both choose by what the network predicts at the moment. Everything is computed for all pairs of truths and
-points at once, with shapes that do not depend on the data: nothing waits for the device. Equals are told
-apart by the point's number, and truths are first put into an order of their own, so that the result does not
-depend on the order in which they are listed.
+Both choose by the current predictions. Everything is computed for all pairs of truths and points at once,
+with shapes that do not depend on the data: nothing waits for the device. Ties are broken by the point's
+index, and truths are sorted first, so the result does not depend on the order in which they are listed.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from rankless.models.heads.truths import Truths
 
 Assignment = Literal["simota", "task-aligned"]
 
-# Task-aligned: score^α · IoU^β. Paper: α = 1, β = 6, 13 points. The root of the score, with 10 points, leans
-# less on the classes, which a network that starts from nothing does not know yet.
+# Task-aligned: score^α · IoU^β. Paper: α = 1, β = 6, 13 points. The root of the score, with 10 points,
+# depends less on the classes, which an untrained network does not know yet.
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
-# An IoU below counts as this, so that its logarithm is finite.
+# A lower IoU counts as this, so that its logarithm is finite.
 _SMALLEST_OVERLAP = 1e-6
 
-# SimOTA, as YOLOX has it.
+# SimOTA as in YOLOX.
 CENTER_RADIUS = 2.5
 OVERLAPS_COUNTED = 10
 OVERLAP_COST = 3.0
@@ -42,16 +41,16 @@ _PAIRS_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the heads say, all their points in one row; without gradients.
+    """The predictions of the heads, all points in one dimension, without gradients.
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
         logits: of the classes, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
-        radius: points so many cells from a truth's center are offered to it (task-aligned) even if it does
-            not reach so far. With 1 a truth smaller than a cell has some four points at each head, wherever
-            it lies; with a half it has the nearest.
+        radius: points within this many cells of a truth's center are candidates (task-aligned) even outside
+            the truth. With 1 a truth smaller than a cell has some four candidates at each head, wherever it
+            lies; with 0.5 it has the nearest point.
     """
 
     boxes: Tensor
@@ -63,13 +62,13 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Targets:
-    """What each point has to say.
+    """The targets of the points.
 
     Attributes:
-        positive: it answers for a truth, (B, P) bool.
-        boxes: that truth's, xyxy in pixels, (B, P, 4); a truth's or zeros where not positive.
-        labels: that truth's, int64, (B, P).
-        quality: what the score of that class is to be, 0..1; 0 where not positive, (B, P).
+        positive: assigned to a truth, (B, P) bool.
+        boxes: of the truth, xyxy in pixels, (B, P, 4); any truth's or zeros where not positive.
+        labels: of the truth, int64, (B, P).
+        quality: target score of that class, 0..1; 0 where not positive, (B, P).
         weight: of the box in the loss; 0 where not positive, (B, P).
     """
 
@@ -81,10 +80,10 @@ class Targets:
 
 
 def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
-    """Give each point at most one truth, image by image.
+    """Assign at most one truth to each point, image by image.
 
     Args:
-        rule: by which.
+        rule: the assignment rule.
         predicted: (B, P).
         truths: (B, T); T may be 0.
     """
@@ -103,10 +102,8 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
 
 
 def in_order(truths: Truths) -> Truths:
-    """The same truths, sorted by sides and then by label; at least one, which may be an invalid one."""
-    half = truths.size / 2
-    # No thinner than Truths allows, so that a truth without area can be overlapped.
-    boxes = torch.cat((truths.center - half, truths.center + half), -1)
+    """Sort the truths by sides and then by label; if there are none, add one that is not valid."""
+    boxes = truths.solid  # a truth without area could not be overlapped
     labels, valid = truths.labels, truths.valid
     if not labels.shape[1]:
         boxes, labels, valid = F.pad(boxes, (0, 0, 0, 1)), F.pad(labels, (0, 1)), F.pad(valid, (0, 1))
@@ -122,14 +119,14 @@ def in_order(truths: Truths) -> Truths:
 
 
 def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
-    """The points that both classify and place a truth best (TOOD, Feng et al., 2021).
+    """Choose the points that both classify and localize a truth best (TOOD, Feng et al., 2021).
 
-    Of the points within a truth (of a small one: near its center) those with the highest score^α · IoU^β
-    answer, as many as ``POINTS_PER_TRUTH``; a point that several truths chose belongs to the one it overlaps
-    most. The weight is the point's metric over that of the truth's best point; the quality is the weight
-    times the truth's best IoU. In the paper the quality is the weight too. Then a truth that no box overlaps
-    much yet, as it is with small ones, hardly counts and is learned late or never; and a step of such truths
-    alone is divided by almost nothing.
+    The candidates of a truth are the points inside it (for a small truth: near its center). Those with the
+    highest score^α · IoU^β become positive, ``POINTS_PER_TRUTH`` at most; a point that several truths chose
+    is assigned to the one it overlaps most. The weight is the point's metric over that of the truth's best
+    point; the quality is the weight times the truth's best IoU. In the paper it is also the weight. Then a
+    truth that no box overlaps much yet, usually a small one, hardly counts and is learned late or never; and
+    a step with only such truths is divided by almost 0.
 
     Args:
         predicted: (B, P).
@@ -139,25 +136,25 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     # The logarithm of the metric: IoU^6 alone would leave float32's range.
     metric = ALPHA * F.logsigmoid(_logits_of_labels(predicted, truths))
     metric = metric + BETA * overlap.clamp(min=_SMALLEST_OVERLAP).log()
-    offered = _within(predicted, truths, predicted.radius) & truths.valid.unsqueeze(-1)
-    metric = metric.masked_fill(~offered, -torch.inf)
-    room = torch.full_like(truths.labels, min(POINTS_PER_TRUTH, metric.shape[-1]))
-    chosen = offered & highest(metric, room, POINTS_PER_TRUTH)
+    candidate = _within(predicted, truths, predicted.radius) & truths.valid.unsqueeze(-1)
+    metric = metric.masked_fill(~candidate, -torch.inf)
+    count = torch.full_like(truths.labels, min(POINTS_PER_TRUTH, metric.shape[-1]))
+    chosen = candidate & highest(metric, count, POINTS_PER_TRUTH)
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won` infinity less infinity is no number; it is filled.
-    share = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
-    return _targets(truths, owner, won, (share * best_overlap).amax(1), share.amax(1))
+    # Outside `won` this is infinity minus infinity; it is filled.
+    weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
+    return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
 
 def simota(predicted: Predicted, truths: Truths) -> Targets:
-    """The cheapest points, as many as a truth's ten best IoUs add up to (YOLOX, Ge et al., 2021).
+    """Choose the cheapest points, as many as a truth's ten best IoUs add up to (YOLOX, Ge et al., 2021).
 
-    Points within a truth or within ``CENTER_RADIUS`` cells of its center are offered to it, those that are
-    not both at a price far above all others. A point costs the cross-entropy of its classes - 3·log(IoU); one
-    that several truths chose belongs to the one it costs least. Quality is the IoU, every weight is 1. The
-    paper's objectness, here absent, is left out of the cost.
+    Candidates are the points inside a truth or within ``CENTER_RADIUS`` cells of its center; those that are
+    not both cost far more than all others. The cost is the cross-entropy of the classes - 3·log(IoU); a point
+    that several truths chose is assigned to the one with the lowest cost. The quality is the IoU, every
+    weight is 1. There is no objectness, so its term in the paper is left out of the cost.
 
     Args:
         predicted: (B, P).
@@ -166,15 +163,15 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
     central = _within(predicted, truths, CENTER_RADIUS, reach=0.0)
-    # Σ over classes of the cross-entropy with "this class and no other".
+    # Sum over the classes of the cross-entropy with a one-hot target.
     classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _logits_of_labels(predicted, truths)
     cost = classes - OVERLAP_COST * (overlap + _SIMOTA_EPS).log()
     cost = cost + OUTSIDE_COST * ~(inside & central)
-    offered = (inside | central) & truths.valid.unsqueeze(-1)
+    candidate = (inside | central) & truths.valid.unsqueeze(-1)
     most = min(OVERLAPS_COUNTED, cost.shape[-1])
-    room = overlap.masked_fill(~offered, 0).topk(most).values.sum(-1).long().clamp(1, most)  # (B, T)
-    cheap = (-cost).masked_fill(~offered, -torch.inf)
-    chosen = offered & highest(cheap, room, OVERLAPS_COUNTED)
+    count = overlap.masked_fill(~candidate, 0).topk(most).values.sum(-1).long().clamp(1, most)  # (B, T)
+    cheap = (-cost).masked_fill(~candidate, -torch.inf)
+    chosen = candidate & highest(cheap, count, OVERLAPS_COUNTED)
     owner, won = _one_truth(chosen, cheap)
     quality = overlap.masked_fill(~won, 0).amax(1)
     return _targets(truths, owner, won, quality, won.any(1).to(quality.dtype))
@@ -186,27 +183,27 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 }
 
 
-def highest(values: Tensor, room: Tensor, most: int) -> Tensor:
-    """Marks the ``room`` largest of each row, of equals the first.
+def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
+    """Mark the ``count`` largest values of each row; of equal ones the first.
 
     Args:
         values: (B, T, P).
-        room: int64 in 1..min(most, P), (B, T).
-        most: the largest room there can be.
+        count: int64 in 1..min(most, P), (B, T).
+        most: the largest possible count.
 
     Returns:
-        (B, T, P) bool, exactly ``room`` of each row.
+        (B, T, P) bool, exactly ``count`` in each row.
     """
     top = values.topk(min(most, values.shape[-1])).values
-    # Which of equals `topk` takes is left open; the value of the last one is not.
-    last = top.gather(-1, room.unsqueeze(-1) - 1)
+    # Which of several equal values `topk` takes is undefined; the value of the last one is not.
+    last = top.gather(-1, count.unsqueeze(-1) - 1)
     above, equal = values > last, values == last
-    left = room.unsqueeze(-1) - above.sum(-1, keepdim=True)
+    left = count.unsqueeze(-1) - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= left))
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Whether a point lies no farther from a truth's center than its sides, or ``radius`` cells if more.
+    """Check whether points lie within a truth, or within ``radius`` cells of its center if that is more.
 
     Args:
         predicted, truths: (B, P) and (B, T).
@@ -225,28 +222,28 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Each point's logit of each truth's class: (B, T, P)."""
+    """Return each point's logit of each truth's class: (B, T, P)."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 
 
-def _one_truth(chosen: Tensor, worth: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the truths that chose a point the one to which it is worth most, of equals the first.
+def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    """Resolve points that several truths chose: the highest score wins, of equal ones the first.
 
     Args:
         chosen: (B, T, P) bool.
-        worth: (B, T, P).
+        score: of each pair, (B, T, P).
 
     Returns:
-        That truth's number (B, P), any where no truth chose the point; the choices that stand (B, T, P) bool.
+        The truth's index (B, P), arbitrary where no truth chose the point; the pairs left (B, T, P) bool.
     """
-    owner = worth.masked_fill(~chosen, -torch.inf).argmax(1)
+    owner = score.masked_fill(~chosen, -torch.inf).argmax(1)
     numbers = torch.arange(chosen.shape[1], device=chosen.device).view(1, -1, 1)
     return owner, chosen & (owner.unsqueeze(1) == numbers)
 
 
 def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight: Tensor) -> Targets:
-    """The truths spread over the points: (B, P), (B, T, P), (B, P), (B, P)."""
+    """Gather the targets of the points; owner, quality and weight are (B, P), won is (B, T, P)."""
     return Targets(
         positive=won.any(1),
         boxes=truths.boxes.gather(1, owner.unsqueeze(-1).expand(-1, -1, 4)),
@@ -257,11 +254,11 @@ def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight
 
 
 def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
-    """What is predicted in some of the images."""
+    """Select the predictions of some images."""
     return replace(predicted, boxes=predicted.boxes[some], logits=predicted.logits[some])
 
 
 def _truths_in(truths: Truths, some: slice) -> Truths:
-    """The truths of some of the images."""
+    """Select the truths of some images."""
     parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
     return Truths(*(part[some] for part in parts))

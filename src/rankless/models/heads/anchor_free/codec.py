@@ -1,7 +1,7 @@
-"""What the numbers of an anchor-free head mean: points, distances and the way from raw outputs to boxes.
+"""Encoding and decoding of anchor-free heads: points, distances and boxes.
 
-A head says, at the middle of each cell (its point), one box and a score for each class. There is no
-objectness: a class's score is the IoU that its box is expected to have, if the class is there at all.
+A head predicts, at the center of each cell (its point), one box and a score per class. There is no
+objectness: the score of a class is the expected IoU of the box if the class is present, else 0.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_cxcywh, to_xyxy
 
-# exp(8) = 2981 cells wide is far beyond any image, and its square is far below float32's end; a training
-# that has run away then shows huge boxes, not infinities and NaN.
+# exp(8) = 2981 cells are far more than any image has, and the square is far from overflowing float32; a run
+# that diverges then shows huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
-# Of a box that has no sides, in cells: its logarithm stays finite.
+# In cells; the logarithm of an empty box stays finite.
 _SMALLEST_SIZE = 1e-6
 
 
@@ -27,18 +27,18 @@ class AnchorFreeHead:
     Attributes:
         stride: pixels of the input per cell.
         bins: 0: a box is the shift of its center from the point and the logarithms of its width and height,
-            all in cells (YOLOX, Ge et al., 2021). So a box can lie anywhere, beside its point too, as a
-            small one often has to.
-            n: it is the distances from the point to its left, upper, right and lower side in cells, each the
-            expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box holds its
-            point and reaches at most n - 1 cells to each side.
+            all in cells (YOLOX, Ge et al., 2021). A box can lie anywhere, even beside its point, as a
+            small one often must.
+            n: a box is the distances from the point to its left, upper, right and lower side in cells, each
+            the expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box contains
+            its point and extends at most n - 1 cells to each side.
     """
 
     stride: int
     bins: int = 0
 
     def outputs(self, classes: int) -> int:
-        """Channels of the head's output."""
+        """Return the number of channels of the head's output."""
         return 4 * max(self.bins, 1) + classes
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,15 +48,15 @@ class AnchorFreeHead:
 
 
 def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
-    """A head's output seen point by point, in float32 (float64 stays).
+    """Split a head's output into boxes and classes, in float32 (float64 stays).
 
     Args:
         raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype.
-        head: the layer it comes from.
+        head: the head it comes from.
 
     Returns:
-        The box's numbers, (B, H, W, 4) without bins and the bins' logits (B, H, W, 4, bins) with; the class
-        logits (B, H, W, C).
+        The encoded boxes, (B, H, W, 4) without bins or logits (B, H, W, 4, bins) with bins; the class logits
+        (B, H, W, C).
     """
     wide = (raw if raw.dtype == torch.float64 else raw.float()).permute(0, 2, 3, 1)
     numbers = 4 * max(head.bins, 1)
@@ -65,7 +65,7 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """(H, W, 2) x and y of the cells' middles in pixels, with the dtype and on the device of ``like``.
+    """Return x and y of the cells' centers in pixels, (H, W, 2), with dtype and device of ``like``.
 
     Args:
         shape: height and width in cells.
@@ -78,14 +78,14 @@ def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor
 
 
 def place(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Boxes in pixels from a head's numbers.
+    """Decode boxes to pixels.
 
-    Without bins: center = point + (t0, t1)·stride, size = exp(t2, t3)·stride; ``exp`` takes at most
-    ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
+    Without bins: center = point + (t0, t1)·stride, size = exp(t2, t3)·stride, with t2 and t3 clamped
+    to ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
 
     Args:
-        box: (..., 4) or (..., 4, bins), as :func:`split` gives it.
-        at: (..., 2) the points in pixels.
+        box: (..., 4) or (..., 4, bins), as :func:`split` returns it.
+        at: the points in pixels, (..., 2).
         head: gives stride and bins.
 
     Returns:
@@ -100,17 +100,17 @@ def place(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 
 def expectation(logits: Tensor) -> Tensor:
-    """(..., n) logits of a distribution over 0, 1, … n - 1 -> (...) its mean."""
-    # Not a matrix product: autocast would compute that one in half precision.
+    """Return the mean (...) of a distribution over 0, 1, … n - 1, given by logits of shape (..., n)."""
+    # Not a matrix product, which autocast would compute in half precision.
     return (logits.softmax(-1) * _bins(logits.shape[-1], logits)).sum(-1)
 
 
 def neighbors(values: Tensor, bins: int) -> Tensor:
-    """The distribution over a value's two neighboring bins whose mean is the value (GFL, Li et al., 2020).
+    """Return the distribution over a value's two nearest bins whose mean is the value (GFL, Li et al., 2020).
 
     Args:
-        values: (...), cut to 0..bins - 1.
-        bins: how many.
+        values: of any shape (...), clamped to 0..bins - 1.
+        bins: number of bins.
 
     Returns:
         (..., bins), each row sums to 1.
@@ -120,16 +120,16 @@ def neighbors(values: Tensor, bins: int) -> Tensor:
 
 
 def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """The numbers that :func:`place` makes these boxes of; with bins the four distances.
+    """Encode boxes, the inverse of :func:`place`; with bins as the four distances.
 
     Args:
-        boxes: (..., 4) xyxy in pixels.
-        at: (..., 2) the points in pixels.
+        boxes: of shape (..., 4), xyxy in pixels.
+        at: the points in pixels, of shape (..., 2).
         head: gives stride and bins.
 
     Returns:
-        (..., 4): shift and log size, or left, upper, right and lower distance, all in cells. A distance is
-        negative where the box does not hold its point, and may be more than bins - 1.
+        Shift and log size, or left, upper, right and lower distance, all in cells, of shape (..., 4). A
+        distance is negative where the box does not contain its point, and may exceed bins - 1.
     """
     if head.bins:
         return torch.cat((at - boxes[..., :2], boxes[..., 2:] - at), -1) / head.stride
@@ -139,14 +139,14 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
-    """A head's output as boxes and logits.
+    """Decode a head's output to boxes and logits.
 
     Args:
         raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype; computed in float32.
-        head: the layer it comes from.
+        head: the head it comes from.
 
     Returns:
-        Boxes (B, H, W, 4) xyxy in pixels of the network's input, not clipped; None, for it has no
+        Boxes (B, H, W, 4) xyxy in pixels of the network's input, not clipped; None, as there is no
         objectness; class logits (B, H, W, C).
     """
     box, classes = split(raw, head)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
 
-# What an untrained head says: hardly a point holds an object of a class (Lin et al., 2017, RetinaNet), so
-# that the first steps are not spent on unlearning thousands of false objects,
+# An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
+# unlearning thousands of false positives,
 CLASS_PRIOR = 0.01
-# and its box is so many cells wide and high: in the middle of what is to be found.
+# and boxes of this many cells wide and high, in the middle of the range of sizes.
 SIZE_PRIOR = 3.0
 # At 320 pixels the heads of the two-level YOLOv4-tiny then add 4 % to its multiplications (14 % with three
 # levels); 96 channels add 9 % (31 %), 128 add 16 % (54 %).
@@ -23,15 +23,15 @@ class AnchorFreeHeadLayers(nn.Module):
     """A decoupled head at one level: 1×1 convolution, two branches of 3×3 convolutions, 1×1 predictions.
 
     Args:
-        channels_in: of the neck's map.
-        classes: how many, at least 1.
-        bins: of the distances' distributions; 0 predicts the box directly. See
+        channels_in: channels of the neck's map.
+        classes: number of classes, at least 1.
+        bins: bins of the distances' distributions; 0 predicts the box directly. See
             :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
         hidden: channels of the branches; None is the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
         depth: 3×3 convolutions in each branch.
-        activation: of all but the last convolutions.
-        momentum: of the batch norms' running statistics, in PyTorch's sense.
-        dropout: share of channels dropped before the last convolutions.
+        activation: activation of all but the last convolutions.
+        momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
+        dropout: fraction of the channels dropped before the last convolutions.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class AnchorFreeHeadLayers(nn.Module):
         _set_priors(self.box, self.classes, bins)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels_in, H, W) -> the raw head (B, 4 * max(bins, 1) + C, H, W)."""
+        """Compute the raw output (B, 4 * max(bins, 1) + C, H, W) of a map (B, channels_in, H, W)."""
         x = self.stem(x)
         return torch.cat((self.box(self.box_branch(x)), self.classes(self.class_branch(x))), 1)
 
 
 @torch.no_grad()
 def _set_priors(box: nn.Conv2d, classes: nn.Conv2d, bins: int) -> None:
-    """Small weights, and biases that say what is likely before anything is known."""
+    """Initialize with small weights and the biases of the priors."""
     if bins:
-        # A geometric distribution with half the size as its mean: all bins alike would be huge boxes.
+        # A geometric distribution whose mean is half the size: a uniform one would give huge boxes.
         fall = math.log(SIZE_PRIOR / (2 + SIZE_PRIOR))
         prior = (torch.arange(bins) * fall).repeat(4)
     else:

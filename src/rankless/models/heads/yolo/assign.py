@@ -1,7 +1,7 @@
-"""Which prediction answers for which truth: the targets of the YOLO losses.
+"""Assignment of truths to predictions: the targets of the YOLO losses.
 
 Everything is computed for all truths at once, padded ones included, with shapes that do not depend on the
-data: nothing here waits for the device, and nothing depends on the order in which it computes.
+data: nothing waits for the device, and nothing depends on the order of computation.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PAIRS_AT_ONCE = 2**21
 
 @dataclass(frozen=True)
 class Matches:
-    """The cells and anchors of one head that answer for truths.
+    """The cells and anchors of one head that are assigned to truths.
 
     A slot is one anchor in one cell of one image. Several truths can fall into one slot.
 
     Attributes:
-        hit: truth t is answered by anchor a of this head, (B, T, A) bool.
-        last: a hit whose slot no later truth takes: every taken slot has exactly one, (B, T, A) bool.
+        hit: truth t is assigned to anchor a of this head, (B, T, A) bool.
+        last: a hit whose slot no later truth takes, so every positive slot has exactly one, (B, T, A) bool.
         columns, rows: the cell of the truth's center, (B, T) int64.
-        positive: taken slots, (B, A, H, W) bool.
+        positive: slots with a truth, (B, A, H, W) bool.
     """
 
     hit: Tensor
@@ -40,7 +40,7 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Image, anchor, row and column, broadcasting to (B, T, A), into a (B, A, H, W, ...) tensor."""
+        """Return indices into a (B, A, H, W, ...) tensor that broadcast to (B, T, A)."""
         images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
@@ -54,24 +54,25 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Give every truth to the cell of its center, and there to anchors of like shape.
+    """Assign every truth to the cell of its center, and there to anchors of similar shape.
 
-    The anchor is the one of *all* anchors whose shape overlaps the truth's best (the first of equals); the
-    head that owns it answers. YOLOv4 adds every anchor of the head whose overlap exceeds ``anchor_iou``.
+    The anchor is the one of *all* anchors whose shape overlaps the truth's best (the first of equal ones);
+    the head that owns it is responsible. YOLOv4 adds every anchor of the head whose overlap exceeds
+    ``anchor_iou``.
 
     Args:
         truths: (B, T).
         head: the head to match.
         shape: its height and width in cells.
-        anchor_iou: 1 leaves only the best; None takes the head's own.
+        anchor_iou: 1 leaves only the best; None takes the head's value.
     """
     height, width = shape
     threshold = head.anchor_iou if anchor_iou is None else anchor_iou
     overlap = _shape_iou(truths.size, head.all_anchors(truths.size))  # (B, T, N)
     best = overlap.argmax(-1)
-    hit = torch.stack([best == number for number in head.mask], -1)
+    hit = torch.stack([best == index for index in head.mask], -1)
     if threshold < 1:
-        hit = hit | torch.stack([overlap[..., number] > threshold for number in head.mask], -1)
+        hit = hit | torch.stack([overlap[..., index] > threshold for index in head.mask], -1)
     hit = hit & truths.valid.unsqueeze(-1)  # (B, T, A)
     # A center on the right or lower border belongs to the last cell.
     columns = (truths.center[..., 0] / head.stride).long().clamp(0, width - 1)
@@ -83,7 +84,7 @@ def assign(
 
 
 def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
-    """Which classes each slot answers for: (B, T, A, C) bool, of the slot that truth t has at anchor a.
+    """Return the classes of each slot: (B, T, A, C) bool, for the slot of truth t at anchor a.
 
     Truths that share a slot give it all their classes.
     """
@@ -94,21 +95,21 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """The highest of its truths' values for each taken slot, 0 for the others: (B, T, A) -> (B, A, H, W)."""
+    """Return the maximum of the values (B, T, A) of a slot's truths, 0 without any: (B, A, H, W)."""
     if not values.shape[1]:
-        return values.new_zeros(matches.positive.shape)  # of no values there is no highest
+        return values.new_zeros(matches.positive.shape)  # there is no maximum of no values
     width = matches.positive.shape[-1]
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # All truths of a cell write the same value, so their order is nothing; 0 where none of them is a hit.
+    # All truths of a cell write the same value, so their order does not matter; 0 if none of them is a hit.
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
-    found = values.new_zeros(matches.positive.shape).flatten(2)
-    return found.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
+    out = values.new_zeros(matches.positive.shape).flatten(2)
+    return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
-    """Each prediction's highest IoU with any truth of its image: (B, P, 4) xyxy -> (B, P)."""
+    """Return each prediction's highest IoU (B, P) with any truth of its image; boxes (B, P, 4) xyxy."""
     images, count, _ = boxes.shape
     best = boxes.new_zeros(images, count)
     at_once = max(1, _PAIRS_AT_ONCE // max(1, images * count))
@@ -119,13 +120,13 @@ def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
-    """IoU of shapes laid on one center: (B, T, 2), (N, 2) -> (B, T, N)."""
+    """Compute the IoU of shapes with a common center: (B, T, 2), (N, 2) -> (B, T, N)."""
     common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
     return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Whether a later truth takes the same anchor in the same cell: (B, T), (B, T, A) -> (B, T, A) bool."""
+    """Check whether a later truth has the same slot: (B, T), (B, T, A) -> (B, T, A) bool."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
@@ -133,9 +134,9 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """True at every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
+    """Mark every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
     images, _, anchors = hit.shape
-    # Misses write into one entry more, which is cut off. All write the same value, so their order is nothing.
+    # Misses write to an additional entry, which is cut off. All write the same value, in whatever order.
     index = torch.where(hit, entry.unsqueeze(-1), entries).transpose(1, 2)  # (B, A, T)
     marks = torch.zeros(images, anchors, entries + 1, dtype=torch.bool, device=hit.device)
     return marks.scatter_(2, index, True)[..., :-1]

@@ -1,7 +1,4 @@
-"""What the numbers of a YOLO head mean: anchors, cells and the way from raw outputs to boxes in pixels.
-
-Models make these numbers, losses and tasks read them; so the page lies below all three.
-"""
+"""Encoding and decoding of YOLO heads: anchors, cells and boxes in pixels."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_xyxy
 
-# exp(8) = 2981 anchors wide is far beyond any image, and its square is far below float32's end; a training
-# that has run away then shows huge boxes, not infinities and NaN.
+# exp(8) = 2981 anchors are far larger than any image, and the square is far from overflowing float32; a run
+# that diverges then shows huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
 BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
@@ -22,18 +19,18 @@ BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """What one head was published with to be trained by; None is the loss's own default.
+    """The published training parameters of one head; None is the default of the loss.
 
     Attributes:
         box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
             ``cls_normalizer``.
-        ignore: a negative that overlaps any truth by more than this IoU may be left out; ``ignore_thresh``.
+        ignore: a negative that overlaps any truth by more than this IoU may be ignored; ``ignore_thresh``.
         box_loss: how a box is compared with the truth; ``iou_loss``.
         smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
-        largest_gradient: where each truth's gradient on the raw box is cut, infinity for nowhere;
-            ``max_delta``. It is of the losses that compare by IoU.
-        smooth_objectness: the objectness is to be the IoU wherever a negative would be left out, and 0
-            elsewhere; ``objectness_smooth``.
+        largest_gradient: limit of each truth's gradient on the raw box, infinity for none; ``max_delta``.
+            Only for losses that compare by IoU.
+        smooth_objectness: the target of the objectness is the IoU wherever a negative would be ignored, and
+            0 elsewhere; ``objectness_smooth``.
     """
 
     box: float | None = None
@@ -51,15 +48,15 @@ class YoloHead:
     """One YOLO layer, as a Darknet cfg describes it.
 
     Attributes:
-        anchors: (width, height) in pixels of all the model's anchors. They are pixels at whatever size the
-            network's input has, as in Darknet.
-        mask: which of them this layer owns, in the order of its channels.
+        anchors: (width, height) in pixels of all the model's anchors, whatever the size of the network's
+            input, as in Darknet.
+        mask: indices of this layer's anchors, in the order of its channels.
         stride: pixels of the input per cell.
-        scale_xy: Darknet's ``scale_x_y``: lets a center reach the border of its cell.
+        scale_xy: Darknet's ``scale_x_y``, with which a center can reach the border of its cell.
         new_coords: width and height are ``(2σ(t))²`` anchors instead of ``exp(t)``.
         anchor_iou: Darknet's ``iou_thresh``: an anchor of this layer whose shape matches a truth by more is
             positive too; 1 leaves only the best of all anchors.
-        loss: what this layer was published with to be trained by.
+        loss: this layer's published training parameters.
     """
 
     anchors: tuple[tuple[float, float], ...]
@@ -71,11 +68,11 @@ class YoloHead:
     loss: HeadLoss = field(default_factory=HeadLoss)
 
     def own_anchors(self, like: Tensor) -> Tensor:
-        """(A, 2) this layer's anchors in pixels, with the dtype and on the device of ``like``."""
+        """Return this layer's anchors (A, 2) in pixels, with dtype and device of ``like``."""
         return _constant([self.anchors[number] for number in self.mask], like)
 
     def all_anchors(self, like: Tensor) -> Tensor:
-        """(N, 2) all the model's anchors in pixels, with the dtype and on the device of ``like``."""
+        """Return all the model's anchors (N, 2) in pixels, with dtype and device of ``like``."""
         return _constant(self.anchors, like)
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,16 +86,16 @@ class YoloHead:
 
 
 def _constant(values: object, like: Tensor) -> Tensor:
-    # Without non_blocking the copy would wait for all that the GPU still has to do.
+    # Without non_blocking the copy would wait for the GPU's queue.
     return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
-    """A head's output seen cell by cell, in float32 (float64 stays).
+    """Rearrange a head's output by cells, in float32 (float64 stays).
 
     Args:
         raw: (B, A * (5 + C), H, W), any floating dtype.
-        head: the layer it comes from.
+        head: the head it comes from.
 
     Returns:
         (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
@@ -109,15 +106,16 @@ def predictions(raw: Tensor, head: YoloHead) -> Tensor:
 
 
 def place(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:
-    """Boxes in pixels from raw offsets: b = (cell + s·σ(t) - (s - 1)/2)·stride, size = exp(t)·anchor.
+    """Decode boxes to pixels: center = (cell + s·σ(t) - (s - 1)/2)·stride, size = exp(t)·anchor.
 
-    ``exp`` takes at most ``LARGEST_LOG_SIZE``. With ``new_coords`` the size is ``(2σ(t))²·anchor``.
+    The argument of ``exp`` is clamped to ``LARGEST_LOG_SIZE``. With ``new_coords`` the size is
+    ``(2σ(t))²·anchor``.
     YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 and Scaled-YOLOv4 (Bochkovskiy, Wang and Liao, 2020).
 
     Args:
-        offsets: (..., 4) tx, ty, tw, th.
-        columns, rows: (...) the cells' numbers.
-        anchors: (..., 2) width and height in pixels.
+        offsets: tx, ty, tw, th, (..., 4).
+        columns, rows: indices of the cells, (...).
+        anchors: width and height in pixels, (..., 2).
         head: gives stride, scale_xy and new_coords.
 
     Returns:
@@ -135,7 +133,7 @@ def place(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head:
 
 
 def place_all(cells: Tensor, head: YoloHead) -> Tensor:
-    """All boxes of a head: :func:`predictions` (B, A, H, W, 5 + C) -> xyxy in pixels (B, A, H, W, 4)."""
+    """Decode all boxes of :func:`predictions` (B, A, H, W, 5 + C) to xyxy in pixels (B, A, H, W, 4)."""
     _, count, height, width, _ = cells.shape
     columns = torch.arange(width, dtype=cells.dtype, device=cells.device)
     rows = torch.arange(height, dtype=cells.dtype, device=cells.device).unsqueeze(-1)
@@ -144,11 +142,11 @@ def place_all(cells: Tensor, head: YoloHead) -> Tensor:
 
 
 def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
-    """A head's output as boxes and logits.
+    """Decode a head's output to boxes and logits.
 
     Args:
         raw: (B, A * (5 + C), H, W), any floating dtype; computed in float32.
-        head: the layer it comes from.
+        head: the head it comes from.
 
     Returns:
         Boxes (B, A, H, W, 4) xyxy in pixels of the network's input, not clipped; objectness logits

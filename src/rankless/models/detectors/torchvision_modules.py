@@ -1,0 +1,316 @@
+"""torchvision's detectors behind the interface of this project's detectors.
+
+Their layers, anchors, matching and sampling are torchvision's. The differences, so that they train like every
+other model:
+
+- The input is the letterboxed batch, normalized as torchvision does; it is not resized again.
+- A loss is a sum and a count. RetinaNet's and Faster R-CNN's are means within each image, summed over the
+  images; those of FCOS and SSDlite are sums divided by the global number of positives.
+- Norms are plain ``BatchNorm2d`` (torchvision freezes those of pretrained backbones), so that
+  ``batch_norm`` and ``model.freeze`` mean the same as elsewhere.
+- The samplers of Faster R-CNN draw from torch's global generator, which the engine seeds for every
+  micro-batch of every step.
+
+State dicts have torchvision's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankless.models.detectors.protocol import CANDIDATES
+from rankless.models.heads.truths import Truths
+from rankless.structures import DetectionBatch, LossSum
+
+# Proposals per image in Faster R-CNN; on the meta device, which computes nothing, all of them are assumed.
+_PROPOSALS = 1000
+_POOLED = 7  # pixels of a pooled proposal, each side
+
+
+class Dense(NamedTuple):
+    """A head's outputs for every anchor.
+
+    Attributes:
+        outputs: (B, A, …) each, in float32.
+        anchors: xyxy in pixels, (A, 4).
+        cells: number of cells of each map.
+    """
+
+    outputs: dict[str, Tensor]
+    anchors: Tensor
+    cells: list[int]
+
+
+class Proposed(NamedTuple):
+    """The outputs of Faster R-CNN's first stage, and the inputs of the second.
+
+    Attributes:
+        features: maps by their names, (B, 256, h, w).
+        objectness: logits, (B, A).
+        deltas: of the anchors, (B, A, 4).
+        anchors: xyxy in pixels, (A, 4).
+        levels: number of anchors of each map.
+        size: (height, width) of the input in pixels.
+    """
+
+    features: dict[str, Tensor]
+    objectness: Tensor
+    deltas: Tensor
+    anchors: Tensor
+    levels: list[int]
+    size: tuple[int, int]
+
+
+class TorchvisionDetector(nn.Module):
+    """A :class:`~rankless.models.detectors.protocol.Detector` around one of torchvision's.
+
+    Args:
+        network: torchvision's; its parts become parts of this module.
+        head_names: see the protocol.
+        background: whether the first output of the classes is for the background.
+    """
+
+    network: Any
+
+    def __init__(self, network: nn.Module, head_names: tuple[str, ...], *, background: bool) -> None:
+        super().__init__()
+        for name, part in network.named_children():
+            setattr(self, name, part)
+        self.__dict__["network"] = network  # not a submodule: the names in the state dict stay torchvision's
+        self.head_names, self.background = head_names, background
+
+    def backbone(self) -> list[nn.Module]:
+        """Return the classifier's layers, without the feature pyramid."""
+        extractor: Any = self.network.backbone
+        return [extractor.body if hasattr(extractor, "body") else extractor.features]
+
+    def _features(self, images: Tensor) -> dict[str, Tensor]:
+        """Normalize images (B, 3, H, W) in 0..1 as torchvision does; return the maps by their names."""
+        transform = self.network.transform
+        mean, std = (_constant(numbers, images) for numbers in (transform.image_mean, transform.image_std))
+        maps: dict[str, Tensor] = self.network.backbone((images - mean) / std)
+        return maps
+
+    def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
+        """Return all maps' anchors, xyxy in pixels, (A, 4)."""
+        from torchvision.models.detection.image_list import ImageList
+
+        like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
+        height, width = images.shape[-2:]
+        anchors: list[Tensor] = generator(ImageList(images, [(height, width)]), like)
+        return anchors[0]
+
+    def _targets(self, batch: DetectionBatch, like: Tensor) -> list[dict[str, Tensor]]:
+        """Return each image's truths in torchvision's form, with sides of at least 0.1 pixels."""
+        truths = Truths.of(batch.boxes, batch.labels, batch.valid, like.dtype)
+        return [
+            {"boxes": boxes[valid], "labels": labels[valid] + self.background}
+            for boxes, labels, valid in zip(truths.solid, truths.labels, truths.valid, strict=True)
+        ]
+
+
+class DenseDetector(TorchvisionDetector):
+    """A one-stage detector: every anchor has scores and a box."""
+
+    def forward(self, images: Tensor) -> Dense:
+        """Compute the head's outputs of images (B, 3, H, W) in 0..1."""
+        maps = self._features(images)
+        outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
+        anchors = self._anchors(self.network.anchor_generator, images, maps)
+        return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
+
+    def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
+        """Match anchors to truths by IoU; return each anchor's truth, negative without one, (A,)."""
+        from torchvision.ops import box_iou
+
+        unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
+        return [
+            self.network.proposal_matcher(box_iou(one["boxes"], anchors)) if len(one["boxes"]) else unmatched
+            for one in targets
+        ]
+
+    def _boxes(self, raw: Dense) -> Tensor:
+        """Return the boxes, xyxy in pixels, (B, A, 4)."""
+        deltas = raw.outputs["bbox_regression"]
+        anchors = raw.anchors.expand(len(deltas), -1, -1)
+        decoded: Tensor = self.network.box_coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
+        return decoded.view_as(anchors)
+
+
+class RetinaNet(DenseDetector):
+    """RetinaNet (Lin et al., 2017): focal loss and GIoU, each divided by the positives of its image."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
+        return self._boxes(raw), raw.outputs["cls_logits"].sigmoid()
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Return the sum over the images and their number, both scalars."""
+        targets = self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        means = self.network.head.compute_loss(
+            targets, raw.outputs, anchors, self._matches(targets, raw.anchors)
+        )
+        return _sum(means, raw.anchors.new_tensor(float(len(targets))))
+
+
+class FCOS(DenseDetector):
+    """FCOS (Tian et al., 2019): focal loss, GIoU and center-ness, divided by the number of positives."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, A, 4) and scores (B, A, C): the root of class probability times center-ness."""
+        boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
+        centerness = raw.outputs["bbox_ctrness"].sigmoid()
+        return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Return the sum over the positives and their number, both scalars."""
+        targets = self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        # FCOS has one anchor in each cell.
+        means = self.network.compute_loss(targets, raw.outputs, anchors, raw.cells)
+        return _sum(means, means.pop("positives"))
+
+
+class SSD(DenseDetector):
+    """SSD (Liu et al., 2016): cross-entropy with three negatives per positive, and the boxes' smooth L1."""
+
+    def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
+        return self._boxes(raw), raw.outputs["cls_logits"].softmax(-1)[..., 1:]
+
+    def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
+        """Return the sum over the positives and their number, both scalars."""
+        targets = self._targets(batch, raw.anchors)
+        matches = self._matches(targets, raw.anchors)
+        means = self.network.compute_loss(targets, raw.outputs, [raw.anchors] * len(targets), matches)
+        return _sum(means, (torch.stack(matches) >= 0).sum())
+
+
+class FasterRCNN(TorchvisionDetector):
+    """Faster R-CNN (Ren et al., 2015): one stage proposes boxes, another classifies and refines them.
+
+    Both stages divide by the anchors and proposals that were sampled in an image.
+    """
+
+    def forward(self, images: Tensor) -> Proposed:
+        """Compute the first stage of images (B, 3, H, W) in 0..1."""
+        from torchvision.models.detection.rpn import concat_box_prediction_layers
+
+        maps = self._features(images)
+        objectness, deltas = self.network.rpn.head(list(maps.values()))
+        levels = [one[0].numel() for one in objectness]
+        anchors = self._anchors(self.network.rpn.anchor_generator, images, maps)
+        flat_objectness, flat_deltas = concat_box_prediction_layers(objectness, deltas)
+        height, width = images.shape[-2:]
+        return Proposed(
+            maps,
+            _wide(flat_objectness).view(len(images), -1),
+            _wide(flat_deltas).view(len(images), -1, 4),
+            anchors,
+            levels,
+            (height, width),
+        )
+
+    def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, P, 4) and scores (B, P, C) of the best ``CANDIDATES``, each of one class."""
+        proposals = self._proposals(raw)
+        counts = [len(one) for one in proposals]
+        logits, deltas = self._second_stage(raw, proposals)
+        scores = logits.softmax(-1)[:, 1:]
+        boxes = self.network.roi_heads.box_coder.decode(deltas, proposals)
+        boxes = boxes.view(*logits.shape, 4)[:, 1:]  # (ΣN, C, 4); there may be no proposals
+        best = [_best(*one) for one in zip(boxes.split(counts), scores.split(counts), strict=True)]
+        return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
+
+    def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
+        """Return the sum over the images of their means, and the number of images, both scalars."""
+        from torchvision.models.detection.roi_heads import fastrcnn_loss
+
+        rpn, targets = self.network.rpn, self._targets(batch, raw.anchors)
+        anchors = [raw.anchors] * len(targets)
+        labels, matched = rpn.assign_targets_to_anchors(anchors, targets)
+        wanted = rpn.box_coder.encode(matched, anchors)
+        first = [
+            rpn.compute_loss(objectness, deltas, [label], [box])
+            for objectness, deltas, label, box in zip(raw.objectness, raw.deltas, labels, wanted, strict=True)
+        ]
+        samples = self.network.roi_heads.select_training_samples(self._proposals(raw), targets)
+        proposals, _, labels, wanted = samples
+        counts = [len(one) for one in proposals]
+        logits, deltas = self._second_stage(raw, proposals)
+        second = [
+            fastrcnn_loss(logit, delta, [label], [box])
+            for logit, delta, label, box in zip(
+                logits.split(counts), deltas.split(counts), labels, wanted, strict=True
+            )
+        ]
+        names = ("rpn_objectness", "rpn_box", "classes", "box")
+        each = zip(*(one + two for one, two in zip(first, second, strict=True)), strict=True)
+        means = {name: torch.stack(parts).mean() for name, parts in zip(names, each, strict=True)}
+        return _sum(means, raw.anchors.new_tensor(float(len(targets))))
+
+    def _proposals(self, raw: Proposed) -> list[Tensor]:
+        """Return each image's proposals, xyxy in pixels, (N, 4); without gradients."""
+        rpn, count = self.network.rpn, len(raw.objectness)
+        boxes = rpn.box_coder.decode(raw.deltas.detach().flatten(0, 1), [raw.anchors] * count)
+        if boxes.is_meta:
+            return [boxes.new_empty(_PROPOSALS, 4)] * count
+        sizes = [raw.size] * count
+        proposals: list[Tensor] = rpn.filter_proposals(
+            boxes.view(count, -1, 4), raw.objectness, sizes, raw.levels
+        )[0]
+        return proposals
+
+    def _second_stage(self, raw: Proposed, proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return class logits (ΣN, 1 + C) and deltas (ΣN, (1 + C) · 4) of all images' proposals."""
+        heads = self.network.roi_heads
+        maps = {name: _wide(one) for name, one in raw.features.items()}
+        if raw.objectness.is_meta:
+            pooled = raw.objectness.new_empty(_PROPOSALS * len(proposals), 256, _POOLED, _POOLED)
+        else:
+            pooled = heads.box_roi_pool(maps, proposals, [raw.size] * len(proposals))
+        logits, deltas = heads.box_predictor(heads.box_head(pooled))
+        return _wide(logits), _wide(deltas)
+
+
+def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ``CANDIDATES`` best pairs of box and class, padded with zeros.
+
+    Args:
+        boxes: one per class, (N, C, 4).
+        scores: (N, C).
+
+    Returns:
+        (CANDIDATES, 4); (CANDIDATES, C), each row with the score of one class.
+    """
+    flat = scores.flatten()
+    order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
+    rows, missing = flat.new_zeros(len(order), scores.shape[1]), (0, 0, 0, CANDIDATES - len(order))
+    rows = rows.scatter(1, (order % scores.shape[1]).unsqueeze(1), flat[order].unsqueeze(1))
+    return F.pad(boxes.flatten(0, 1)[order], missing), F.pad(rows, missing)
+
+
+def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
+    """Undo torchvision's division of the parts by ``count``, or by 1 if it is 0."""
+    parts = {name: mean * count.clamp(min=1) for name, mean in means.items()}
+    return LossSum(
+        sum=torch.stack(list(parts.values())).sum(),
+        count=count.to(torch.float32),
+        parts={name: part.detach() for name, part in parts.items()},
+    )
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Return one number per channel, (3, 1, 1), without waiting for the device."""
+    values = torch.tensor(numbers, dtype=like.dtype).view(-1, 1, 1)
+    return values.to(like.device, non_blocking=True)
