@@ -1,4 +1,4 @@
-"""Words that several rooms share: what one image, one batch, one loss and one detection are.
+"""Data types that several packages use: a sample, a batch, a loss, a detection.
 
 Inside the program a box is ``xyxy`` in pixels, everywhere. Images are ``uint8`` RGB ``(3, H, W)`` until the
 model's input is normalized on the device.
@@ -18,12 +18,12 @@ class Unreadable(NamedTuple):
     """An image that could not be read when it was needed.
 
     Attributes:
-        index: its number in its data set.
+        index: its index in its data set.
         path: its file.
-        reason: what the decoder said.
+        reason: the decoder's message.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of it
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     path: str
     reason: str
 
@@ -36,8 +36,8 @@ class Sample:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
-        reduced: one pixel of ``image`` is so many of the source's: it was made smaller while it was decoded.
-        source: (H, W) of the source in pixels; None is as large as ``image``.
+        reduced: pixels of the source per pixel of ``image``, which may be decoded at a reduced size.
+        source: (H, W) of the source in pixels; None: as large as ``image``.
     """
 
     image: Tensor
@@ -49,13 +49,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image was placed on the network's input: ``input = source * stretch * scale + (left, top)``.
+    """The placement of an image on the network's input: ``input = source * stretch * scale + (left, top)``.
 
     Attributes:
         scale: pixels of the input per pixel of the source.
-        left, top: where the source's corner lies on the input, in pixels.
+        left, top: position of the source's corner on the input, in pixels.
         height, width: the source's size in pixels.
-        stretch: factors on x and y before all else; both 1 where the aspect is kept.
+        stretch: factors on x and y, applied first; both 1 if the aspect ratio is preserved.
     """
 
     scale: float
@@ -74,11 +74,11 @@ class DetectionItem:
         image: uint8 RGB of the network's size, (3, H, W).
         boxes: float32 xyxy in pixels of the network input, (N, 4).
         labels: int64, (N,).
-        index: the image's number in its data set.
-        letterbox: how the source image lies on the input; of no meaning for a training image that is
-            mirrored or made of several.
-        unreadable: what could not be read for it: of a training image others stand in its place, one that
-            is to be scored is gray.
+        index: the image's index in its data set.
+        letterbox: placement of the source on the input; meaningless for a training image that is mirrored or
+            composed of several.
+        unreadable: images that could not be read for it: in training others replace them, in evaluation the
+            image is gray.
     """
 
     image: Tensor
@@ -98,9 +98,9 @@ class DetectionBatch:
         boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
         labels: int64, (B, T); zeros where ``valid`` is false.
         valid: bool, (B, T).
-        indices: the images' numbers, length B.
-        letterboxes: how each source lies on its input, length B.
-        unreadable: what could not be read for its items, in their order.
+        indices: of the images in their data set, length B.
+        letterboxes: placements of the sources, length B.
+        unreadable: images that could not be read for its items, in their order.
     """
 
     images: Tensor
@@ -112,15 +112,15 @@ class DetectionBatch:
     unreadable: list[Unreadable] = field(default_factory=list)
 
     def to(self, device: torch.device) -> DetectionBatch:
-        """A copy with its tensors on ``device``, without waiting for the transfer."""
+        """Return a copy with its tensors on ``device``, without waiting for the transfer."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> DetectionBatch:
-        """A copy in page-locked memory (called by the data loader when the device is a GPU)."""
+        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> DetectionBatch:
-        """A copy with every tensor changed."""
+        """Return a copy with every tensor changed."""
         return replace(
             self,
             images=change(self.images),
@@ -136,9 +136,9 @@ class ClassificationItem:
 
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 share of each class, (C,); the sum is 1, and one of them unless images were mixed.
-        index: the image's number in its data set.
-        unreadable: as of a :class:`DetectionItem`.
+        target: float32 fraction of each class, (C,); their sum is 1, and one is 1 unless images are mixed.
+        index: the image's index in its data set.
+        unreadable: as in a :class:`DetectionItem`.
     """
 
     image: Tensor
@@ -153,9 +153,9 @@ class ClassificationBatch:
 
     Attributes:
         images: uint8, (B, 3, H, W).
-        targets: float32 share of each class, (B, C).
-        indices: the images' numbers, length B.
-        unreadable: what could not be read for its items, in their order.
+        targets: float32 fraction of each class, (B, C).
+        indices: of the images in their data set, length B.
+        unreadable: images that could not be read for its items, in their order.
     """
 
     images: Tensor
@@ -164,28 +164,27 @@ class ClassificationBatch:
     unreadable: list[Unreadable] = field(default_factory=list)
 
     def to(self, device: torch.device) -> ClassificationBatch:
-        """A copy with its tensors on ``device``, without waiting for the transfer."""
+        """Return a copy with its tensors on ``device``, without waiting for the transfer."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> ClassificationBatch:
-        """A copy in page-locked memory (called by the data loader when the device is a GPU)."""
+        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ClassificationBatch:
-        """A copy with every tensor changed."""
+        """Return a copy with every tensor changed."""
         return replace(self, images=change(self.images), targets=change(self.targets))
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss that is not yet divided.
+    """A loss before its division.
 
-    The sum over the micro-batch's images and the count to divide by are added over all micro-batches of a
-    step; the division happens once, by the global count.
+    Sum and count are added over all micro-batches of a step, and then divided once, by the global count.
 
     Attributes:
         sum: scalar with a gradient.
-        count: scalar without one: images, positives, pixels, whatever the task divides by.
+        count: scalar without a gradient: images, positives, pixels, whatever the task divides by.
         parts: named sums for the journal, scalars without gradients.
     """
 
@@ -196,14 +195,14 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one image, in pixels of the source image, best first.
+    """The detections of one image, in pixels of the source image, best first.
 
     Attributes:
-        index: the image's number in its data set (or in the list of sources).
+        index: the image's index in its data set (or in the list of sources).
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64, (K,).
-        unreadable: the image could not be read, so that this is no answer to be scored.
+        unreadable: the image could not be read, so this is not to be scored.
     """
 
     index: int
@@ -215,12 +214,12 @@ class Detections:
 
 @dataclass(frozen=True)
 class Classification:
-    """What one image was taken for.
+    """The prediction of a classifier for one image.
 
     Attributes:
-        index: the image's number in its data set (or in the list of sources).
+        index: the image's index in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: the image could not be read, so that this is no answer to be scored.
+        unreadable: the image could not be read, so this is not to be scored.
     """
 
     index: int
@@ -229,4 +228,4 @@ class Classification:
 
 
 Scores = dict[str, Any]
-"""What a metric says: names to numbers, JSON-ready."""
+"""The result of a metric: names to numbers, JSON-ready."""

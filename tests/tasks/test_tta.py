@@ -16,7 +16,7 @@ from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 from rankless.structures import ClassificationBatch, DetectionItem, Detections, Letterbox
 from rankless.tasks.classify import Classify
 from rankless.tasks.detect import Detect
-from rankless.tasks.tta import VIEWS, View, seen, unseen
+from rankless.tasks.tta import TTA, Transform, restored, transformed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from finds_rectangles import Finds, painted
@@ -92,8 +92,8 @@ def test_smaller_views_find_what_is_too_large():
 def test_a_view_is_the_resized_image_and_gray():
     """Pillow's bilinear resize, which is antialiased too, is the oracle."""
     image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-    for scale, mirrored in VIEWS["full"]:
-        view = seen(image, View(scale, mirrored))
+    for scale, mirrored in TTA["full"]:
+        view = transformed(image, Transform(scale, mirrored))
         rows_, columns = round(64 * scale), round(96 * scale)
         source = Image.fromarray(image[0, 1].numpy())
         if mirrored:
@@ -101,17 +101,17 @@ def test_a_view_is_the_resized_image_and_gray():
         resized = np.array(source.resize((columns, rows_), Image.Resampling.BILINEAR))
         np.testing.assert_allclose(view[0, 1, :rows_, :columns], resized, atol=1e-4)
         assert (view[..., rows_:, :] == 114 / 255).all() and (view[..., columns:] == 114 / 255).all()
-    assert seen(image, View(1.0, False)).equal(image)
+    assert transformed(image, Transform(1.0, False)).equal(image)
 
 
-@pytest.mark.parametrize("view", VIEWS["full"])
-def test_boxes_go_there_and_back(view: View):
+@pytest.mark.parametrize("view", TTA["full"])
+def test_boxes_go_there_and_back(view: Transform):
     box = torch.tensor([[10.0, 20, 40, 60], [0, 0, 96, 64]], dtype=torch.float64)
     there = box.clone()
     if view.mirrored:
         there[:, [0, 2]] = 96 - box[:, [2, 0]]
     there *= torch.tensor([round(96 * view.scale) / 96, round(64 * view.scale) / 64] * 2)
-    np.testing.assert_allclose(unseen(there, view, (64, 96)), box, atol=1e-5)
+    np.testing.assert_allclose(restored(there, view, (64, 96)), box, atol=1e-5)
 
 
 class Sides(nn.Module):

@@ -1,8 +1,8 @@
-"""Scoring a model on a whole data set: each image exactly once, the same numbers at any number of ranks.
+"""Evaluation of a model on a whole data set, with the same numbers on any number of ranks.
 
-The images are cut into the same batches everywhere; each batch is predicted by exactly one rank, the
-predictions are gathered in the order of the images, and rank 0 scores them. Images that cannot be read
-are counted beside the scores, and too many of them are an error.
+The images are split into the same batches everywhere; each batch is predicted by exactly one rank, the
+predictions are gathered in the order of the images, and rank 0 scores them. Unreadable images are counted
+beside the scores, and too many of them are an error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""So many unreadable images are named when there are too many."""
+"""Number of unreadable images that are named if there are too many."""
 
 
 def evaluate(
@@ -49,53 +50,37 @@ def evaluate(
     unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Scores:
-    """The scores of ``model``, the same dict on every rank.
+    """Score ``model``; every rank returns the same dict.
 
     Args:
         task: its ``evaluation_data`` is scored.
-        model: the bare model on the world's device; it is put into evaluation mode and left so.
+        model: the bare model on the world's device; it is put and left in evaluation mode.
         recipe: precision (resolved), the size of a batch and the loader processes.
         world: the ranks that share the work.
-        limit: predict only so many of the first images and give a digest of the predictions instead of
-            scores: a check that takes the same path.
-        unreadable: called on every rank with the images that could not be read, if there are any. They are
-            the scores' ``unreadable`` and enter no other.
-        stop: looked at before every batch; the ranks need not get the same answer at the same moment.
+        limit: predict only this many first images and return a digest of the predictions instead of scores,
+            as a check of the same code path.
+        unreadable: called on every rank with the images that could not be read, if any. Their number is the
+            scores' ``unreadable``; they affect no other score.
+        stop: called before every batch; the ranks need not get the same answer at the same time.
 
     Raises:
-        Stopped: on every rank, because ``stop`` returned true on one of them before all was predicted.
-        UserError: the task's predictions or scores are not what a task's must be, or more of the images
-            than ``data.max_bad`` allows cannot be read.
+        Stopped: on every rank, if ``stop`` returned true on one of them before everything was predicted.
+        UserError: the task's predictions or scores are invalid, or more images than ``data.max_bad`` allows
+            cannot be read.
     """
     data = task.evaluation_data()
     lines = _lines(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
     model.eval()
-    predicted: list[tuple[int, Any]] = []
-    missing: list[Unreadable] = []
-    failures, stopped = Failures(world), False
-    with (
-        failures.noting(),
-        MicroBatches(data, task.collate, lines, workers=min(recipe.workers, len(lines))) as batches,
-        torch.no_grad(),
-        autocast(recipe.precision, world.device),
-    ):
-        for line, batch in zip(lines, batches, strict=True):
-            if stopped := bool(stop and stop()):
-                break
-            check_batch(task, batch)
-            missing += unreadable_in(batch)
-            with layer_errors.explained(recipe):
-                answers = task.predict(model, batch.to(world.device))
-            check_predictions(task, answers, len(line.images))
-            check_sendable(task, answers)
-            predicted += zip([index for _, index in line.images], answers, strict=True)
-    failures.raise_first(stopped)
-    missing = _missing(missing, len(data), recipe.data.max_bad, world)
+    failures, mine = Failures(world), _Predicted()
+    with failures.recording():
+        _predict(task, model, recipe, world.device, lines, stop, mine)
+    failures.raise_first(mine.stopped)
+    missing = _missing(mine.unreadable, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
         unreadable(missing)
-    gathered = world.gather(predicted)
+    gathered = world.gather(mine.predictions)
     scores: Scores | None = None
-    with failures.noting():
+    with failures.recording():
         if gathered is not None:
             in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
@@ -110,8 +95,52 @@ def evaluate(
     return scores if scores is not None else {}
 
 
+@dataclass
+class _Predicted:
+    """What one rank has predicted.
+
+    Attributes:
+        predictions: by the images' indices.
+        unreadable: images that could not be read.
+        stopped: whether the rank left early.
+    """
+
+    predictions: list[tuple[int, Any]] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    stopped: bool = False
+
+
+def _predict(
+    task: Task,
+    model: nn.Module,
+    recipe: Recipe,
+    device: torch.device,
+    lines: Sequence[Line],
+    stop: Callable[[], bool] | None,
+    done: _Predicted,
+) -> None:
+    """Predict this rank's batches and add the results to ``done``."""
+    data, workers = task.evaluation_data(), min(recipe.workers, len(lines))
+    with (
+        MicroBatches(data, task.collate, lines, workers=workers) as batches,
+        torch.no_grad(),
+        autocast(recipe.precision, device),
+    ):
+        for line, batch in zip(lines, batches, strict=True):
+            if stop and stop():
+                done.stopped = True
+                return
+            check_batch(task, batch)
+            done.unreadable += unreadable_in(batch)
+            with layer_errors.explained(recipe):
+                answers = task.predict(model, batch.to(device))
+            check_predictions(task, answers, len(line.images))
+            check_sendable(task, answers)
+            done.predictions += zip([index for _, index in line.images], answers, strict=True)
+
+
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """All batches of ``size`` images, of the first ``limit`` alone if there is one."""
+    """Return all batches of ``size`` images, or those of the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:
@@ -122,13 +151,13 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
     return [Line(0, [(0, index) for index in order[at : at + size]]) for at in range(0, count, size)]
 
 
-def _missing(own: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """All ranks' unreadable images, by number, the same list on every rank.
+def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
+    """Collect all ranks' unreadable images by index; every rank returns the same list.
 
     Raises:
         UserError: there are too many, or no image is left.
     """
-    gathered = world.gather(list(own))
+    gathered = world.gather(list(mine))
     missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
     )
@@ -145,7 +174,7 @@ def _missing(own: Iterable[Unreadable], images: int, max_bad: float, world: Worl
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """A sentence for each of the first images, and how many more there are."""
+    """Write a sentence for each of the first images, and how many more there are."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
@@ -159,7 +188,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """What went wrong on any rank, raised on all of them together, so that none waits for another.
+    """Collects errors of the ranks and raises them on all ranks together, so that none waits for another.
 
     Args:
         world: the ranks.
@@ -167,18 +196,18 @@ class Failures:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.own: UserError | None = None
+        self.error: UserError | None = None
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note an error inside until :meth:`raise_first`; what is not the user's error goes through."""
+    def recording(self) -> Iterator[None]:
+        """Record an error for :meth:`raise_first`; errors that are not the user's propagate."""
         try:
             yield
         except UserError as error:
-            self.own = error
+            self.error = error
         except Exception as error:
-            self.own = explained(error)
-            if self.own is None:
+            self.error = explained(error)
+            if self.error is None:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
@@ -191,7 +220,7 @@ class Failures:
             UserError: a rank has failed.
             Stopped: none has failed, but one left early.
         """
-        mine = [type(self.own).__name__, list(self.own.problems)] if self.own else None
+        mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])
         answer = None
         if gathered is not None:
@@ -204,7 +233,7 @@ class Failures:
 
 
 def fingerprint(value: Any) -> str:
-    """A digest, down to the last bit, of tensors, numbers and texts in lists, dicts and dataclasses."""
+    """Compute a digest of all bits of tensors, numbers and texts in lists, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
         parts: list[str | bytes] = [

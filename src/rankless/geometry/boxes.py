@@ -1,7 +1,7 @@
-"""Pure box geometry: areas, overlaps and conversions on tensors of boxes.
+"""Box geometry: areas, overlaps and conversions of tensors of boxes.
 
 A box is ``xyxy`` (left, top, right, bottom) in pixels unless a function says otherwise; the last dimension
-holds the four numbers and the dimensions before it broadcast. Any floating dtype; every function is
+holds the four coordinates and the others broadcast. Any floating dtype; every function is
 differentiable, and boxes without area give finite values and gradients.
 """
 
@@ -13,40 +13,40 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-# Divisors are kept above this many square pixels, so that two boxes without area overlap by 0, not by 0/0.
+# Divisors are at least this many square pixels, so that two boxes without area overlap by 0, not by 0/0.
 _SMALLEST = 1e-9
-# In CIoU's trade-off, as Darknet has it.
+# In CIoU's trade-off, as in Darknet.
 _CIOU_EPS = 1e-6
 # θ of SIoU's shape cost: the paper's range is 2 to 6, its searches ended near 4.
 _SIOU_THETA = 4
 
 
 def to_xyxy(cxcywh: Tensor) -> Tensor:
-    """(..., 4) center x, center y, width, height -> (..., 4) xyxy."""
+    """Convert center x, center y, width, height to xyxy; both of shape (..., 4)."""
     cx, cy, w, h = cxcywh.unbind(-1)
     return torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), -1)
 
 
 def to_cxcywh(xyxy: Tensor) -> Tensor:
-    """(..., 4) xyxy -> (..., 4) center x, center y, width, height."""
+    """Convert xyxy to center x, center y, width, height; both of shape (..., 4)."""
     x1, y1, x2, y2 = xyxy.unbind(-1)
     return torch.stack(((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1), -1)
 
 
 def clip(boxes: Tensor, height: float, width: float) -> Tensor:
-    """(..., 4) xyxy cut at the borders of an image of ``height`` by ``width`` pixels."""
+    """Clip boxes of shape (..., 4) to an image of ``height`` by ``width`` pixels."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return torch.stack((x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)), -1)
 
 
 def area(boxes: Tensor) -> Tensor:
-    """(...) square pixels; 0 for a box whose sides are not positive."""
+    """Compute areas in square pixels, of shape (...), of boxes of shape (..., 4); 0 for inverted boxes."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
 
 
 def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(...) intersection and union in square pixels, the union never 0."""
+    """Compute intersection and union (...) in square pixels; the union is never 0."""
     # Coordinate by coordinate: no temporary is larger than the result.
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
@@ -58,7 +58,7 @@ def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(...) width and height of the smallest box that holds both."""
+    """Compute width and height (...) of the smallest box around both."""
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
     w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
@@ -67,18 +67,21 @@ def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union, 0..1, of boxes at the same place: (..., 4), (..., 4) -> (...)."""
+    """Compute the intersection over union, 0..1, of shape (...), of corresponding boxes of shape (..., 4)."""
     intersection, union = _intersection_union(a, b)
     return intersection / union
 
 
 def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of every box with every other: (..., N, 4), (..., M, 4) -> (..., N, M)."""
+    """Compute the IoU of all pairs of boxes: (..., N, 4), (..., M, 4) -> (..., N, M)."""
     return iou(a.unsqueeze(-2), b.unsqueeze(-3))
 
 
 def giou(a: Tensor, b: Tensor) -> Tensor:
-    """Generalized IoU, -1..1: IoU less the empty share of the hull (Rezatofighi et al., 2019)."""
+    """Compute the generalized IoU, -1..1: IoU minus the empty fraction of the hull.
+
+    Boxes of shape (..., 4) -> (...) (Rezatofighi et al., 2019).
+    """
     intersection, union = _intersection_union(a, b)
     w, h = _hull(a, b)
     hull = (w * h).clamp(min=_SMALLEST)
@@ -86,13 +89,19 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def diou(a: Tensor, b: Tensor) -> Tensor:
-    """Distance IoU, -1..1: IoU - d²/c², center distance over the hull's diagonal (Zheng et al., 2020)."""
-    penalty = distance(a, b)  # before IoU: the order decides in which order gradients are added
+    """Compute the distance IoU, -1..1: IoU - d²/c², as in :func:`distance` (Zheng et al., 2020).
+
+    Boxes of shape (..., 4) -> (...).
+    """
+    penalty = distance(a, b)  # before IoU: it determines the order in which gradients are added
     return iou(a, b) - penalty
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """DIoU's penalty d²/c², 0..1: squared distance of the centers over the hull's squared diagonal."""
+    """Compute DIoU's penalty d²/c², 0..1: squared distance of the centers over the hull's squared diagonal.
+
+    Boxes of shape (..., 4) -> (...).
+    """
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
@@ -101,9 +110,9 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ciou(a: Tensor, b: Tensor) -> Tensor:
-    """Complete IoU: DIoU - αv, v = 4/π² · (Δ atan(w/h))², α = v / (1 - IoU + v + 1e-6) (Zheng et al., 2020).
+    """Compute the complete IoU: DIoU - αv, v = 4/π² · (Δ atan(w/h))², α = v / (1 - IoU + v + 1e-6).
 
-    α is a weight, not a function to descend: it carries no gradient.
+    Boxes of shape (..., 4) -> (...). α is a weight and has no gradient (Zheng et al., 2020).
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -115,12 +124,15 @@ def ciou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _angle(w: Tensor, h: Tensor) -> Tensor:
-    """(...) atan(w / h), whose gradient stays finite where both are 0."""
+    """Compute atan(w / h), with a finite gradient where both are 0."""
     return torch.atan2(w.clamp(min=_SMALLEST), h.clamp(min=_SMALLEST))
 
 
 def eiou(a: Tensor, b: Tensor) -> Tensor:
-    """Efficient IoU: DIoU - Δw²/cw² - Δh²/ch², cw and ch the hull's sides (Zhang et al., 2021)."""
+    """Compute the efficient IoU: DIoU - Δw²/cw² - Δh²/ch², cw and ch the hull's sides (Zhang et al., 2021).
+
+    Boxes of shape (..., 4) -> (...).
+    """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
@@ -130,7 +142,7 @@ def eiou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def siou(a: Tensor, b: Tensor) -> Tensor:
-    """SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
+    """Compute the SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022); boxes of shape (..., 4) -> (...).
 
     The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (center distance / hull's side)², is softened by
     γ = 2 - Λ where the centers lie on a diagonal: Λ = sin 2α, α the angle of the line between them. The shape
@@ -140,23 +152,23 @@ def siou(a: Tensor, b: Tensor) -> Tensor:
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)
     w, h = _hull(a, b)
     dx, dy = ax - bx, ay - by
-    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centers may be far nearer than a box is wide.
+    # 1 - 2 sin²(α - π/4) = sin 2α = 2 sin α cos α. Centers may be much closer than a box is wide.
     angle = 2 * (dx * dy).abs() / (dx.square() + dy.square()).clamp(min=_SMALLEST**2)
     gamma = 2 - angle
-    apart = _rise(gamma * dx.square() / w.square().clamp(min=_SMALLEST)) + _rise(
+    offset = _rise(gamma * dx.square() / w.square().clamp(min=_SMALLEST)) + _rise(
         gamma * dy.square() / h.square().clamp(min=_SMALLEST)
     )
-    shape = _unlike(aw, bw) + _unlike(ah, bh)
-    return iou(a, b) - (apart + shape) / 2
+    shape = _difference(aw, bw) + _difference(ah, bh)
+    return iou(a, b) - (offset + shape) / 2
 
 
 def _rise(x: Tensor) -> Tensor:
-    """(...) 1 - exp(-x)."""
+    """Compute 1 - exp(-x)."""
     return -torch.expm1(-x)
 
 
-def _unlike(a: Tensor, b: Tensor) -> Tensor:
-    """(...) SIoU's shape cost of one side."""
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """Compute SIoU's shape cost of one side."""
     return _rise((a - b).abs() / torch.maximum(a, b).clamp(min=_SMALLEST)).pow(_SIOU_THETA)
 
 
@@ -168,4 +180,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""By name, what 1 less makes a box loss of: (..., 4), (..., 4) xyxy -> (...), at most 1."""
+"""Similarities by name, boxes (..., 4), (..., 4) -> (...), at most 1; a box loss is 1 minus one of them."""

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of boxes that show the same object, the best one stays."""
+"""Non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rankless.geometry.boxes import distance, iou, pairwise_iou
 _BETA = 0.6
 # Rows of the boxes-by-boxes comparison that are computed at once.
 _ROWS = 512
-# Boxes from which on torchvision takes class by class instead of all classes side by side.
+# Above so many boxes torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
-# Where torchvision has its operators: since 0.29, and before.
+# Libraries with torchvision's operators: since 0.29, and before.
 _OPERATORS = ("_C_stable.so", "_C.so")
 
 
@@ -35,37 +35,37 @@ def nms(
     threshold: float,
     class_agnostic: bool = False,
 ) -> Tensor:
-    """The boxes that stay when each, from the best down, removes those that are too like it.
+    """Select boxes: each, from the best down, removes those that are too similar.
 
-    Equal scores rank in the order they came in.
+    Boxes with equal scores rank in the given order.
 
     Args:
         boxes: xyxy in pixels, (N, 4).
         scores: (N,), of the dtype of ``boxes``.
         labels: class ids, (N,).
-        kind: how alike two boxes are: ``iou``, or ``diou``, IoU - (d²/c²)^0.6 with the squared distance of
+        kind: similarity of two boxes: ``iou``, or ``diou``, IoU - (d²/c²)^0.6 with the squared distance of
             the centers and the hull's squared diagonal (Zheng et al., 2020; Darknet's ``greedynms``).
-        threshold: a box is removed that is more like a better one than this.
-        class_agnostic: … like one of any class, not only of its own.
+        threshold: a box is removed if its similarity to a better one exceeds this.
+        class_agnostic: compare boxes of all classes, not only of the same class.
 
     Returns:
-        The numbers of the boxes that stay, best first, (K,) int64.
+        Indices of the selected boxes, best first, (K,) int64.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes, scores, labels = boxes[order], scores[order], labels[order]
     if kind == "diou":
-        kept = _greedy(boxes, torch.zeros_like(labels) if class_agnostic else labels, threshold)
+        selected = _greedy(boxes, torch.zeros_like(labels) if class_agnostic else labels, threshold)
     elif class_agnostic:
-        kept = _torchvision_nms()(boxes, scores, threshold)
+        selected = _torchvision_nms()(boxes, scores, threshold)
     else:
-        kept = _by_class(boxes, scores, labels, threshold)
-    # torchvision may hand back equal scores in any order; theirs here is the order they came in.
-    return order[kept.sort().values]
+        selected = _by_class(boxes, scores, labels, threshold)
+    # torchvision may return equal scores in any order; restore the given order.
+    return order[selected.sort().values]
 
 
 @cache
 def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """torchvision's operator without torchvision, which takes as long to import as PyTorch itself."""
+    """Load torchvision's operator without importing torchvision, which takes as long as importing PyTorch."""
     package = find_spec("torchvision")
     if package and package.origin and "torchvision" not in sys.modules:
         libraries = (Path(package.origin).with_name(name) for name in _OPERATORS)
@@ -78,36 +78,36 @@ def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """torchvision's ``batched_nms``, bit for bit."""
+    """Compute torchvision's ``batched_nms``, bit for bit."""
     if not len(boxes):
         return labels
     run = _torchvision_nms()
     if len(boxes) <= _MANY.get(boxes.device.type, _MANY["cuda"]):
-        apart = labels.to(boxes) * (boxes.max() + 1)  # no two classes overlap
-        return run(boxes + apart[:, None], scores, threshold)
-    kept = []
+        offsets = labels.to(boxes) * (boxes.max() + 1)  # no two classes overlap
+        return run(boxes + offsets[:, None], scores, threshold)
+    selected = []
     for label in labels.unique():
-        (own,) = torch.where(labels == label)
-        kept.append(own[run(boxes[own], scores[own], threshold)])
-    return torch.cat(kept)
+        (same,) = torch.where(labels == label)
+        selected.append(same[run(boxes[same], scores[same], threshold)])
+    return torch.cat(selected)
 
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """The numbers of the boxes that stay, of boxes sorted by score: compared on their device, walked here."""
+    """Return the indices of the selected boxes, given sorted by score; compared on their device."""
     count = len(boxes)
-    alike = torch.zeros(count, count, dtype=torch.bool, device=boxes.device)
+    similar = torch.zeros(count, count, dtype=torch.bool, device=boxes.device)
     for start in range(0, count, _ROWS):
         rows, rest = slice(start, start + _ROWS), slice(start, count)
         near = pairwise_iou(boxes[rows], boxes[rest]) > threshold
         first, second = (near & (labels[rows, None] == labels[rest])).nonzero(as_tuple=True)
-        # The distance only takes away: the few pairs whose IoU is large enough are all that can be alike.
+        # The distance only reduces the similarity: only the few pairs with a large IoU can be similar.
         first, second = first + start, second + start
         a, b = boxes[first], boxes[second]
-        alike[first, second] = iou(a, b) - distance(a, b).pow(_BETA) > threshold
+        similar[first, second] = iou(a, b) - distance(a, b).pow(_BETA) > threshold
     removed = np.zeros(count, dtype=bool)
-    kept = []
-    for number, rivals in enumerate(alike.cpu().numpy()):
-        if not removed[number]:
-            kept.append(number)
-            removed |= rivals
-    return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
+    selected = []
+    for index, neighbors in enumerate(similar.cpu().numpy()):
+        if not removed[index]:
+            selected.append(index)
+            removed |= neighbors
+    return torch.tensor(selected, dtype=torch.int64, device=boxes.device)

@@ -1,4 +1,4 @@
-"""How good a classifier is: how often it is right, class by class, and what it takes for what."""
+"""Scores of a classifier: accuracy, scores per class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from rankless.structures import Scores
 
 MOST_CONFUSED = 100
-"""With more classes than this the confusion matrix is left out: it stands in every line of the journal."""
+"""With more classes the confusion matrix is left out: it is part of every evaluation in the journal."""
 
 
 def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
     """Score the predictions of a whole data set.
 
-    Equal probabilities rank by the class's number, so that no tie is left to chance.
+    Equal probabilities rank by class id, so ties are resolved deterministically.
 
     Args:
         log_probabilities: natural logarithms, (N, C).
@@ -27,14 +27,14 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
         class_names: a name per class, length C.
 
     Returns:
-        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth, None if that
-        is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``: a
-        name to its ``precision``, ``recall``, ``f1`` and ``support`` (how many images); and ``confusion``,
-        (C, C): row = truth, column = prediction. A class that is never predicted has precision 0; one that
-        never occurs has neither recall nor F1, which are None.
+        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth, None if it
+        is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``:
+        ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by name; and ``confusion``,
+        (C, C): row = truth, column = prediction. A class that is never predicted has precision 0; recall
+        and F1 of a class that never occurs are None.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: the shapes do not match, or a label is out of range.
     """
     count, classes = log_probabilities.shape
     if labels.shape != (count,) or len(class_names) != classes or not count:
@@ -43,16 +43,16 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     if truth.min() < 0 or truth.max() >= classes:
         raise ValueError(f"labels from {truth.min()} to {truth.max()}, but there are {classes} classes")
     logs = log_probabilities.double().numpy()
-    own = logs[np.arange(count), truth]  # (N,)
-    ahead = logs > own[:, None]
-    ahead |= (logs == own[:, None]) & (np.arange(classes) < truth[:, None])
-    place = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # 0 is first; nonsense is never right
-    found = logs.argmax(1)  # the first of equals
-    confusion = np.bincount(truth * classes + found, minlength=classes**2).reshape(classes, classes)
-    scores: Scores = {"top1": float((place < 1).mean())}
+    of_truth = logs[np.arange(count), truth]  # (N,)
+    ahead = logs > of_truth[:, None]
+    ahead |= (logs == of_truth[:, None]) & (np.arange(classes) < truth[:, None])
+    rank = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # 0 is best; NaN is never right
+    predicted = logs.argmax(1)  # the first of equal ones
+    confusion = np.bincount(truth * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    scores: Scores = {"top1": float((rank < 1).mean())}
     if classes > 5:
-        scores["top5"] = float((place < 5).mean())
-    nll = float(-own.mean())
+        scores["top5"] = float((rank < 5).mean())
+    nll = float(-of_truth.mean())
     scores["nll"] = nll if math.isfinite(nll) else None
     scores |= _by_class(confusion, class_names)
     if classes <= MOST_CONFUSED:
@@ -61,16 +61,16 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
 
 
 def _by_class(confusion: NDArray[np.int64], class_names: Sequence[str]) -> dict[str, Any]:
-    """Means over the classes that occur, and the numbers of each; ``confusion`` (C, C)."""
-    right, support, found = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    precision = right / np.maximum(found, 1)
+    """Compute means over the classes that occur, and the scores per class; ``confusion`` (C, C)."""
+    right, support, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    precision = right / np.maximum(predicted, 1)
     recall = right / np.maximum(support, 1)
-    f1 = 2 * right / np.maximum(support + found, 1)
+    f1 = 2 * right / np.maximum(support + predicted, 1)
     per_class: dict[str, dict[str, float | int | None]] = {}
     for label, name in enumerate(class_names):
         occurs = bool(support[label])
         per_class[f"{name} ({label})" if name in per_class else name] = {
-            "precision": float(precision[label]) if occurs or found[label] else None,
+            "precision": float(precision[label]) if occurs or predicted[label] else None,
             "recall": float(recall[label]) if occurs else None,
             "f1": float(f1[label]) if occurs else None,
             "support": int(support[label]),

@@ -1,4 +1,4 @@
-"""Classification: a network, its loss, what it takes an image for, and how often that is right."""
+"""Classification: a network, its loss, its predictions and their scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
-from rankless.tasks.tta import VIEWS, mean_of_logs, seen
+from rankless.tasks.tta import TTA, mean_of_logs, transformed
 
 
 class Classify:
@@ -25,10 +25,10 @@ class Classify:
 
     Args:
         recipe: the whole recipe.
-        class_names: of a trained model; the training data then is not opened to learn them.
+        class_names: of a trained model; without them the training data is opened for its names.
 
     Raises:
-        UserError: no such classifier, a setting that only detectors have, or data that cannot be opened.
+        UserError: no such classifier, an option that only detectors have, or data that cannot be opened.
     """
 
     score_name = "top1"
@@ -41,60 +41,61 @@ class Classify:
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
         if class_names is None:
             self.class_names = tuple(self._training.images.class_names)
-            _ = self._loss  # its faults are told now, not when the first step is taken
+            _ = self._loss  # report its problems now, not at the first step
         else:
             self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
-        """The bare model on the CPU, freshly initialized from torch's global generator."""
+        """Build the bare model on the CPU, freshly initialized from torch's global generator."""
         return build_classifier(self.recipe.model, len(self.class_names))
 
     def training_data(self) -> ClassificationExamples:
-        """The training images, varied as the recipe says."""
+        """Return the training images, augmented by the recipe."""
         return self._training
 
     def evaluation_data(self) -> ClassificationExamples:
-        """The validation images, placed as in prediction and not varied."""
+        """Return the validation images, preprocessed as in prediction and not augmented."""
         return self._evaluation
 
     def collate(self, items: Sequence[ClassificationItem]) -> ClassificationBatch:
-        """Items as one batch."""
+        """Collate items into a batch."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> LossSum:
-        """The loss of one micro-batch, summed over its images."""
+        """Compute the loss of one micro-batch, summed over its images."""
         return self._loss(model(self.network_input(batch.images)), batch.targets)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: ClassificationBatch) -> list[Classification]:
-        """What the model takes each image of the batch for."""
+        """Predict the class probabilities of each image of the batch."""
         images = self.network_input(batch.images)
-        views = [model(seen(images, view)).float().log_softmax(1) for view in VIEWS[self.recipe.evaluate.tta]]
-        # The mean of the probabilities; of one view they are its own, bit for bit.
-        logs = (views[0] if len(views) == 1 else mean_of_logs(views)).cpu()  # (B, C)
+        transforms = TTA[self.recipe.evaluate.tta]
+        every = [model(transformed(images, one)).float().log_softmax(1) for one in transforms]
+        # The mean of the probabilities; without TTA the probabilities, bit for bit.
+        logs = (every[0] if len(every) == 1 else mean_of_logs(every)).cpu()  # (B, C)
         missing = {one.index for one in batch.unreadable}
-        # Copies: a view would take the whole batch along to another rank.
+        # Copies: a view would send the whole batch to another rank.
         return [
             Classification(index, row.clone(), index in missing)
             for index, row in zip(batch.indices, logs, strict=True)
         ]
 
     def score(self, predictions: Sequence[Classification]) -> Scores:
-        """Top-1 and more of the predictions of the whole evaluation data, in the order of its images.
+        """Score the predictions of the whole evaluation data, in the order of its images.
 
-        Images that could not be read are left out.
+        Unreadable images are left out.
         """
         logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
         readable = torch.tensor([not prediction.unreadable for prediction in predictions])
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
-        """An image to predict, uint8 (3, h, w), placed as in evaluation; its target is empty."""
+        """Prepare an image to predict, uint8 (3, h, w), as in evaluation; its target is empty."""
         placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
         return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
 
     def network_input(self, images: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) as the network reads it: (x / 255 - mean) / std, channels_last."""
+        """Normalize uint8 (B, 3, H, W) for the network: (x / 255 - mean) / std, channels_last."""
         mean, std = (_on(images.device, numbers) for numbers in (self.mean, self.std))  # (3, 1, 1)
         return (images.contiguous(memory_format=torch.channels_last).float() / 255 - mean) / std
 
@@ -111,12 +112,12 @@ class Classify:
         counts = self._training.labels().bincount(minlength=len(self.class_names))
         options = cast(
             loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, self.recipe.loss
-        )  # as of every classifier
+        )  # as for every classifier
         return from_recipe(options, counts.tolist())
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = self.recipe.data
-        # Labels mean what the model's outputs mean; the training data says what that is.
+        # The labels refer to the model's outputs, which the training data defines.
         samples = open_images(
             data.root,
             split,
@@ -139,6 +140,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """One number per channel, (C, 1, 1), brought to the device once: each transfer makes the host wait."""
+    """Return one number per channel, (C, 1, 1), copied to the device once: each transfer stalls the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Detection: a detector, its loss, what it finds in an image, and the COCO score of that."""
+"""Detection: a detector, its loss, its detections and their COCO scores."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe import model_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
-from rankless.tasks.tta import VIEWS, seen, unseen
+from rankless.tasks.tta import TTA, restored, transformed
 
-# The built-in scenes are the same whatever the network's input is, so that models can be compared on them.
+# The built-in scenes do not depend on the size of the network's input, so that models can be compared.
 SCENE_SIZE = (256, 256)
 
 
@@ -34,7 +34,7 @@ class Detect:
 
     Args:
         recipe: the whole recipe.
-        class_names: of a trained model; the training data then is not opened to learn them.
+        class_names: of a trained model; without them the training data is opened for its names.
 
     Raises:
         UserError: no such model, options that do not fit it, or data that cannot be opened.
@@ -54,40 +54,40 @@ class Detect:
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
-        """The bare model on the CPU, freshly initialized from torch's global generator."""
+        """Build the bare model on the CPU, freshly initialized from torch's global generator."""
         return zoo.build(self.recipe.model, len(self.class_names), self.recipe.loss)
 
     def training_data(self) -> DetectionExamples:
-        """The training images, varied as the recipe says."""
-        return self._named_alike(self._training, self.recipe.data.train)
+        """Return the training images, augmented by the recipe."""
+        return self._with_same_classes(self._training, self.recipe.data.train)
 
     def evaluation_data(self) -> DetectionExamples:
-        """The validation images, letterboxed and not varied."""
-        return self._named_alike(self._evaluation, self.recipe.data.val)
+        """Return the validation images, letterboxed and not augmented."""
+        return self._with_same_classes(self._evaluation, self.recipe.data.val)
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
-        """Items as one batch, their targets padded to the longest list."""
+        """Collate items into a batch, with the targets padded to the longest list."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """The loss of one micro-batch as a sum and a count, as the detector defines them."""
+        """Compute the loss of one micro-batch as the sum and the count that the detector defines."""
         detector = cast(Detector, model)
         return detector.loss(detector(network_input(batch.images)), batch)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
-        """What the model finds in each image of the batch, in pixels of the sources.
+        """Detect objects in each image of the batch, in pixels of the sources.
 
-        Unless the recipe says otherwise, one box may carry several classes (COCO's practice) and NMS works
-        class by class. Equal scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes
-        of all views are candidates of one NMS.
+        By default a box may have several classes, as is usual on COCO, and NMS works class by class. Equal
+        scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes of all transforms
+        are candidates of one NMS.
         """
         detector, images = cast(Detector, model), network_input(batch.images)
         boxes, scores = [], []
-        for view in VIEWS[self.recipe.evaluate.tta]:
-            view_boxes, view_scores = detector.decode(detector(seen(images, view)))
-            boxes.append(unseen(view_boxes, view, images.shape[-2:]))
-            scores.append(view_scores)
+        for one in TTA[self.recipe.evaluate.tta]:
+            its_boxes, its_scores = detector.decode(detector(transformed(images, one)))
+            boxes.append(restored(its_boxes, one, images.shape[-2:]))
+            scores.append(its_scores)
         candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
         detections = [
             self._best(index, letterbox, *of_image)
@@ -97,14 +97,14 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """COCO's AP of the predictions of the whole evaluation data, in the order of its images.
+        """Compute COCO's AP of the predictions of the whole evaluation data, in the order of its images.
 
-        Images that could not be read are left out.
+        Unreadable images are left out.
         """
         data = self.evaluation_data()
         if len(predictions) != len(data):
             raise ValueError(f"{len(predictions)} predictions for {len(data)} images")
-        readable = [index for index, found in enumerate(predictions) if not found.unreadable]
+        readable = [index for index, one in enumerate(predictions) if not one.unreadable]
         predictions = [predictions[index] for index in readable]
         truths = [data.ground_truth(index) for index in readable]
         known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
@@ -130,7 +130,7 @@ class Detect:
     @cached_property
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
-        # Seed 0 whatever the recipe's: runs with different seeds are scored on the same scenes.
+        # Always seed 0: runs with different seeds are evaluated on the same scenes.
         samples = self._open(data.val, data.val_images, 0)
         return DetectionExamples(
             samples,
@@ -155,19 +155,19 @@ class Detect:
             max_bad=data.max_bad,
         )
 
-    def _named_alike(self, examples: DetectionExamples, split: str) -> DetectionExamples:
-        """The examples, once it is sure that their labels mean what the model's outputs mean."""
-        found = tuple(examples.images.class_names)
-        if found != self.class_names:
+    def _with_same_classes(self, examples: DetectionExamples, split: str) -> DetectionExamples:
+        """Check that the labels of the examples match the model's outputs."""
+        names = tuple(examples.images.class_names)
+        if names != self.class_names:
             raise UserError(
-                f"The split '{split}' of {self.recipe.data.root} has other classes than the model: "
-                f"{_listed(found)}, expected {_listed(self.class_names)}. Give data with the model's classes "
-                "in the model's order, or train again."
+                f"{self.recipe.data.root}: the split '{split}' has other classes than the model: "
+                f"{_listed(names)}; expected {_listed(self.class_names)}; give data with the model's classes "
+                "in the model's order, or train again"
             )
         return examples
 
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
-        """The detections of one image: (P, 4) xyxy in pixels of the input, (P, C) -> best first."""
+        """Select one image's detections from boxes (P, 4) xyxy in pixels of the input and scores (P, C)."""
         settings = self.recipe.evaluate
         classes = scores.shape[1]
         if not settings.multi_label:
@@ -176,43 +176,43 @@ class Detect:
         flat = scores.flatten()
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
         candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
-        found = to_source(boxes[candidates // classes], letterbox)
-        # What lies wholly in the gray margin has no area in the source.
-        seen = (found[:, 2:] > found[:, :2]).all(1)
-        found, candidates = found[seen], candidates[seen]
+        boxes = to_source(boxes[candidates // classes], letterbox)
+        # A box inside the gray margin has no area in the source.
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        boxes, candidates = boxes[visible], candidates[visible]
         confidence, labels = flat[candidates], candidates % classes
-        kept = nms(
-            found,
+        selected = nms(
+            boxes,
             confidence,
             labels,
             kind=settings.nms,
             threshold=settings.iou,
             class_agnostic=settings.class_agnostic,
         )[: settings.detections]
-        return Detections(index, found[kept].cpu(), confidence[kept].cpu(), labels[kept].cpu())
+        return Detections(index, boxes[selected].cpu(), confidence[selected].cpu(), labels[selected].cpu())
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """What is asked for and cannot be, given the input's size and the other settings."""
+    """Find options that have no effect, given the input's size and the other options."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
         yield (
             f"data.multi_scale is {spread:g}, but around {height} × {width} pixels there is no other size in "
-            f"multiples of 32 within a factor of {1 + spread:g}: give a larger one, or leave it out."
+            f"multiples of 32 within a factor of {1 + spread:g}; give a larger one, or leave it out"
         )
     if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
         yield (
-            "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to take away: "
-            "leave one of them out."
+            "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; "
+            "leave one of them out"
         )
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Put a cfg file's text in place of its path, and numbers in place of anchors that are to be fitted.
+    """Replace the path of a cfg file by its text, and ``kmeans`` by the fitted anchors.
 
     Raises:
-        UserError: a faulty cfg, or data without enough boxes.
+        UserError: an invalid cfg, or data without enough boxes.
     """
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
@@ -223,11 +223,11 @@ def resolve_detection(recipe: Recipe) -> Recipe:
 
 
 def network_input(images: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) as the network reads it, in training as in prediction: float 0..1, channels_last."""
+    """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
     return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
 def _listed(names: Sequence[str]) -> str:
-    """How many names, and the first few."""
+    """List the number of names and the first few."""
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"{len(names)} ({shown})"

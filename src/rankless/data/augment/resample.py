@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.augment.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
-from rankless.geometry.letterbox import centerd, fit, paste, place, resized, to_input, visible_part
+from rankless.geometry.letterbox import centered, fit, paste, place, resized, to_input, visible_part
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
@@ -50,7 +50,7 @@ def augment(
     image = sample.image
     height, width = image.shape[-2:]
     scale = fit(height, width, size) * (1 + options.scale) ** zoom
-    left, top = centerd(height, width, size, scale)
+    left, top = centered(height, width, size, scale)
     left += round(shift_x * options.translate * size[1])
     top += round(shift_y * options.translate * size[0])
     matrix = drawn_color(options, *color)
