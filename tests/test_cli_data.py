@@ -101,7 +101,7 @@ def test_help_imports_nothing_heavy(words):
         ),
         (["check", "cells", "--split", "tset"], "tset"),
         (["check", "cells", "--out", "new"], "--out says where --fix writes"),
-        (["check", "cells", "--fix", "--out", "cells"], "--out cells: it is there already"),
+        (["check", "cells", "--fix", "--out", "cells"], "--out cells: it already exists"),
         (["stats", "cells", "--out", "stats.doc"], "ends in .png, .svg or .pdf"),
         (["show", "cells", "epochs=1"], "'epochs=1' would change nothing"),
         (["show", "cells", "--count", "0"], "--count has '0'"),
@@ -124,7 +124,7 @@ def test_help_imports_nothing_heavy(words):
             ["convert", "cells", "--to", "coc", "--out", "new"],
             "--to is 'coc': expected one of web",
         ),
-        (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: it is there already"),
+        (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: it already exists"),
         (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format cannot hold"),
         (["split", "cells"], "--out"),
         (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a fraction"),
@@ -133,13 +133,13 @@ def test_help_imports_nothing_heavy(words):
             "--val has '20%': expected a share between 0 and 1, such as 0.2",
         ),
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
-        (["split", "cells", "--out", "pets"], "--out pets: it is there already"),
+        (["split", "cells", "--out", "pets"], "--out pets: it already exists"),
         (["split", "cells", "--out", "new", "--group", "images"], "all 10 images into one group, 'images'"),
         (["split", "cells", "--out", "cells/new"], "--out cells/new: it lies in the data set cells"),
         (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "lies in the data set cells"),
         (["pack", "cells", "--out", "cells/../cells/shards"], "lies in the data set cells"),
         (["pack", "cells", "--out", "new", "--shard-size", "big"], "--shard-size has 'big'"),
-        (["pack", "cells", "--out", "pets"], "--out pets: it is there already"),
+        (["pack", "cells", "--out", "pets"], "--out pets: it already exists"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words, sentence):
@@ -365,7 +365,7 @@ def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
 def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
     Path("own.png").write_text("precious")
     assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2
-    assert f"own.png: is there already, and rankless data {verb} did not" in capsys.readouterr().err
+    assert f"own.png: already exists, and rankless data {verb} did not" in capsys.readouterr().err
     assert Path("own.png").read_text() == "precious"
     assert run(capsys, verb, cells, "--out", "own.png", "--force").endswith("own.png (replaced)\n")
     assert run(capsys, verb, cells, "--out", "own.png").endswith("own.png (replaced)\n")
@@ -392,4 +392,4 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
     assert sorted(old.values()) == sorted(new.values())
     assert (old == new) is linked and (not linked) is old.keys().isdisjoint(new)
     assert cli.main(["data", *words]) == 2
-    assert "--out new: it is there already, and nothing is replaced" in capsys.readouterr().err
+    assert "--out new: it already exists, and nothing is replaced" in capsys.readouterr().err

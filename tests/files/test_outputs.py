@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.files.outputs import LIST, Outputs
+from rankless.files.output_list import LIST
+from rankless.files.outputs import Outputs
 
 KILLED = """
 import os, signal, sys
@@ -88,7 +89,7 @@ def test_what_the_same_command_wrote_is_replaced(tmp_path):
 
 def test_anything_else_stays_unless_it_is_forced(tmp_path):
     (tmp_path / "theirs").write_text("precious")
-    says = "is there already, and rankless predict did not write it or it was changed since; .* --force"
+    says = "already exists, and rankless predict did not write it or it was changed since; .* --force"
     refused(tmp_path, lambda: write(tmp_path, {"theirs": "ours", "new": "ours"}), says=says)
     write(tmp_path, {"theirs": "ours"}, force=True)
     assert (tmp_path / "theirs").read_text() == "ours"
@@ -96,7 +97,7 @@ def test_anything_else_stays_unless_it_is_forced(tmp_path):
     refused(
         tmp_path, lambda: write(tmp_path, {"theirs": "x"}, "data show"), says="data show did not write it"
     )
-    refused(tmp_path, lambda: write(tmp_path, {"theirs": "x"}, None), says="is there already; .* --force")
+    refused(tmp_path, lambda: write(tmp_path, {"theirs": "x"}, None), says="already exists; .* --force")
 
 
 def test_an_output_that_was_changed_is_the_users(tmp_path):
@@ -107,14 +108,14 @@ def test_an_output_that_was_changed_is_the_users(tmp_path):
     (fault,) = refused(tmp_path, lambda: write(tmp_path, {"a": "x", "b": "x"}), says="changed since")
     assert str(tmp_path / "a") in fault
     shutil.copy(tmp_path / "b", tmp_path / "kept")
-    refused(tmp_path, lambda: write(tmp_path, {"kept": "x"}), says="kept: is there already")
+    refused(tmp_path, lambda: write(tmp_path, {"kept": "x"}), says="kept: already exists")
 
 
 def test_all_that_stays_is_listed_at_once(tmp_path):
     for number in range(25):
         (tmp_path / f"{number:02}").write_text("precious")
     files = {f"{number:02}": "x" for number in range(30)}
-    faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: is there already")
+    faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: already exists")
     assert [f"{number:02}: is there" in fault for number, fault in enumerate(faults)] == [True] * 20 + [False]
     assert faults[-1].startswith("… and 5 more; nothing was changed; give another name or folder, or --force")
 
@@ -128,7 +129,7 @@ def test_a_link_is_never_written_through(tmp_path):
     (out / "lost").symlink_to(tmp_path / "nothing")
     for name in ("soft", "lost"):
         refused(tmp_path, lambda name=name: write(out, {name: "x"}), says="is a symbolic link; .* --force")
-    refused(tmp_path, lambda: write(out, {"hard": "x"}), says="is there already")
+    refused(tmp_path, lambda: write(out, {"hard": "x"}), says="already exists")
     write(out, {"soft": "ours", "hard": "ours", "lost": "ours"}, force=True)
     assert theirs.read_text() == "precious" and not (tmp_path / "nothing").exists()
     assert [(out / name).read_text() for name in ("soft", "hard", "lost")] == ["ours"] * 3
@@ -141,7 +142,7 @@ def test_a_folder_may_be_reached_through_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "theirs").write_text("precious")
     (tmp_path / "out").symlink_to("real")
-    refused(tmp_path, lambda: write(tmp_path / "out", {"theirs": "x"}), says="is there already")
+    refused(tmp_path, lambda: write(tmp_path / "out", {"theirs": "x"}), says="already exists")
     write(tmp_path / "out", {"a": "ours"})
     write(tmp_path / "real", {"a": "again"})
     assert (tmp_path / "out").is_symlink() and (tmp_path / "real" / "a").read_text() == "again"
@@ -154,7 +155,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
     (tmp_path / "file").write_text("precious")
     (tmp_path / "loop").symlink_to("loop")
     for name, says in {
-        "pipe": "pipe: is no regular file; give another name",
+        "pipe": "pipe: is not a regular file; give another name",
         "folder": "folder: is a folder; expected the name of a file; give",
         "file/a": "it cannot be written: .*file is a file",
         "loop/a": "it cannot be written: Too many levels of symbolic links",
@@ -165,9 +166,9 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
         faults = refused(tmp_path, lambda name=name: write(tmp_path, {name: "x"}, force=force), says=says)
         assert "--force" not in faults[-1]
     for device in ("/dev/null", "/dev/stdout"):
-        with pytest.raises(UserError, match=r"is no regular file|is a symbolic link"):
+        with pytest.raises(UserError, match=r"is not a regular file|is a symbolic link"):
             Outputs([Path(device)], verb=None)
-    with pytest.raises(UserError, match="/dev/null: is no regular file"):
+    with pytest.raises(UserError, match="/dev/null: is not a regular file"):
         Outputs([Path("/dev/null")], verb=None, force=True)
 
 
@@ -202,7 +203,7 @@ def test_what_came_or_was_changed_since_the_check_stays(tmp_path):
     (tmp_path / "b").write_text("came")
     for name in ("a", "b"):
         with (
-            pytest.raises(UserError, match="was made or changed while this command ran"),
+            pytest.raises(UserError, match="was created or changed while this command ran"),
             outputs.writing(tmp_path / name) as file,
         ):
             file.write_text("lost")
@@ -264,7 +265,7 @@ def test_a_list_that_is_cut_keeps_the_rest(tmp_path):
     write(tmp_path, {"a": "ours", "b": "ours"})
     content = (tmp_path / LIST).read_text()
     (tmp_path / LIST).write_text(content[:-7])
-    refused(tmp_path, lambda: write(tmp_path, {"b": "x"}), says="b: is there already")
+    refused(tmp_path, lambda: write(tmp_path, {"b": "x"}), says="b: already exists")
     write(tmp_path, {"a": "again", "c": "new"})
     write(tmp_path, {"a": "again", "c": "newer"})
 

@@ -174,7 +174,7 @@ def test_names_from_several_folders_do_not_collide(target):
 def test_a_source_in_the_output_folder_is_refused(target):
     source = image(target.with_name("out") / "x.png")
     before = source.read_bytes()
-    with pytest.raises(UserError, match=r"x.png' .* lies in the output folder"):
+    with pytest.raises(UserError, match=r"x.png' .* is in the output folder"):
         run(target, source)
     assert source.read_bytes() == before
 
@@ -250,7 +250,7 @@ def test_the_images_that_were_converted_survive_a_prediction_into_the_new_folder
     before = {path: path.read_bytes() for path in (*data.rglob("*.jpg"), *new.rglob("*.jpg"))}
     out, sources = new / "images/train", [str(data / "images/train")]
     if how == "link" or not force:
-        says = "is an input of this command" if force else "is there already"
+        says = "is an input of this command" if force else "already exists"
         with pytest.raises(UserError, match=f"0.jpg: {says}") as error:
             page.predict(target, sources, out=out, device="cpu", force=force)
         assert len(error.value.problems) == 4, "each image and what to do"
@@ -265,7 +265,7 @@ def test_results_replace_results_and_nothing_else(target):
     source, out = image(target.with_name("a.png")), target.with_name("out")
     out.mkdir()
     (out / "predictions.json").write_text("mine")
-    with pytest.raises(UserError, match=r"predictions.json: is there already, and rankless predict did not"):
+    with pytest.raises(UserError, match=r"predictions.json: already exists, and rankless predict did not"):
         run(target, source)
     assert [path.name for path in out.iterdir()] == ["predictions.json"]
     assert (out / "predictions.json").read_text() == "mine"

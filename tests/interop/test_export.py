@@ -81,7 +81,7 @@ def test_nothing_is_overwritten_and_faults_are_sentences(
     assert capsys.readouterr().out.split() == [out + ending for ending in (".cfg", ".weights", ".names")]
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 2
     err = capsys.readouterr().err
-    assert all(f"--out {out}{ending}: is there already" in err for ending in (".cfg", ".weights", ".names"))
+    assert all(f"--out {out}{ending}: already exists" in err for ending in (".cfg", ".weights", ".names"))
     assert main(["export", str(path), "--format", "darknet", "--out", out, "--force"]) == 0
     own = path.rename(tmp_path / "net.weights")
     assert main(["export", str(own), "--format", "darknet", "--out", out, "--force"]) == 2

@@ -67,14 +67,14 @@ def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
     assert report["class_names"] == [str(n) for n in range(classes)]
     assert report["taken"] == report["tensors"]
     assert report["sha256"] == weights.digest_file(Path("ours"))
-    assert any("called by their numbers" in note for note in report["notes"])
+    assert any("named by their numbers" in note for note in report["notes"])
 
 
 def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     (place / "names").write_text('["a", "b"]')
     options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}
     reports = [import_weights(Path("their.pt"), Path(f"{n}"), partial=True, **options) for n in range(2)]
-    assert reports[0].digest == reports[1].digest
+    assert reports[0].sha256 == reports[1].sha256
     assert reports[0].tensors - reports[0].taken == 4  # weight and bias of two heads
     state = weights.load(Path("0")).state
     theirs = detector(3).state_dict()
@@ -83,7 +83,7 @@ def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     assert all(torch.equal(state[name], theirs[name]) for name in same)
     options["overrides"] = [NARROW, "seed=5"]
     other = import_weights(Path("their.pt"), Path("other"), partial=True, **options)
-    assert other.digest != reports[0].digest
+    assert other.sha256 != reports[0].sha256
 
 
 def test_nothing_is_overwritten_unasked(place, capsys):
@@ -102,7 +102,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "there is no folder no;"]),
+        (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "no such folder no;"]),
         (["their.pt", "--out", "."], ["this is a folder"]),
         (["their.pt", "--out", "o"], ["of which model are the weights?"]),
         (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["give one of the two"]),
@@ -115,9 +115,9 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"], ["only the head"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
-        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["no text in UTF-8"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),
         (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
-        (["their.pt", "--out", "o", "--names", "list"], ["begins like a JSON list"]),
+        (["their.pt", "--out", "o", "--names", "list"], ["starts like a JSON list"]),
         (["x.weights", "--out", "o"], ["of which model are the weights?"]),
         (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no resnet18"]),
         (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),

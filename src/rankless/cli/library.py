@@ -116,7 +116,9 @@ def import_(
     else:
         for note in report.notes:
             say(note)
-        say(f"{report.taken} of {report.tensors} tensors of {report.model}; {report.digest}  {report.out}")
+        say(
+            f"{report.taken} of {report.tensors} tensors of {report.model}; {report.sha256}  {report.weights}"
+        )
     return 0
 
 

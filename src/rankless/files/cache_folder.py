@@ -1,6 +1,6 @@
-"""The folder of what was made once and can be made again: where it is, who may write there, what is removed.
+"""The cache folder: its path, locks, and removal of unused content.
 
-Locks are the kernel's (flock) and go with their process, however it ends.
+Locks are the kernel's (flock) and end with their process, however it ends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 UNUSED = 30 * 24 * 3600
-"""What was not used for so many seconds is removed when something is written."""
+"""Seconds after which unused content is removed, when something is written."""
 
 
 def cache_folder() -> Path:
-    """``$RANKLESS_CACHE``, else ``$XDG_CACHE_HOME/rankless``, else ``~/.cache/rankless``; need not exist."""
-    if own := os.environ.get("RANKLESS_CACHE"):
-        return Path(own).expanduser().absolute()
+    """``$RANKLESS_CACHE``, else ``$XDG_CACHE_HOME/rankless``, else ``~/.cache/rankless``; may not exist."""
+    if custom := os.environ.get("RANKLESS_CACHE"):
+        return Path(custom).expanduser().absolute()
     general = os.environ.get("XDG_CACHE_HOME")
     try:
         base = Path(general) if general else Path.home() / ".cache"
@@ -34,13 +34,13 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Alone in ``folder``, which is made; ``waiting`` is called where another has to be waited for.
+    """Lock ``folder``, which is created if needed; ``waiting`` is called if another process has the lock.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     file = _lock(folder, waiting)
-    while not _is_still_there(folder, file):  # it was removed while it was waited for
+    while not _is_current(folder, file):  # it was removed meanwhile
         os.close(file)
         file = _lock(folder, waiting)
     try:
@@ -64,7 +64,7 @@ def _lock(folder: Path, waiting: Callable[[], None]) -> int:
     return file
 
 
-def _is_still_there(folder: Path, file: int) -> bool:
+def _is_current(folder: Path, file: int) -> bool:
     try:
         return (folder / "lock").stat().st_ino == os.fstat(file).st_ino
     except FileNotFoundError:
@@ -72,15 +72,15 @@ def _is_still_there(folder: Path, file: int) -> bool:
 
 
 def hold(folder: Path, holder: object) -> None:
-    """Keep ``folder`` from :func:`remove_unheld` for as long as ``holder`` lives in this process."""
-    with contextlib.suppress(OSError):  # some network file systems have no locks; then nothing is kept
+    """Protect ``folder`` from :func:`remove_unheld` for the lifetime of ``holder`` in this process."""
+    with contextlib.suppress(OSError):  # some network file systems have no locks; then nothing is protected
         file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(holder, os.close, file)
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def remove_unheld(folder: Path) -> None:
-    """Remove ``folder`` unless a process holds it."""
+    """Remove ``folder`` unless a process protects it by :func:`hold`."""
     with contextlib.suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -105,14 +105,14 @@ def remove_unused(home: Path, mark: str) -> None:
 
 
 def _another() -> None:
-    raise BlockingIOError("someone is at work there")
+    raise BlockingIOError("another process is working there")
 
 
 def private_folder() -> Path:
-    """A temporary folder that goes with this process.
+    """Make a temporary folder that is removed when this process exits.
 
     Raises:
-        OSError: no room there either.
+        OSError: it cannot be made.
     """
     folder = Path(tempfile.mkdtemp(prefix="rankless-"))
     atexit.register(_remove_own, folder, os.getpid())
@@ -120,5 +120,5 @@ def private_folder() -> Path:
 
 
 def _remove_own(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # and not a fork of it
+    if os.getpid() == owner:  # not a fork
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,16 +11,16 @@ from rankless.files import reading
 
 NAME = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
-_LONGEST = 1 << 20  # bytes; ours has a few hundred
+_LONGEST = 1 << 20  # bytes; a few hundred are usual
 
 
 def text(sums: Mapping[str, str]) -> str:
-    """The content of the file for digests by file name."""
+    """Write the content of the file, given digests by file name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Digests by file name; None where ``folder`` has no such file. What is no checksum is left out.
+    """Read digests by file name; None if ``folder`` has no such file. Invalid lines are skipped.
 
     Raises:
         OSError: the file cannot be read.
@@ -33,10 +33,10 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def of_file(path: Path) -> str:
-    """The SHA-256 of a regular file.
+    """Compute the SHA-256 of a regular file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with reading.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,16 +1,14 @@
-"""What a command may write over: nothing but its own earlier work, unless it is told to.
+"""The files that a command may overwrite: only its earlier outputs, unless the user forces it.
 
-A folder that outputs went to holds a list of them, ``.rankless-outputs``: of each its command, name, size and
-digest. What is on the list and still as it was written may be replaced by the same command. Whatever else is
-there belongs to the user: another program's file, a link, and an output that was changed since.
+A folder with outputs has a list of them, :mod:`~rankless.files.output_list`. A file on the list that was not
+changed since may be replaced by the same command. Everything else belongs to the user: other programs' files,
+links, and outputs that were changed.
 
-Every output is written beside its place and renamed, so a link is replaced and never written through.
+Every output is written to a temporary file beside it and renamed, so a link is replaced and never followed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,56 +17,53 @@ from itertools import groupby
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.files.writing import beside, put_aside, sweep, write_atomically
+from rankless.files.output_list import LIST, OutputList, digest_of
+from rankless.files.writing import beside, put_aside
 
-LIST = ".rankless-outputs"
 FIRST = 20
-"""So many files that stay are named."""
-_HEADER = '{"format": "rankless outputs 1"}'
-_KEPT = 2  # digests of a file: a process may die between listing a new one and putting it into its place
-_File = tuple[int, str]  # size and digest
+"""Number of existing files that a message lists."""
 
 
 class Outputs:
-    """The files that a command is about to write: all checked first, then written one by one.
+    """The files that a command will write: all are checked first, then written one by one.
 
     Args:
         files: every file that will be written, folder by folder.
-        verb: the command, as in ``data show``; what it wrote before may be replaced. None: replace nothing.
+        verb: the command, as in ``data show``, whose earlier outputs may be replaced. None: replace nothing.
         force: replace other files and links, too; never a folder, a device, or an input.
-        option: what named the place.
+        option: the option that gave the path.
 
     Raises:
-        UserError: files that are there and stay, all of them, or a place that cannot be written to. Nothing
-            was changed then.
+        UserError: lists all existing files that must not be replaced, and paths that cannot be written.
+            Nothing is changed then.
     """
 
     def __init__(
         self, files: Sequence[Path], *, verb: str | None, force: bool = False, option: str = "--out"
     ) -> None:
         self._verb, self._option = verb, option
-        self._lists: dict[Path, _List] = {}
-        self._found: dict[Path, os.stat_result | None] = {}
+        self._lists: dict[Path, OutputList] = {}
+        self._before: dict[Path, os.stat_result | None] = {}
         self._forced: list[Path] = []
         self._written: list[Path] = []
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
             first, *others = within
-            if reason := _no_place(folder):
+            if reason := _unusable(folder):
                 where = (
                     f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
                 )
                 never.append(f"{option} {where}: {reason}")
                 continue
-            self._lists[folder] = _List(folder)
+            self._lists[folder] = OutputList(folder)
             if verb and not self._lists[folder].is_ours:
                 never.append(f"{folder / LIST}: is not a list that rankless wrote; move it away")
         for file in files if not never else ():
             try:
-                self._found[file] = there = os.lstat(file)
+                self._before[file] = there = os.lstat(file)
             except FileNotFoundError:
-                self._found[file] = None
+                self._before[file] = None
                 continue
             except (OSError, ValueError) as error:
                 never.append(f"{option} {file}: it cannot be written: {_reason(error)}")
@@ -77,61 +72,61 @@ class Outputs:
                 self._forced.append(file)
                 (never if _is_fixed(there) else stay).append(f"{option} {file}: {reason}")
         if never or (stay and not force):
-            raise UserError(_told([*never, *stay], "--force to replace what is there" if stay else ""))
+            raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
-        """Why an existing file is not replaced; empty if it is our own."""
+        """Say why an existing file is not replaced; empty if this command wrote it."""
         if stat.S_ISDIR(there.st_mode):
             return "is a folder; expected the name of a file"
         if stat.S_ISLNK(there.st_mode):
             return "is a symbolic link"
         if not stat.S_ISREG(there.st_mode):
-            return "is no regular file"
+            return "is not a regular file"
         if self._verb is None:
-            return "is there already"
+            return "already exists"
         if self._lists[file.parent].has(self._verb, file):
             return ""
-        return f"is there already, and rankless {self._verb} did not write it or it was changed since"
+        return f"already exists, and rankless {self._verb} did not write it or it was changed since"
 
     @property
     def replaced(self) -> list[Path]:
-        """Those of the files that were there."""
-        return [file for file, there in self._found.items() if there is not None]
+        """Return the outputs that already existed."""
+        return [file for file, there in self._before.items() if there is not None]
 
     @property
     def forced(self) -> list[Path]:
-        """Those of them that this command did not write, and that are replaced because it was asked for."""
+        """Return those that this command did not write and that are replaced because of ``force``."""
         return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
-        """Raise where an output would replace one of ``inputs``, under whatever name; asked for or not.
+        """Check that no output replaces one of ``inputs``, under whatever name, even with ``force``.
 
         Args:
-            inputs: files that the command reads; looked at only if one of the outputs is there already.
+            inputs: files that the command reads; examined only if one of the outputs already exists.
 
         Raises:
-            UserError: there are such outputs, all of them.
+            UserError: lists all such outputs.
         """
         if not self.replaced:
             return
         read = {identity for each in inputs for identity in _identities(each)}
         if wrong := [file for file in self.replaced if _identities(file) & read]:
             raise UserError(
-                _told([f"{self._option} {file}: is an input of this command" for file in wrong], "")
+                _message([f"{self._option} {file}: is an input of this command" for file in wrong], "")
             )
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
-        """A file to write to; it takes the place of ``file`` at the end, and goes on an error.
+        """Yield a temporary file that replaces ``file`` at the end, and is removed on an error.
 
         Args:
             file: one of the outputs.
             durable: wait until the content is on the disk.
 
         Raises:
-            UserError: it cannot be written, or somebody put another file there since the check.
+            UserError: it cannot be written, or another file appeared since the check.
         """
-        before, marks = self._found[file], self._lists[file.parent]
+        before, marks = self._before[file], self._lists[file.parent]
         try:
             marks.prepare(listed=self._verb is not None)
             with beside(file, replace=before is not None, durable=durable) as part:
@@ -139,7 +134,7 @@ class Outputs:
                 if before is not None and not _unchanged(file, before):
                     raise FileExistsError(0, "")
                 if self._verb is not None:
-                    marks.add(self._verb, file.name, _file(part))
+                    marks.add(self._verb, file.name, digest_of(part))
             self._written.append(file)
         except FileExistsError:
             raise self._changed(file) from None
@@ -147,25 +142,25 @@ class Outputs:
             raise UserError(f"{self._option} {file}: it cannot be written: {_reason(error)}") from error
 
     def remove_others(self, folder: Path) -> list[Path]:
-        """Remove what this command wrote into ``folder`` before, and neither replaced nor needs now.
+        """Remove earlier outputs of this command from ``folder`` that it did not write again.
 
-        What was changed since stays, and so does whatever is not on the folder's list.
+        Files that were changed since, or that are not on the folder's list, remain.
 
         Args:
             folder: of some of the outputs, all of which have been written.
 
         Returns:
-            What was removed.
+            The removed files.
         """
         return self._lists[folder].remove_others(self._verb or "", {file.name for file in self._written})
 
     @contextmanager
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
-        """Files to write to that belong together; all that were there come back on an error.
+        """Yield temporary files for outputs that belong together; on an error the old files are restored.
 
-        The first is the one that readers begin with. It is taken away before the others are replaced and
-        comes last, so that a process that is killed in between leaves no old file beside new ones that
-        anybody could take for a set.
+        The first file is the one that readers start from. It is moved away before the others are replaced and
+        renamed last, so that a process that is killed in between never leaves old and new files that look
+        like a complete set.
 
         Args:
             files: some of the outputs.
@@ -182,7 +177,7 @@ class Outputs:
                     with part.open("rb") as written:
                         os.fsync(written.fileno())
                 for file in files:
-                    if (before := self._found[file]) is not None:
+                    if (before := self._before[file]) is not None:
                         if not _unchanged(file, before):
                             raise self._changed(file)
                         taken[file] = put_aside(file)
@@ -196,118 +191,20 @@ class Outputs:
 
     def _changed(self, file: Path) -> UserError:
         return UserError(
-            f"{self._option} {file}: was made or changed while this command ran, and stays as it is; "
+            f"{self._option} {file}: was created or changed while this command ran and is not replaced; "
             "give another name"
         )
 
 
-class _List:
-    """The outputs that a folder holds."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / LIST
-        self.known: dict[tuple[str, str], list[_File]] = {}
-        self.is_ours, self._is_ready, self._is_tidy = True, False, False
-        try:
-            content = _content(self.path)
-        except FileNotFoundError:
-            return
-        except OSError:
-            self.is_ours = False
-            return
-        lines = content.decode("utf-8", "replace").split("\n")
-        self.is_ours = lines[0] == _HEADER
-        for line in lines[1:]:
-            with suppress(ValueError, TypeError, RecursionError):  # one that a kill or a full disk cut
-                verb, name, size, digest = json.loads(line)
-                self._know((str(verb), str(name)), (int(size), str(digest)))
-        few = len(lines) < 2 * sum(map(len, self.known.values())) + 100
-        self._is_tidy = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
-
-    def has(self, verb: str, file: Path) -> bool:
-        """Whether ``file`` was written by ``verb``, and not changed since."""
-        known = self.known.get((verb, file.name), [])
-        try:
-            return os.lstat(file).st_size in [size for size, _ in known] and _file(file) in known
-        except OSError:
-            return False
-
-    def prepare(self, *, listed: bool) -> None:
-        """Make the folder, and the list if need be; once."""
-        if self._is_ready:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sweep(self.folder)
-        if listed and not self._is_tidy:
-            rows = [_row(key, file) for key, files in self.known.items() for file in files]
-            write_atomically(self.path, "\n".join([_HEADER, *rows, ""]))
-        self._is_ready = True
-
-    def add(self, verb: str, name: str, file: _File) -> None:
-        """List an output that is about to get its name."""
-        key = verb, name
-        if file in self.known.get(key, []):
-            return
-        self._know(key, file)
-        # A line at a time: a command that is killed has listed what it wrote.
-        opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.write(opened, f"{_row(key, file)}\n".encode())
-        finally:
-            os.close(opened)
-
-    def remove_others(self, verb: str, kept: set[str]) -> list[Path]:
-        """Remove the outputs of ``verb`` that are as they were written, but those called as in ``kept``."""
-        names = sorted(name for known, name in self.known if known == verb and name not in kept)
-        removed = []
-        for file in (self.folder / name for name in names if Path(name).name == name):
-            if self.has(verb, file):
-                with suppress(OSError):
-                    file.unlink()
-                    removed.append(file)
-        return removed
-
-    def _know(self, key: tuple[str, str], file: _File) -> None:
-        self.known[key] = [*self.known.get(key, []), file][-_KEPT:]
-
-
-def _row(key: tuple[str, str], file: _File) -> str:
-    return json.dumps([*key, *file])
-
-
-def _file(path: Path) -> _File:
-    content = hashlib.blake2b(digest_size=16)
-    size = 0
-    with open(_open(path), "rb") as file:
-        while block := file.read(1 << 20):
-            content.update(block)
-            size += len(block)
-    return size, content.hexdigest()
-
-
-def _content(path: Path) -> bytes:
-    with open(_open(path), "rb") as file:
-        return file.read()
-
-
-def _open(path: Path) -> int:
-    """A regular file, to read; a pipe is not waited for."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    raise OSError(0, "is no regular file")
-
-
-def _no_place(folder: Path) -> str:
-    """Why nothing can be written to ``folder``, which need not be there; empty if nothing is known."""
+def _unusable(folder: Path) -> str:
+    """Say why nothing can be written to ``folder``, which need not exist; empty if no reason is known."""
     while True:
         try:
             there = folder.stat()
             break
         except (FileNotFoundError, NotADirectoryError):
             if folder.is_symlink():
-                return "it is a link to nothing"
+                return "it is a broken link"
             folder = folder.parent
         except (OSError, ValueError) as error:
             return _reason(error)
@@ -317,7 +214,7 @@ def _no_place(folder: Path) -> str:
 
 
 def _is_fixed(there: os.stat_result) -> bool:
-    """Whether it stays even when it is to be replaced."""
+    """Check whether it is never replaced, even with ``force``."""
     return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
@@ -331,22 +228,22 @@ def _unchanged(file: Path, before: os.stat_result) -> bool:
 
 
 def _identities(file: Path | str) -> set[tuple[int, int]]:
-    """Of a file and, if it is a link, of what it leads to; none if there is nothing."""
-    found = set()
+    """Identify a file and, if it is a link, its target; empty if there is none."""
+    identities = set()
     for look in (os.lstat, os.stat):
         with suppress(OSError, ValueError):
             state = look(file)
-            found.add((state.st_dev, state.st_ino))
-    return found
+            identities.add((state.st_dev, state.st_ino))
+    return identities
 
 
-def _told(faults: Sequence[str], force: str) -> list[str]:
-    """The first few of the faults, how many more there are, and what to do."""
-    more = f"… and {len(faults) - FIRST:,} more; " if len(faults) > FIRST else ""
+def _message(problems: Sequence[str], force: str) -> list[str]:
+    """List the first few problems, how many more there are, and what to do."""
+    more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
     remedy = "give another name or folder" + (f", or {force}" if force else "")
-    if len(faults) == 1:
-        return [f"{faults[0]}; {remedy}"]
-    return [*faults[:FIRST], f"{more}nothing was changed; {remedy}"]
+    if len(problems) == 1:
+        return [f"{problems[0]}; {remedy}"]
+    return [*problems[:FIRST], f"{more}nothing was changed; {remedy}"]
 
 
 def _reason(error: Exception) -> str:

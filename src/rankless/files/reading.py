@@ -1,8 +1,8 @@
-"""Reading a file that anybody may have written: only a regular one, and never more than a stated limit.
+"""Reading untrusted files: only regular ones, and never more than a limit.
 
-A pipe has the reader wait for ever, and a device such as ``/dev/zero`` has no end. Every function raises
-``OSError`` with a sentence as its ``strerror``, so that a caller says in one place that a file is missing, is
-none, or is too large.
+Reading a pipe may wait forever, and a device such as ``/dev/zero`` never ends. Every function raises
+``OSError`` with a sentence as its ``strerror``, so callers handle missing, irregular and too large files
+in one way.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from rankless.hardware.memory import available
 
 MIB = 1 << 20
-YAML = MIB  # a recipe, or what describes a data set; the reader takes seconds for a megabyte
+YAML = MIB  # a recipe or a data.yaml; parsing a megabyte takes seconds
 CFG = MIB
 NAMES = 16 * MIB
-LABELS = 64 * MIB  # what is annotated on one image
+LABELS = 64 * MIB  # the annotations of one image
 POINTER = 4096  # `last`, `best`
 
 _KINDS = {
@@ -31,14 +31,14 @@ _KINDS = {
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
-    """Open a regular file to read its bytes, without a buffer; it never waits for somebody to write.
+    """Open a regular file to read its bytes, without a buffer; it never waits for a writer.
 
     Args:
         path: the file.
-        most: bytes that it may have; any number if not given.
+        most: largest size in bytes; unlimited by default.
 
     Raises:
-        OSError: it is missing, forbidden, no regular file, or too large.
+        OSError: it is missing, forbidden, not a regular file, or too large.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -46,7 +46,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # so is a socket called that is a file
+        if error.errno == errno.ENXIO:  # for a socket
             raise _irregular(stat.S_IFSOCK, name) from None
         raise
     try:
@@ -65,20 +65,20 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """All that is in a regular file.
+    """Read a whole regular file.
 
     Args:
         path: the file.
-        most: bytes that it may have; if not given, what the machine's memory has room for.
+        most: largest size in bytes; by default the available memory.
 
     Raises:
-        OSError: it is missing, forbidden, no regular file, or too large.
+        OSError: it is missing, forbidden, not a regular file, or too large.
     """
     limit = available() if most is None else most
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
-            content = file.readall() if size else _endless(file, limit)  # of /proc nobody knows the size
+            content = file.readall() if size else _endless(file, limit)  # files in /proc report no size
             size = len(content)
             if size <= limit:
                 return content
@@ -93,11 +93,11 @@ def read_text(
     encoding: str = "utf-8-sig",
     errors: str = "strict",
 ) -> str:
-    r"""The text in a regular file, its line ends as ``\n``; see :func:`read_bytes`.
+    r"""Read the text of a regular file, with line ends as ``\n``; see :func:`read_bytes`.
 
     Raises:
         OSError: see :func:`read_bytes`.
-        UnicodeDecodeError: it is no text of this encoding.
+        UnicodeDecodeError: it is not text in this encoding.
     """
     content = io.BytesIO(read_bytes(path, most))
     return io.TextIOWrapper(content, encoding=encoding, errors=errors).read()
@@ -115,14 +115,14 @@ def opened_text(
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, without the file's name."""
+    """Say why a file could not be read, without its name."""
     if isinstance(error, UnicodeDecodeError):
-        return f"it is no text in UTF-8 (byte {error.start})"
+        return f"it is not UTF-8 text (byte {error.start})"
     return error.strerror or str(error)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a regular file; False where nobody can tell."""
+    """Check whether ``path`` is a regular file; False if that is unknown."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name too long, a loop of links, a NUL
@@ -130,15 +130,15 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` or a listed entry is a folder; False where nobody can tell."""
-    try:  # what a folder's listing says of an entry costs nothing
+    """Check whether ``path`` or a listed entry is a folder; False if that is unknown."""
+    try:  # a listed entry needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
         return False
 
 
 def _endless(file: io.FileIO, limit: int) -> bytes:
-    """All there is, or one byte more than ``limit`` or a few."""
+    """Read everything, or slightly more than ``limit``."""
     content = bytearray()
     while len(content) <= limit and (block := file.read(1 << 16)):
         content += block

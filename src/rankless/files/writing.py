@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _AT_ONCE = 1 << 20  # bytes
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file that holds ``text``: a reader sees the old text or the new, never a part."""
+    """Replace the content of ``path``: a reader sees the old text or the new, never a part."""
     with beside(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterator[Path]:
-    """An empty file beside ``path`` to write to; it becomes ``path`` at the end, and is removed on an error.
+    """Yield an empty file beside ``path``; it becomes ``path`` at the end, and is removed on an error.
 
-    A link at ``path`` is replaced and never followed, and a file that has other names keeps its content under
-    those. What a killed process leaves is removed by :func:`sweep`.
+    A link at ``path`` is replaced and never followed, and a file with other names is unchanged under those.
+    :func:`sweep` removes what a killed process leaves.
 
     Args:
-        path: where the file is to be.
-        replace: whether something may be there.
+        path: the final path.
+        replace: whether it may exist.
         durable: wait until the content is on the disk.
 
     Raises:
-        FileExistsError: something is there that must not be replaced, even if it came a moment ago.
+        FileExistsError: ``path`` exists and must not be replaced, even if it was created a moment ago.
         OSError: it cannot be written.
     """
     part, file = _part(path.parent)
@@ -47,14 +47,14 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
         if replace:
             part.replace(path)
         else:
-            _place(part, path)
+            _rename_new(part, path)
     finally:
         part.unlink(missing_ok=True)
         os.close(file)
 
 
 def put_aside(path: Path) -> Path:
-    """Give a file another name in its folder and return it; :func:`sweep` removes it after a kill."""
+    """Rename a file inside its folder and return it; :func:`sweep` removes it after a kill."""
     aside = path.with_name(_new_name())
     path.rename(aside)
     return aside
@@ -65,19 +65,19 @@ def _new_name() -> str:
 
 
 def _part(folder: Path) -> tuple[Path, int]:
-    """A new file of any name, locked for as long as the descriptor is open."""
+    """Create a file with an unused name, locked while the descriptor is open."""
     while True:
         path = folder / _new_name()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # some network file systems have no locks; then nothing is swept either
+        with suppress(OSError):  # some network file systems have no locks; then nothing is swept
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file).st_nlink:
             return path, file
         os.close(file)  # it was swept before it was locked
 
 
-def _place(part: Path, path: Path) -> None:
-    """Give a file its name unless that is taken: renaming alone would replace whatever has it."""
+def _rename_new(part: Path, path: Path) -> None:
+    """Rename a file unless the name is taken: plain renaming would replace that file."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:
@@ -88,7 +88,7 @@ def _place(part: Path, path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files that killed processes had not finished in ``folder``; those of living ones stay."""
+    """Remove unfinished files of killed processes from ``folder``; those of running ones stay."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -118,23 +118,23 @@ def remove_tree(path: Path) -> None:
 
 
 def copy(source: Path | str, target: Path, most: int) -> None:
-    """Copy a regular file's content to a new file; the blocks are shared where the file system can do that.
+    """Copy a regular file's content to a new file, sharing blocks where the file system supports it.
 
     Args:
         source: the file to copy.
         target: the new file.
-        most: bytes that ``source`` may have.
+        most: largest size of ``source`` in bytes.
 
     Raises:
-        FileExistsError: ``target`` is there.
-        OSError: it cannot be copied, is no regular file, or has more than ``most`` bytes.
+        FileExistsError: ``target`` exists.
+        OSError: it cannot be copied, is not a regular file, or has more than ``most`` bytes.
     """
     with opened(source, most) as file:
         old = file.fileno()
         new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            left = os.fstat(old).st_size  # what somebody appends meanwhile is not copied: it may never end
-            with suppress(OSError):  # not between these file systems, say: the rest is read and written
+            left = os.fstat(old).st_size  # what is appended meanwhile is not copied: it may never end
+            with suppress(OSError):  # not supported here, or only in part: copy the rest by hand
                 while left > 0 and (done := os.copy_file_range(old, new, left)):
                     left -= done
             while left > 0 and (rest := os.read(old, min(left, _AT_ONCE))):

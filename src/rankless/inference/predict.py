@@ -1,18 +1,15 @@
-"""Prediction: from a run or a weights file and some images to annotated images and one JSON file.
+"""Prediction: annotated images and a JSON file from a run or a weights file and some images.
 
-Images go the way that evaluation took, one at a time: what is found in an image never depends on its
-neighbors. Boxes are in pixels of the image as it is shown, i.e. after its EXIF rotation. Scoring lets one
-box carry several classes, as COCO's practice is; here it carries its best. What classifiers do otherwise is
-in :mod:`rankless.inference.predict_classify`.
+Images are preprocessed as in evaluation, one at a time: the detections in an image never depend on other
+images. Boxes are in pixels of the image after its EXIF rotation. In evaluation a box may have several
+classes, as is usual on COCO; here it has its best. Classifiers are in
+:mod:`rankless.inference.predict_classify`.
 """
 
 from __future__ import annotations
 
-import glob
 import json
-import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,27 +26,24 @@ from rankless.errors import UserError, printable
 from rankless.files.outputs import Outputs
 from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.predict_classify import ClassFinder
+from rankless.inference.sources import JPEG, SCENES, find, output_names
 from rankless.models.checkpoints import weights
 from rankless.runs.directory import weights_of
 from rankless.structures import DetectionItem
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
-MOST_SCENES = 10_000  # each becomes an image in the output folder
-_SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
-_JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
-
 
 @dataclass(frozen=True)
 class ImageReport:
-    """What was found in one image.
+    """The predictions for one image.
 
     Attributes:
         source: the image's path or scene.
         annotated: the image with its boxes drawn.
         width, height: of the image, in pixels.
         detections: best first; ``box`` (xyxy in pixels), ``score``, ``label`` and ``name`` of each.
-        classes: of a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
+        classes: for a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
     """
 
     source: str
@@ -62,13 +56,13 @@ class ImageReport:
 
 @dataclass(frozen=True)
 class PredictionReport:
-    """What :func:`predict` did.
+    """The result of :func:`predict`.
 
     Attributes:
-        out: where the annotated images and ``predictions.json`` lie.
-        weights: the weights file used.
-        images: one report per image that could be read, in the order of the sources.
-        failed: source and reason of each image that could not.
+        out: the folder of the annotated images and ``predictions.json``.
+        weights: the weights file.
+        images: one report per readable image, in the order of the sources.
+        failed: source and reason of each unreadable image.
         removed: annotated images of an earlier call in the same folder, which ``predictions.json`` no longer
             lists.
     """
@@ -81,11 +75,11 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if an image could not be read."""
+        """Return 0, or 1 if an image could not be read."""
         return 1 if self.failed else 0
 
     def predictions(self) -> list[dict[str, Any]]:
-        """What ``predictions.json`` holds."""
+        """Return the content of ``predictions.json``."""
         return [
             {
                 "source": sample.source,
@@ -98,7 +92,7 @@ class PredictionReport:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain data: images with what was found, and failures with their reasons."""
+        """Return the report as plain data: images with predictions, and failures with reasons."""
         return {
             "weights": str(self.weights),
             "out": str(self.out),
@@ -117,47 +111,43 @@ def predict(
     device: str | None = None,
     force: bool = False,
 ) -> PredictionReport:
-    """Find objects in images, or what the images show.
+    """Detect objects in images, or classify images.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         sources: images, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
-        out: a folder for the annotated images and ``predictions.json``; made if need be. What an earlier
-            call wrote there is replaced or removed; anything else stays (see :mod:`rankless.files.outputs`).
-        confidence: what scores lower is left out, 0..1; not given it is 0.25 for detections, and of a
-            classifier the best five stay.
+        out: a folder for the annotated images and ``predictions.json``; created if needed. Files of an
+            earlier call are replaced or removed; others stay (see :mod:`rankless.files.outputs`).
+        confidence: predictions with a lower score are discarded, 0..1; by default 0.25 for detections; a
+            classifier's best five classes are reported.
         device: a torch device; the first GPU if there is one, else the CPU.
         force: replace other files in ``out``, too.
 
     Raises:
         UserError: no weights, a source without images, an output folder that cannot be used, or files in it
-            that are not to be replaced; all of them, and nothing is changed then. An image
-            that cannot be read is no such fault: it is listed in the report and the others go on.
+            that must not be replaced; lists all of them and changes nothing. Unreadable images are not an
+            error: they are listed in the report.
     """
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"confidence is {confidence:g}: expected a number from 0 to 1")
-    found, place, (path, loaded) = _all_or_errors(
+    found, chosen, (path, loaded) = _all_or_errors(
         lambda: find(sources), lambda: _device(device), lambda: _loaded(target)
     )
-    names = _output_names(found, out)
+    names = output_names(found, out)
     listing = out / "predictions.json"
     outputs = Outputs([*(out / name for name in names), listing], verb="predict", force=force)
     outputs.refuse_inputs([*found, path])
     report = PredictionReport(out, path)
-    finder = _finder(loaded, confidence, place, str(path))
+    finder = _finder(loaded, confidence, chosen, str(path))
     for source, name in zip(found, names, strict=True):
         try:
             image, view = _read(source, finder)
         except samples.UnreadableImage as error:
             report.failed.append((source, error.reason))
-            continue
-        rows, marks = finder.find(view)
-        height, width = image.shape[-2:]
-        kinds = ([], rows) if isinstance(finder, ClassFinder) else (rows, [])
-        _write_annotated(image, marks, outputs, out / name)
-        report.images.append(ImageReport(source, out / name, width, height, *kinds))
-    lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # an image a line
+        else:
+            report.images.append(_annotated(source, image, view, finder, outputs, out / name))
+    lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # one image per line
     with outputs.writing(listing) as file:
         file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     report.removed.extend(outputs.remove_others(out))
@@ -169,10 +159,10 @@ def _all_or_errors(
     device: Callable[[], torch.device],
     load: Callable[[], tuple[Path, weights.Weights]],
 ) -> tuple[list[str], torch.device, tuple[Path, weights.Weights]]:
-    """What each gives.
+    """Return the results of all three.
 
     Raises:
-        UserError: what all of them raise, together.
+        UserError: the errors of all of them together.
     """
     problems: list[str] = []
     made: list[Any] = []
@@ -191,90 +181,6 @@ def _loaded(target: Path) -> tuple[Path, weights.Weights]:
     return path, weights.load(path)
 
 
-def find(sources: Sequence[str]) -> list[str]:
-    """Every image that ``sources`` mean, in order, each once; a folder's images are sorted by path.
-
-    Raises:
-        UserError: sources that mean no image, all of them.
-    """
-    found: dict[str, str] = {}
-    faults = []
-    for source in sources:
-        matches = list(_expand(source))
-        if not matches:
-            faults.append(_nothing(source))
-        for match in matches:
-            found.setdefault(os.path.realpath(match), match)
-    if faults or not sources:
-        raise UserError(
-            faults or "no images given; name files, folders, patterns or built-in scenes (digits:val:0-7)"
-        )
-    return list(found.values())
-
-
-def _expand(source: str) -> Iterator[str]:
-    path = Path(source)
-    if path.is_dir():
-        yield from _in_folder(path)
-    elif path.is_file():
-        yield source
-    elif scenes := _SCENES.fullmatch(source):
-        first, last = int(scenes[2]), int(scenes[3] or scenes[2])
-        many = last - first >= MOST_SCENES  # told by `_nothing`, with what else is wrong
-        for index in () if many else range(first, last + 1):
-            yield f"digits:{scenes[1]}:{index}"
-    else:
-        for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too
-            if Path(match).is_dir():
-                yield from _in_folder(Path(match))
-            elif Path(match).suffix.lower() in samples.EXTENSIONS:
-                yield match
-
-
-def _in_folder(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in samples.EXTENSIONS)
-    return sorted(str(path) for path in paths if path.is_file())
-
-
-def _nothing(source: str) -> str:
-    if Path(source).is_dir():
-        kinds = ", ".join(sorted(samples.EXTENSIONS))
-        return f"'{source}': no images in this folder or below (looked for {kinds})"
-    if source.startswith("digits:"):
-        return (
-            f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7, "
-            f"at most {MOST_SCENES:,} at a time"
-        )
-    if glob.has_magic(source):
-        return f"'{source}': no image matches this pattern"
-    return f"'{source}': no such file or folder"
-
-
-def _output_names(found: Sequence[str], out: Path) -> list[str]:
-    """A file name for each annotated image: PNG except for JPEG; ``-2``, ``-3`` … where two are alike."""
-    folder = Path(os.path.realpath(out))
-    inside = [source for source in found if folder in Path(os.path.realpath(source)).parents]
-    if inside:
-        raise UserError(
-            f"'{inside[0]}' ({len(inside)} of the images) lies in the output folder {out}, where annotated "
-            "images would replace it or be taken for sources; give another folder with --out"
-        )
-    taken: set[str] = set()
-    names = []
-    for source in found:
-        path = Path(source)
-        scene = _SCENES.fullmatch(source) and not path.exists()
-        stem = source.replace(":", "-") if scene else path.stem
-        suffix = path.suffix if path.suffix.lower() in _JPEG else ".png"
-        name, number = stem + suffix, 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{stem}-{number}{suffix}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
-
-
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -288,10 +194,10 @@ def _device(name: str | None) -> torch.device:
 
 
 class _DetectionFinder:
-    """A trained detector at work on ``place``."""
+    """Predicts with a trained detector."""
 
     def __init__(
-        self, loaded: weights.Weights, confidence: float | None, place: torch.device, source: str
+        self, loaded: weights.Weights, confidence: float | None, device: torch.device, source: str
     ) -> None:
         recipe = loaded.recipe
         recipe = replace(
@@ -302,22 +208,22 @@ class _DetectionFinder:
         model = self.task.model()
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         weights.load_into(model, loaded.state, source)
-        self.model, self.place = model.to(place).eval(), place
+        self.model, self.device = model.to(device).eval(), device
         self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """A scene of the built-in data, uint8 (3, H, W)."""
-        # As in training: validation scenes are every seed's.
+        """Return a scene of the built-in data, uint8 (3, H, W)."""
+        # As in training: validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """What is in an image, in its own pixels, and what to draw on it; each box with its best class."""
+        """Detect objects, each with its best class, in pixels of the image; return rows and what to draw."""
         placed, where = whole(view.image, self.task.size, self.task.recipe.data.fit)
         where = in_source(where, view.reduced, view.source)
         item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
         with torch.inference_mode():
-            (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.place))
+            (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.device))
         best: dict[Rectangle, tuple[float, int]] = {}
         for box, score, label in zip(
             found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True
@@ -337,23 +243,24 @@ class _DetectionFinder:
         return rows, marks
 
 
-def _finder(
-    loaded: weights.Weights, confidence: float | None, place: torch.device, source: str
-) -> _DetectionFinder | ClassFinder:
-    """What finds things in images as the weights' task does."""
+_Finder = _DetectionFinder | ClassFinder
+
+
+def _finder(loaded: weights.Weights, confidence: float | None, device: torch.device, source: str) -> _Finder:
+    """Return the finder of the weights' task."""
     if loaded.recipe.task == "detect":
-        return _DetectionFinder(loaded, confidence, place, source)
+        return _DetectionFinder(loaded, confidence, device, source)
     if loaded.recipe.task == "classify":
-        return ClassFinder(loaded, confidence or 0.0, place, source)
+        return ClassFinder(loaded, confidence or 0.0, device, source)
     raise UserError(
-        f"{source}: was trained for the task '{printable(loaded.recipe.task)}'; prediction knows "
+        f"{source}: was trained for the task '{printable(loaded.recipe.task)}'; prediction supports "
         "'detect' and 'classify'"
     )
 
 
-def _read(source: str, finder: _DetectionFinder | ClassFinder) -> tuple[Tensor, Decoded]:
-    """The whole image to draw on, uint8 (3, H, W), and as the network gets it: reduced as in training."""
-    scene = _SCENES.fullmatch(source)
+def _read(source: str, finder: _Finder) -> tuple[Tensor, Decoded]:
+    """Read an image to draw on, uint8 (3, H, W), and for the network, reduced as in training."""
+    scene = SCENES.fullmatch(source)
     if scene is None or Path(source).exists():
         image = samples.read(Path(source))
         height, width = image.shape[-2:]
@@ -364,11 +271,17 @@ def _read(source: str, finder: _DetectionFinder | ClassFinder) -> tuple[Tensor, 
     return image, Decoded(image, 1, (image.shape[1], image.shape[2]))
 
 
-def _write_annotated(image: Tensor, marks: Sequence[Mark], outputs: Outputs, path: Path) -> None:
-    """Draw and write one image."""
+def _annotated(
+    source: str, image: Tensor, view: Decoded, finder: _Finder, outputs: Outputs, path: Path
+) -> ImageReport:
+    """Predict on one image (3, H, W), and draw and write the predictions."""
+    rows, marks = finder.find(view)
+    height, width = image.shape[-2:]
     sample = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     kind: dict[str, Any] = {"format": "PNG"}
-    if path.suffix.lower() in _JPEG:
+    if path.suffix.lower() in JPEG:
         kind = {"format": "JPEG", "quality": 92}
     with outputs.writing(path, durable=False) as file:
         annotate(sample, marks).save(file, **kind)
+    classes = isinstance(finder, ClassFinder)
+    return ImageReport(source, path, width, height, *(([], rows) if classes else (rows, [])))

@@ -1,4 +1,4 @@
-"""What a trained classifier says of an image: its best five classes, the first drawn as a caption."""
+"""Predictions of a trained classifier: the best five classes, the first drawn as a caption."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
 
 BEST = 5
-"""So many classes are told."""
+"""Number of classes that are reported."""
 
 
 class ClassFinder:
-    """A trained classifier at work.
+    """Predicts with a trained classifier.
 
     Args:
         loaded: its weights, with their recipe and class names.
-        confidence: classes that are less likely are left out, 0..1.
-        place: the device to work on.
+        confidence: less likely classes are left out, 0..1.
+        device: of the computation.
         source: the weights' file, for messages.
 
     Raises:
-        UserError: weights that do not fit their recipe.
+        UserError: the weights do not fit their recipe.
     """
 
-    def __init__(self, loaded: weights.Weights, confidence: float, place: torch.device, source: str) -> None:
+    def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
         self.confidence = confidence
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
         refuse_giant_image(self.task.size, source)
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
-        self.model, self.place = model.to(place).eval(), place
+        self.model, self.device = model.to(device).eval(), device
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """A digit of the built-in data, uint8 (3, H, W).
+        """Return a digit of the built-in data, uint8 (3, H, W).
 
         Raises:
-            UnreadableImage: there are not so many.
+            UnreadableImage: the index is too large.
         """
         digits = DigitImages(split)
         if index >= len(digits):
@@ -55,10 +55,10 @@ class ClassFinder:
         return digits.read(index)
 
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """The best classes of an image, the likeliest first, and its caption."""
+        """Return the best classes of an image, most likely first, and its caption."""
         batch = self.task.collate([self.task.item(view.image)])
         with torch.inference_mode():
-            (found,) = self.task.predict(self.model, batch.to(self.place))
+            (found,) = self.task.predict(self.model, batch.to(self.device))
         scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
         names = self.task.class_names
         rows = [

@@ -1,4 +1,4 @@
-"""Trained weights in the formats of other software."""
+"""Export of trained weights to the formats of other software."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rankless.runs.directory import weights_of
 
 @dataclass(frozen=True)
 class Exported:
-    """What :func:`export` wrote.
+    """The result of :func:`export`.
 
     Attributes:
-        weights: the file it came from.
+        weights: the source file.
         files: the new files.
     """
 
@@ -31,16 +31,16 @@ class Exported:
 
 
 def export(target: Path, *, format: str, out: Path | None = None, force: bool = False) -> Exported:
-    """Write a run's weights for other software.
+    """Export a run's weights for other software.
 
     Args:
-        target: a run directory (its best weights are taken) or a weights file.
+        target: a run directory (its best weights are used) or a weights file.
         format: ``darknet`` writes ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read.
-        out: the new files' path without an ending; ``target``'s name in this folder if not given.
-        force: replace files that are there.
+        out: the new files' path without suffix; by default ``target``'s name in this folder.
+        force: replace existing files.
 
     Raises:
-        UserError: no such format, no weights, a model that the format cannot say, or files that exist.
+        UserError: no such format, no weights, a model that the format does not support, or files that exist.
     """
     if format not in _FORMATS:
         near = "; did you mean 'darknet'?" if "yolo" in format.lower() else ""
@@ -57,7 +57,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     recipe = loaded.recipe
     if recipe.task != "detect":
         raise UserError(f"{source}: is of the task '{recipe.task}'; Darknet's format takes detectors only")
-    # Dropout adds no weights, and rests in what is exported.
+    # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):
         model = replace(model, dropout=0.0)
@@ -69,9 +69,9 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     files = tuple(stem.with_name(stem.name + ending) for ending in (".cfg", ".weights", ".names"))
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
-    faults = [name for name in loaded.class_names if "\n" in name]
-    if faults:
-        raise UserError(f"the class name {faults[0]!r} has a line break, which a .names file cannot hold")
+    problems = [name for name in loaded.class_names if "\n" in name]
+    if problems:
+        raise UserError(f"the class name {problems[0]!r} has a line break, which a .names file cannot hold")
     with outputs.as_one(files) as (cfg, numbers, names):
         write_weights(numbers, made, loaded.state)
         cfg.write_text(text, encoding="utf-8")
