@@ -166,7 +166,7 @@ def test_what_reads_back_otherwise_is_not_kept(
         honest(handle)
 
     monkeypatch.setattr("os.fsync", lying)
-    with pytest.raises(OSError, match="reads back other than it was written"):
+    with pytest.raises(OSError, match="the data read back differs from what was written"):
         save(run, 10)
     assert run.steps() == [5]
 

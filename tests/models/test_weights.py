@@ -288,7 +288,7 @@ def test_tensors_that_do_not_lie_side_by_side_are_refused(path, offsets, size):
     other = path.with_name("other.safetensors")
     other.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(size))
     for look in (weights.load, tensor_file.read, weights.digest_file):
-        with pytest.raises(UserError, match=r"other\.safetensors: is no readable weights file"):
+        with pytest.raises(UserError, match=r"other\.safetensors: is not a readable weights file"):
             look(other)
 
 
@@ -299,7 +299,7 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path, lengt
     tracemalloc.start()
     try:
         for look in (weights.load, weights.recipe_in, tensor_file.metadata_of):
-            with pytest.raises(UserError, match=r"a\.safetensors: is no readable weights file"):
+            with pytest.raises(UserError, match=r"a\.safetensors: is not a readable weights file"):
                 look(file)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

@@ -237,7 +237,9 @@ def test_given_class_names_open_no_data():
 
 def test_data_with_other_classes_than_the_model_is_a_fault():
     task = Detect(digits(), NAMES)
-    with pytest.raises(UserError, match=r"digits: the split 'val' .*10 \(0, 1, .*expected 3 \(cat, dog, owl\)"):
+    with pytest.raises(
+        UserError, match=r"digits: the split 'val' .*10 \(0, 1, .*expected 3 \(cat, dog, owl\)"
+    ):
         task.evaluation_data()
 
 

@@ -55,7 +55,7 @@ class Accumulator:
         self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
         self.device = world.device
         self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size)
-        self.own = world.own_micro_batches(recipe.batch.micro_batches)
+        self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
         self._wrap(LossModule(model, task))
 
@@ -66,18 +66,18 @@ class Accumulator:
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """Draw, forward and backward for each own micro-batch of ``step``; reduce over all ranks.
+        """Draw, forward and backward for each micro-batch of this rank; reduce over all ranks.
 
         Args:
-            step: from 0; keys the dropout.
-            batches: the next own micro-batches.
-            scale: of the loss, before the backward pass (fp16).
-            flags: this rank's, shared with all.
+            step: from 0; seeds the dropout.
+            batches: this rank's next micro-batches.
+            scale: scales the loss, a scalar, before the backward pass (fp16).
+            flags: this rank's, shared with all ranks.
         """
         leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
-        for leaf in self.own:
+        for leaf in self.mine:
             batch, missing = self._draw(batches)
             unreadable += missing
             self._seed(step, leaf)
@@ -85,9 +85,9 @@ class Accumulator:
             with self.gradients.micro_batch(leaf):
                 with autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
-                first = flags if leaf == self.own.start else Flags()
+                first = flags if leaf == self.mine.start else Flags()
                 leaves.append(self._leaf(loss, first, len(missing)))
-                if leaf == self.own[-1]:
+                if leaf == self.mine[-1]:
                     sums = self.exchange.fold(leaves)
                     pending = self.exchange.start(sums, torch.empty_like(sums[0]))
                 self.gradients.backward(scale(loss.sum))
@@ -98,15 +98,15 @@ class Accumulator:
         return self._totals(pending.result, unreadable, self.gradients.unused)
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """The next batch on the device, and what could not be read for it."""
+        """Return the next batch on the device, and the images that could not be read for it."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
 
     def _seed(self, step: int, leaf: int) -> None:
-        """Key what a forward pass may draw from: the generators of the CPU and of this device.
+        """Seed the generators that a forward pass may use: those of the CPU and of this device.
 
-        ``torch.manual_seed`` looks for every other kind of device too, which takes seventy times as long.
+        ``torch.manual_seed`` checks every other kind of device too, which takes seventy times as long.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
         torch.default_generator.manual_seed(seed)
@@ -114,7 +114,7 @@ class Accumulator:
             torch.cuda.manual_seed(seed)
 
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
-        """What one micro-batch adds to the totals, float64 and flat.
+        """Return what one micro-batch adds to the totals: float64, (N,).
 
         In this order: loss, count, stop, save, replaced, parts, statistics.
         """
@@ -143,7 +143,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """Forward, backward and reduce with batch norms over the global batch: own micro-batches side by side."""
+    """Forward, backward and reduce with batch norms over the global batch: micro-batches run in step."""
 
     def _wrap(self, module: LossModule) -> None:
         self.side = SideBySide(module, self.exchange)
@@ -152,15 +152,18 @@ class SyncAccumulator(Accumulator):
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """See :meth:`Accumulator.run`; the memory is that of all own micro-batches at once."""
-        drawn = [self._draw(batches) for _ in self.own]
+        """See :meth:`Accumulator.run`; all of this rank's micro-batches are in memory at once.
+
+        ``scale`` takes and returns a scalar.
+        """
+        drawn = [self._draw(batches) for _ in self.mine]
 
         def forward(number: int) -> LossSum:
             with autocast(self.recipe.precision, self.device):
                 return LossSum(*self.side.replicas[number](drawn[number][0]))
 
         def seed(number: int) -> None:
-            self._seed(step, self.own[number])
+            self._seed(step, self.mine[number])
 
         self.statistics.begin_micro_batch()
         losses, token = self.side.run(forward, seed)
@@ -175,11 +178,11 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Leave the gradients' sum in the parameters; per own micro-batch, those that it did not use."""
+        """Write the summed gradients to the parameters; return those that each micro-batch did not use."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []
-        for leaf, replica in zip(self.own, self.side.replicas, strict=True):
+        for leaf, replica in zip(self.mine, self.side.replicas, strict=True):
             trained = [p for p in replica.parameters() if p.requires_grad]
             if lacking := {number for number, p in enumerate(trained) if p.grad is None}:
                 unused[leaf] = lacking
@@ -199,7 +202,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """The one that ``recipe.batch_norm`` asks for, made for the parameters and norms that are trained now."""
+    """Make the accumulator of ``recipe.batch_norm`` for the parameters and norms that are trained now."""
     is_sync = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

@@ -75,7 +75,7 @@ def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
+    """Return the optimizer's state as ``SLOT/PARAMETER`` -> tensor, for a checkpoint."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{slot}/{names[parameter]}": value
@@ -88,10 +88,15 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
 def restore_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
 ) -> None:
-    """Put back what :func:`state_tensors` gave.
+    """Restore what :func:`state_tensors` returned.
+
+    Args:
+        optimizer, model: of the run.
+        tensors: each of the shape of its parameter, or a scalar for ``step``.
+        source: of the tensors, for messages.
 
     Raises:
-        UserError: ``source`` holds a tensor that belongs to no parameter.
+        UserError: a tensor belongs to no parameter, or has another shape.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():

@@ -1,4 +1,4 @@
-"""Whether the weights are sound: the same on every rank, and finite.
+"""Checks of the weights: the same on every rank, and finite.
 
 A checksum is the sum of a tensor's bits as integers: exact in any order, and one pass over the memory on any
 device.
@@ -19,14 +19,14 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """One number per tensor, which depends on every bit of it."""
+    """Return one number per tensor of any shape, which depends on each of its bits."""
     return [
         int(value) for value in _read([_bits(t.detach()).sum(dtype=torch.int64) for t in tensors.values()])
     ]
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """The names of the tensors that hold an infinity or a NaN."""
+    """Return the names of the tensors, of any shape, that hold an infinity or a NaN."""
     floating = {n: t.detach() for n, t in tensors.items() if t is not None and t.is_floating_point()}
     flags = _read([torch.isfinite(value).all() for value in floating.values()])
     return [name for name, is_finite in zip(floating, flags, strict=True) if not is_finite]
@@ -66,7 +66,16 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
 
 
 def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
-    """Compare the weights after ``step`` steps across ranks; the error, on every rank, if they differ."""
+    """Compare the weights after ``step`` steps across ranks.
+
+    Args:
+        step: steps done.
+        tensors: of any shape, by name.
+        world: the ranks.
+
+    Returns:
+        On every rank, the error if they differ, else None.
+    """
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])
     difference = world.broadcast(_differing(gathered) if gathered else None)
@@ -110,7 +119,7 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def _read(scalars: list[Tensor]) -> list[float | int]:
-    """Scalars of one kind out of their devices, each device waited for once."""
+    """Read scalars from their devices, waiting once for each device."""
     read: list[float | int] = [0] * len(scalars)
     for device in {scalar.device for scalar in scalars}:
         numbers = [number for number, scalar in enumerate(scalars) if scalar.device == device]

@@ -19,7 +19,7 @@ from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """``left + right`` in the memory of ``left``."""
+    """Return ``left + right``, of one shape, in the memory of ``left``."""
     return left.add_(right)
 
 
@@ -46,8 +46,8 @@ class Exchange:
         Every rank must start, combine and finish its exchanges in the same order.
 
         Args:
-            sums: the flat sums of the nodes this rank owns, from left to right, all of one length.
-            result: flat, where the total will stand; may be the memory of one of ``sums``.
+            sums: the flat sums of the nodes this rank owns, from left to right, each of shape (N,).
+            result: where the total will be written, of shape (N,); may be the memory of one of ``sums``.
         """
         return Pending(self, sums, result)
 

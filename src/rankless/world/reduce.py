@@ -159,11 +159,13 @@ class _Visit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        """Return the scalar loss unchanged."""
         ctx.count = len(parameters)
         return loss.view_as(loss)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Pass on the scalar gradient, and None for every parameter."""
         return gradient, *[None] * ctx.count
 
 

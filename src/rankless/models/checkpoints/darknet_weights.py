@@ -2,7 +2,7 @@
 
 Three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else uint32),
 then float32: per convolution with batch norm β, γ, mean, variance and kernels; without it biases and kernels.
-Nothing in the file says what network it is of.
+The file does not name its network.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LEAST = 1e-4  # of a network's numbers; published backbones have a tenth and mo
 
 @dataclass(frozen=True)
 class DarknetWeights:
-    """What a ``.weights`` file holds, laid out for a network.
+    """The contents of a ``.weights`` file, arranged for a network.
 
     Attributes:
-        state: tensors under the network's names; those of layers that the file does not reach are missing.
-        seen: images that it was trained on.
-        filled: so many of the network's convolutions are in the file, from the first on.
-        convolutions: how many the network has.
-        notes: what was mended, as sentences.
+        state: tensors by the network's names; layers beyond the end of the file are missing.
+        seen: number of images it was trained on.
+        filled: number of the network's first convolutions that are in the file.
+        convolutions: number of convolutions in the network.
+        notes: sentences about corrections.
     """
 
     state: dict[str, Tensor]
@@ -63,8 +63,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
     """Read a file for a network, or for its first layers (``.conv.74`` and the like).
 
     Raises:
-        UserError: no such file; one that ends inside a layer or goes on after the last: it is damaged or of
-            another network.
+        UserError: no such file, or it ends inside a layer or continues after the last one: it is damaged or
+            belongs to another network.
     """
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
@@ -77,8 +77,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         if start + needed > len(numbers):
             raise UserError(
                 f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
-                f"{needed:,} numbers): it is cut, or of another network; give the cfg or the model it was "
-                "trained with"
+                f"{needed:,} numbers): it is truncated, or belongs to another network; give the cfg or "
+                "the model it was trained with"
             )
         for part in parts:
             piece = numbers[start : start + part.numbers]
@@ -87,8 +87,8 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         filled += 1
     if start < len(numbers):
         raise UserError(
-            f"{path}: goes on for {len(numbers) - start:,} numbers after the network's last convolution "
-            f"({start:,}): it is of another network; give the cfg or the model it was trained with"
+            f"{path}: continues for {len(numbers) - start:,} numbers after the network's last convolution "
+            f"({start:,}): it belongs to another network; give the cfg or the model it was trained with"
         )
     total = sum(part.numbers for _, parts in layers for part in parts)
     if start < _LEAST * total:
@@ -96,7 +96,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
             f"{path}: has {start:,} of the network's {total:,} numbers, which is not even a backbone: give "
             "the cfg or the model it was trained with"
         )
-    notes = _mend(state)
+    notes = _fix_variances(state)
     bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if bad:
         raise UserError(
@@ -107,7 +107,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """For how many classes the file's heads are made; None if it fits with no number (say, a backbone)."""
+    """Infer the number of classes of the file's heads; None if no number fits, as for a backbone."""
     count = len(_numbers(path)[0])
     one, two = (
         sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
@@ -117,13 +117,17 @@ def classes_of(path: Path, network: Network) -> int | None:
 
 
 def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
-    """Write a network's state; the network is one that a cfg can say.
+    """Write a network's state; the network must be expressible as a cfg.
 
     Args:
-        path: where to; overwritten.
+        path: the file, which is overwritten.
         network: the layers.
-        state: one tensor per name, as :meth:`torch.nn.Module.state_dict` gives.
-        seen: images it was trained on.
+        state: one tensor per name, as :meth:`torch.nn.Module.state_dict` returns; kernels have the shape
+            (filters, channels / groups, size, size), all others (filters,).
+        seen: number of images it was trained on.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))
@@ -133,7 +137,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
-    """The floats of a file, and the images seen."""
+    """Read the floats of a file, and the number of images seen."""
     try:
         content = reading.read_bytes(path)
     except OSError as error:
@@ -141,19 +145,21 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     if len(content) < 20:
         raise UserError(f"{path}: {len(content)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", content)
-    # Darknet writes 0.1 or 0.2 (and transposed fully connected layers as 1000 and more, which nobody has).
+    # Darknet writes 0.1 or 0.2; 1000 and more (transposed fully connected layers) is not supported.
     if not (0 <= major < 1000 and 0 <= minor < 1000):
         raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
     wide = major * 10 + minor >= 2
     (seen,) = struct.unpack_from("<Q" if wide else "<I", content, 12)
     body = content[20 if wide else 16 :]
     if len(body) % 4:
-        raise UserError(f"{path}: is cut or damaged: {len(body):,} bytes are no whole number of float32")
+        raise UserError(
+            f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32"
+        )
     return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
 
 
 def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
-    """The convolutions with their tensors in the order of the file."""
+    """Yield the convolutions with their tensors in the order of the file."""
     shapes = network.shapes()
     for number, layer in enumerate(network.layers):
         if not isinstance(layer, Conv):
@@ -172,11 +178,11 @@ def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
         yield network.names[number], [*(_Part(f"{name}.{word}", (layer.filters,)) for word in words), kernels]
 
 
-def _mend(state: dict[str, Tensor]) -> tuple[str, ...]:
-    """Variances below zero, which published files hold, become zero."""
+def _fix_variances(state: dict[str, Tensor]) -> tuple[str, ...]:
+    """Set negative variances, which published files contain, to zero."""
     below = 0
     for name, tensor in state.items():
         if name.endswith("running_var"):
             below += int((tensor < 0).sum())
             tensor.clamp_(min=0)
-    return (f"{below} rolling variances below zero were set to zero",) if below else ()
+    return (f"{below} negative rolling variances were set to zero",) if below else ()

@@ -1,4 +1,4 @@
-"""How tensors from elsewhere fit a model: which names and shapes agree, and what to say where they do not."""
+"""Matching of other projects' tensors to a model by names and shapes, and messages about mismatches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted, printable
 
-# What DataParallel, DistributedDataParallel and torch.compile put before every name, and the attributes under
-# which trainers such as Lightning's keep the model.
+# Prefixes that DataParallel, DistributedDataParallel and torch.compile add to every name, and the attributes
+# under which trainers such as Lightning's store the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
 _COUNTER = "num_batches_tracked"
@@ -20,13 +20,13 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Misfits:
-    """What keeps tensors from going into a model.
+    """Differences between a file's tensors and a model's.
 
     Attributes:
-        missing: names of the model that were not found.
-        unexpected: names found that the model does not have.
-        misshapen: names of both whose shapes differ, or whose values found are of no floating point.
-        lines: the same for a reader: name, shapes.
+        missing: names of the model that are not in the file.
+        unexpected: names in the file that the model does not have.
+        misshapen: names of both whose shapes differ, or that are floating point only in the model.
+        lines: the same as text: name, shapes.
     """
 
     missing: tuple[str, ...]
@@ -39,14 +39,14 @@ class Misfits:
 
     @property
     def counts(self) -> str:
-        """How many of each kind."""
+        """Return the number of each kind."""
         return (
             f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
             f"{len(self.misshapen)} of another shape"
         )
 
     def table(self) -> list[str]:
-        """A line for each, the first 20 of a kind."""
+        """Return a line for each, the first 20 of a kind."""
         lines = []
         for kind, all_of_kind in self.lines.items():
             lines += all_of_kind[:_SHOWN]
@@ -57,12 +57,12 @@ class Misfits:
 
 @dataclass(frozen=True)
 class Fit:
-    """Tensors in their places.
+    """The matched tensors.
 
     Attributes:
-        state: one tensor for every name of the model; the model's own where nothing fits.
+        state: one tensor for every name of the model; the model's where nothing matches.
         missing, unexpected, misshapen: see :class:`Misfits`.
-        notes: what was done and what was not, a line each.
+        notes: messages about what was loaded and what was not.
     """
 
     state: dict[str, Tensor]
@@ -72,26 +72,26 @@ class Fit:
     notes: list[str] = field(default_factory=list)
 
 
-def compare(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Misfits:
-    """What differs in names and shapes between a model's state and the one found."""
-    missing = tuple(name for name in own if name not in found)
-    unexpected = tuple(name for name in found if name not in own)
-    misshapen = tuple(name for name in own if name in found and not _alike(own[name], found[name]))
+def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
+    """Compare names and shapes of a model's state and a file's."""
+    missing = tuple(name for name in ours if name not in theirs)
+    unexpected = tuple(name for name in theirs if name not in ours)
+    misshapen = tuple(name for name in ours if name in theirs and not _compatible(ours[name], theirs[name]))
     lines = {
-        "missing": [f"  missing     {_shown(name, own)}" for name in missing],
-        "unexpected": [f"  unexpected  {_shown(name, found)}" for name in unexpected],
-        "shape": [_both(name, found[name], own[name]) for name in misshapen],
+        "missing": [f"  missing     {_shown(name, ours)}" for name in missing],
+        "unexpected": [f"  unexpected  {_shown(name, theirs)}" for name in unexpected],
+        "shape": [_both(name, theirs[name], ours[name]) for name in misshapen],
     }
     return Misfits(missing, unexpected, misshapen, lines)
 
 
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
-    """The error that says what does not fit.
+    """Make the error about tensors that do not fit.
 
     Args:
-        source: where the tensors came from.
-        misfits: what differs.
-        hint: what may be the reason; guessed if not given.
+        source: of the tensors.
+        misfits: the differences.
+        hint: a possible reason; guessed by default.
     """
     if not hint and (misfits.missing or misfits.unexpected):
         hint = "is it the weights of another model, or wrapped under another prefix?"
@@ -100,17 +100,21 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
     return UserError("\n".join([head, *misfits.table()]))
 
 
-def align(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off the prefixes that wrappers put before every name, as far as that makes the names fit.
+def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Remove the prefixes that wrappers add to every name, as far as that makes the names match.
 
-    Only what stands before all names is taken off, and only from the beginning. Which of the steps is right
-    (a model may have a part called ``module``) is what fits the model's own names best.
+    Only prefixes of all names are removed. A model may have a part called ``module``, so of all possible
+    removals the one that matches the model's names best is chosen.
+
+    Args:
+        ours: the model's tensors, of any shape.
+        theirs: the file's tensors, of any shape.
 
     Returns:
-        The tensors under their new names, and what was done.
+        The tensors by their new names, and a note about what was removed.
     """
-    prefix, rest = "", dict(found)
-    best, best_score = prefix, _score(own, rest)
+    prefix, rest = "", dict(theirs)
+    best, best_score = prefix, _score(ours, rest)
     while True:
         step = next(
             (one for one in WRAPPERS + ATTRIBUTES if all(name.startswith(one) for name in rest)), None
@@ -119,55 +123,55 @@ def align(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[dict[
             break
         prefix += step
         rest = {name.removeprefix(step): tensor for name, tensor in rest.items()}
-        if (score := _score(own, rest)) > best_score:
+        if (score := _score(ours, rest)) > best_score:
             best, best_score = prefix, score
     if not best:
-        return dict(found), []
-    note = f"the prefix '{best}' before every name is taken off"
-    return {name.removeprefix(best): tensor for name, tensor in found.items()}, [note]
+        return dict(theirs), []
+    note = f"the prefix '{best}' of every name is removed"
+    return {name.removeprefix(best): tensor for name, tensor in theirs.items()}, [note]
 
 
 def fit(
     model_state: Mapping[str, Tensor],
-    found: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
     partial: bool = False,
     head_names: Sequence[str] = (),
     source: str = "the checkpoint",
 ) -> Fit:
-    """Put tensors from elsewhere in the places of a model's.
+    """Match other projects' tensors to a model's.
 
     A counter of batches (``num_batches_tracked``) that is missing, as before PyTorch 0.4.1, is zero.
 
     Args:
-        model_state: the model's own.
-        found: what the file holds.
-        partial: take what fits; else everything must.
-        head_names: names, or beginnings of names, of the tensors whose shape depends on the number of
+        model_state: the model's tensors.
+        theirs: the file's tensors, of any shape.
+        partial: load what matches; otherwise everything must match.
+        head_names: names, or prefixes of names, of the tensors whose shape depends on the number of
             classes: for the hint.
-        source: where the tensors came from, for the message.
+        source: of the tensors, for messages.
 
     Raises:
-        UserError: something does not fit, with a table of it; with ``partial``: nothing fits at all.
+        UserError: something does not match, with a table; with ``partial``: nothing matches.
     """
-    renamed, notes = align(model_state, found)
+    renamed, notes = align(model_state, theirs)
     counters = {
         name: torch.zeros_like(tensor)
         for name, tensor in model_state.items()
         if name.endswith(_COUNTER) and name not in renamed
     }
     if counters and any(name in renamed for name in model_state):
-        notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and begin at zero")
+        notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and start at zero")
         renamed |= counters
     misfits = compare(model_state, renamed)
     left = {*misfits.missing, *misfits.misshapen}
     taken = [name for name in model_state if name not in left]
-    weighty = [name for name in taken if model_state[name].is_floating_point()]
-    if misfits and (not partial or not weighty):
-        hint = _hint(misfits, head_names, partial, nothing=not weighty)
-        if not partial and misfits.unexpected and agrees_in_order(model_state, found, head_names):
+    floating = [name for name in taken if model_state[name].is_floating_point()]
+    if misfits and (not partial or not floating):
+        hint = _hint(misfits, head_names, partial, nothing=not floating)
+        if not partial and misfits.unexpected and agrees_in_order(model_state, theirs, head_names):
             hint = (
-                "the names are others, but all shapes agree one after another: --by-order takes them so; "
-                "evaluate the result, for equal shapes do not prove equal networks"
+                "the names differ, but all shapes agree in order: --by-order matches them so; "
+                "evaluate the result, since equal shapes do not prove equal networks"
             )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
@@ -176,47 +180,47 @@ def fit(
     return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
 
 
-def by_order(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The tensors found under the model's names, one after another: for the same network under other names.
+def by_order(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Match tensors by their order: for the same network with other names.
 
-    Whether it is the same network the shapes cannot prove: two that join their maps the other way round have
+    The shapes cannot prove that it is the same network: one that concatenates its maps in another order has
     equal shapes. Counters of batches are left out.
 
     Raises:
         UserError: unequal numbers of tensors.
     """
-    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (own, found))
+    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (ours, theirs))
     if len(names) != len(others):
         raise UserError(
-            f"{source}: holds {counted(len(others), 'tensor')}, the model {len(names)}: the order says "
-            "nothing; leave --by-order out, or give another model"
+            f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be matched "
+            "by order; leave --by-order out, or give another model"
         )
-    return {name: found[other] for name, other in zip(names, others, strict=True)}
+    return {name: theirs[other] for name, other in zip(names, others, strict=True)}
 
 
 def agrees_in_order(
-    own: Mapping[str, Tensor], found: Mapping[str, Tensor], head_names: Sequence[str]
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
-    """Whether all shapes agree one after another, but for those that depend on the classes."""
-    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (own, found))
+    """Check whether all shapes agree in order, except those that depend on the classes."""
+    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (ours, theirs))
     head = tuple(head_names)
     return len(names) == len(others) and all(
-        own[name].shape == found[other].shape or name.startswith(head)
+        ours[name].shape == theirs[other].shape or name.startswith(head)
         for name, other in zip(names, others, strict=True)
     )
 
 
-def _score(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[int, int]:
-    """How many names agree, and of these how many shapes."""
-    both = [name for name in found if name in own]
-    return len(both), sum(_alike(own[name], found[name]) for name in both)
+def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Count the names that agree, and among these the shapes."""
+    both = [name for name in theirs if name in ours]
+    return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 
 
-def _alike(own: Tensor, found: Tensor) -> bool:
-    if own.shape != found.shape:
+def _compatible(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape:
         return False
-    # Averaging turns counters into fractions; the other way round they are packed or quantized weights.
-    return found.is_floating_point() or not (own.is_floating_point() or found.is_complex())
+    # Averaging turns counters into fractions; integers for floating point are packed or quantized weights.
+    return theirs.is_floating_point() or not (ours.is_floating_point() or theirs.is_complex())
 
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
@@ -232,9 +236,9 @@ def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: b
 def _partly(misfits: Misfits, taken: int, whole: int) -> list[str]:
     if not misfits:
         return []
-    done = f"{taken} of the model's {whole} tensors are taken over ({misfits.counts})"
+    done = f"{taken} of the model's {whole} tensors are loaded ({misfits.counts})"
     return [
-        f"{done}; what is missing or of another shape stays as the model is initialized:",
+        f"{done}; missing and misshapen tensors keep their initial values:",
         *misfits.table(),
     ]
 
@@ -251,14 +255,14 @@ def _shown(name: str, state: Mapping[str, Tensor]) -> str:
     return f"{printable(name)} {shape_of(state[name])}"
 
 
-def _both(name: str, found: Tensor, own: Tensor) -> str:
+def _both(name: str, theirs: Tensor, ours: Tensor) -> str:
     kinds = ("", "")
-    if found.is_floating_point() != own.is_floating_point():
-        kinds = (f" of {str(found.dtype)[6:]}", f" of {str(own.dtype)[6:]}")
-    shapes = f"{shape_of(found)}{kinds[0]} in the file, {shape_of(own)}{kinds[1]} in the model"
+    if theirs.is_floating_point() != ours.is_floating_point():
+        kinds = (f" of {str(theirs.dtype)[6:]}", f" of {str(ours.dtype)[6:]}")
+    shapes = f"{shape_of(theirs)}{kinds[0]} in the file, {shape_of(ours)}{kinds[1]} in the model"
     return f"  shape       {printable(name)}: {shapes}"
 
 
 def shape_of(tensor: Tensor) -> str:
-    """``64×3×3×3``, or ``scalar``."""
+    """Write a shape as ``64×3×3×3``, or ``scalar``."""
     return "×".join(str(side) for side in tensor.shape) or "scalar"

@@ -1,6 +1,6 @@
-"""safetensors files written so that damage shows, and read so that a broken one is a sentence.
+"""safetensors files with checksums; damage is reported in a sentence.
 
-A file with metadata carries a checksum of all the rest of it, so it can be checked wherever it is copied to.
+A file with metadata contains a checksum of everything else, so it can be checked wherever it is copied to.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from rankless.files import checksums, reading
 CHECKSUM = "sha256"
 """The key of the checksum in the metadata."""
 _CHUNK = 1 << 20  # bytes read back at a time
-_LONGEST_HEADER = 100_000_000  # bytes; the library's own limit
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
 
 
 def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file, wait until it is on the disk, and read it back.
 
-    The library writes metadata in the order of a randomly seeded hash table, so that equal weights would give
-    unequal files, and reports a full disk as an error of its own. So the header is written here: its keys are
-    sorted, and the tensors stay aligned because the widest come first.
+    The library writes metadata in the order of a randomly seeded hash table, so equal weights would give
+    different files, and it does not report a full disk as an OSError. So the header is written here: its keys
+    are sorted, and the tensors are aligned because the widest come first.
 
     Args:
-        path: where to; overwritten in place.
-        state: tensors of any device, layout in memory or sharing; each is written whole.
-        metadata: text to text; a checksum of everything in the file is added to it. None writes neither.
+        path: the file, which is overwritten in place.
+        state: tensors of any shape, device and layout; shared memory is written once per tensor.
+        metadata: text to text; a checksum of everything in the file is added. None writes neither.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        OSError: the disk is full, or reads back other than was written.
+        OSError: the disk is full, or the data read back differs.
     """
     widest_first = sorted(state, key=lambda name: (-state[name].element_size(), name))
     parts = [raw(state[name]) for name in widest_first]
@@ -79,22 +79,22 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
             for at in range(0, part.nbytes, _CHUNK):
                 wanted = part[at : at + _CHUNK].tobytes()
                 if file.read(len(wanted)) != wanted:
-                    raise OSError(f"{path}: reads back other than it was written")
+                    raise OSError(f"{path}: the data read back differs from what was written")
     return sha.hexdigest()
 
 
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, whoever wrote it.
+    """Read tensors and metadata of a safetensors file, whoever wrote it.
 
-    It is read whole: a mapped file that shrinks kills the process. What was read is held against the checksum
-    in ``SHA256SUMS`` beside it, else against the one in its own header.
+    It is read completely: a mapped file that shrinks kills the process. The content is compared with the
+    checksum in ``SHA256SUMS`` beside it, else with the one in its header.
 
     Args:
         path: the file.
-        checked: its checksum was compared a moment ago and is not compared again.
+        checked: the checksum has just been compared and is not compared again.
 
     Raises:
-        UserError: no such file, none that can be read, or one whose checksum is wrong.
+        UserError: no such file, it cannot be read, or its checksum is wrong.
     """
     try:
         content = reading.read_bytes(path)
@@ -108,24 +108,24 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
         )
     try:
         state = safetensors.torch.load(content)
-    except Exception as error:  # the library's own error, or KeyError, TypeError … by how the file is broken
-        raise UserError(f"{path}: is no readable weights file: {_reason(content, error)}") from None
+    except Exception as error:  # SafetensorError, KeyError, TypeError …, depending on the damage
+        raise UserError(f"{path}: is not a readable weights file: {_reason(content, error)}") from None
     # The library has checked the header: where there is metadata, it is text to text.
     header, data = _split(content)
     metadata: dict[str, str] = header.get("__metadata__") or {}
     ours = metadata.get("format", "").startswith("rankless ")
-    kept = metadata.pop(CHECKSUM, None) if ours else None
-    alone = kept is not None and not checked and listed is None
-    if alone and kept != _checksum(header, [np.frombuffer(data, np.uint8)]):
+    recorded = metadata.pop(CHECKSUM, None) if ours else None
+    unlisted = recorded is not None and not checked and listed is None
+    if unlisted and recorded != _checksum(header, [np.frombuffer(data, np.uint8)]):
         raise UserError(
-            f"{path}: is damaged, or was changed by another program: the checksum in its header is of other "
-            "content; take another copy of the file"
+            f"{path}: is damaged, or was changed by another program: the checksum in its header does not "
+            "match; take another copy of the file"
         )
     return state, metadata
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, of which nothing but the header is read.
+    """Read the metadata of a safetensors file, from its header only.
 
     Raises:
         UserError: the file is missing, or its header cannot be read.
@@ -133,17 +133,17 @@ def metadata_of(path: Path) -> dict[str, str]:
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # a read takes it at once
+            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # allocated at once
             metadata = json.loads(file.read(most)).get("__metadata__") or {}
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, AttributeError, RecursionError, struct.error) as error:
-        raise UserError(f"{path}: is no readable weights file: its header is damaged ({error})") from None
+        raise UserError(f"{path}: is not a readable weights file: its header is damaged ({error})") from None
     return {str(key): str(value) for key, value in dict(metadata).items()}
 
 
 def _checksum(header: Mapping[str, Any], parts: Sequence[NDArray[np.uint8]]) -> str:
-    """SHA-256 of a header without its checksum and of the tensors' bytes."""
+    """Compute the SHA-256 of a header without its checksum and of the tensors' bytes."""
     sha = hashlib.sha256(_encoded(header))
     for part in parts:
         sha.update(part.data)
@@ -155,7 +155,7 @@ def _encoded(header: Mapping[str, Any]) -> bytes:
 
 
 def raw(tensor: Tensor) -> NDArray[np.uint8]:
-    """A tensor's values, little-endian, in the order of its dimensions; a view where they lie so already."""
+    """Return a tensor's values as little-endian bytes in C order, of shape (N,); a view if possible."""
     plain = tensor.detach().cpu().contiguous()
     flat: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
     if sys.byteorder == "big":
@@ -165,14 +165,14 @@ def raw(tensor: Tensor) -> NDArray[np.uint8]:
 
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    """What safetensors calls ``dtype``."""
+    """Return the name of ``dtype`` in safetensors."""
     header, _ = _split(safetensors.torch.save({"x": torch.empty(0, dtype=dtype)}))
     name: str = header["x"]["dtype"]
     return name
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header and the tensors' bytes of a valid safetensors file."""
+    """Split a valid safetensors file into the header and the tensors' bytes."""
     (length,) = struct.unpack_from("<Q", content)
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
     return header, memoryview(content)[8 + length :]
@@ -188,7 +188,7 @@ def _reason(content: bytes, error: Exception) -> str:
         )
     length = int.from_bytes(content[:8], "little")
     if content[8:9] != b"{":
-        return "it does not begin like a safetensors file"
+        return "it does not start like a safetensors file"
     if 8 + length > len(content):
         error = ValueError(f"a header of {length} bytes in a file of {len(content)}")
-    return f"it is cut or damaged ({error}); take another copy"
+    return f"it is truncated or damaged ({error}); take another copy"

@@ -1,6 +1,7 @@
 """Weights files: safetensors that carry their recipe and their class names.
 
-A weights file is all that prediction needs. Its keys are the bare model's own. Nothing is ever unpickled.
+A weights file is all that prediction needs. Its keys are the names in the bare model. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from rankless.recipe.schema import Recipe
 
 FORMAT = "rankless 1"
 _NEEDED = frozenset({"format", "recipe", "class_names"})
-_OWN_KEYS = _NEEDED | {CHECKSUM}
+_RESERVED = _NEEDED | {CHECKSUM}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a weights file holds.
+    """The contents of a weights file.
 
     Attributes:
-        state: parameters and buffers under the bare model's names, on the CPU.
+        state: parameters and buffers by the bare model's names, on the CPU.
         recipe: the recipe they were trained with.
         class_names: a name per class id; empty where the task has none.
-        extra: whatever else was written, text to text.
+        extra: all other entries, text to text.
     """
 
     state: dict[str, Tensor]
@@ -52,12 +53,11 @@ def save(
     """Write a weights file and wait until it is on the disk. Equal arguments give equal bytes.
 
     Args:
-        path: where to; an existing file is overwritten in place, so write beside and rename what must never
-            be seen half written.
-        state: tensors of any device, layout in memory or sharing; each is written whole.
-        recipe: what made the weights.
+        path: the file, which is overwritten in place; for an atomic write, write beside it and rename.
+        state: tensors of any shape, device and layout.
+        recipe: of the training.
         class_names: a name per class id.
-        extra: more text to keep, under other keys than ``format``, ``recipe``, ``class_names``, ``sha256``.
+        extra: more texts, under other keys than ``format``, ``recipe``, ``class_names``, ``sha256``.
 
     Returns:
         The SHA-256 of the file.
@@ -65,7 +65,7 @@ def save(
     Raises:
         OSError: as for :func:`write`.
     """
-    taken = _OWN_KEYS & set(extra or {})
+    taken = _RESERVED & set(extra or {})
     if taken:
         raise ValueError(f"extra holds the reserved keys {sorted(taken)}")
     metadata = {
@@ -82,10 +82,10 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
     Args:
         path: the file.
-        checked: its checksum was compared a moment ago and is not compared again.
+        checked: the checksum has just been compared and is not compared again.
 
     Raises:
-        UserError: the file is missing, cut, damaged, a pickle, or was not written by :func:`save`.
+        UserError: the file is missing, truncated, damaged, a pickle, or was not written by :func:`save`.
     """
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
@@ -106,16 +106,16 @@ def load(path: Path, *, checked: bool = False) -> Weights:
     try:
         recipe = from_json(metadata["recipe"])
     except UserError as error:
-        raise UserError([f"{path}: the recipe inside: {fault}" for fault in error.problems]) from None
-    extra = {name: text for name, text in metadata.items() if name not in _OWN_KEYS}
+        raise UserError([f"{path}: the recipe inside: {problem}" for problem in error.problems]) from None
+    extra = {name: text for name, text in metadata.items() if name not in _RESERVED}
     return Weights(state, recipe, _names(path, metadata["class_names"]), extra)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors of any safetensors file, and its class names: none where another program wrote it.
+    """Read the tensors of any safetensors file, and its class names, if Rankless wrote it.
 
     Raises:
-        UserError: the file is missing, cut, damaged or a pickle.
+        UserError: the file is missing, truncated, damaged or a pickle.
     """
     state, metadata = read(path)
     if not metadata.get("format", "").startswith("rankless "):
@@ -124,12 +124,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Put ``state`` into ``model``, every tensor in its place.
+    """Load ``state`` into ``model``.
 
     Args:
         model: the bare model.
         state: one tensor per parameter and buffer.
-        source: where the state came from, for the message.
+        source: of the state, for messages.
 
     Raises:
         UserError: names or shapes differ; the model is unchanged then.
@@ -140,9 +140,9 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and little-endian values, in the order of the names.
+    """Compute the SHA-256 over names, dtypes, shapes and little-endian values, sorted by name.
 
-    Independent of device, of layout in memory and of how a file was written; one flipped bit changes it.
+    It does not depend on device, memory layout or file format; every bit of every tensor changes it.
     """
     sha = hashlib.sha256()
     for name in sorted(state):
@@ -154,19 +154,19 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """:func:`digest` of the tensors in a safetensors file, whoever wrote it.
+    """Compute the :func:`digest` of the tensors in a safetensors file, whoever wrote it.
 
     Raises:
-        UserError: no such file, or none that can be read.
+        UserError: no such file, or it cannot be read.
     """
     return digest(read(path)[0])
 
 
 def recipe_in(path: Path) -> Recipe:
-    """The recipe in a weights file; nothing but the header is read.
+    """Read the recipe in a weights file, from its header only.
 
     Raises:
-        UserError: the file is missing, or its header holds no recipe.
+        UserError: the file is missing, or its header has no recipe.
     """
     return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
 
@@ -178,6 +178,6 @@ def _names(path: Path, text: str) -> tuple[str, ...]:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(
-            f"{path}: class_names in the header is no list of names; take another copy of the file"
+            f"{path}: class_names in the header is not a list of names; take another copy of the file"
         )
     return tuple(names)

@@ -77,6 +77,7 @@ def dissimilarity(
     wanted = truths.solid.unsqueeze(2)  # (B, T, 1, 4)
 
     def loss(leaf: Tensor) -> Tensor:
+        """Compute the scalar loss of offsets (B, T, A, 4)."""
         boxes = placed(leaf, head, matches)
         return factor * torch.where(counted, 1 - similarity(boxes, wanted), 0).sum()
 
