@@ -53,10 +53,8 @@ def evaluate(
     """Score ``model``; every rank returns the same dict.
 
     Args:
-        task: its ``evaluation_data`` is scored.
+        task, recipe, world: of the run; the precision is resolved.
         model: the bare model on the world's device; it is put and left in evaluation mode.
-        recipe: precision (resolved), the size of a batch and the loader processes.
-        world: the ranks that share the work.
         limit: predict only this many first images and return a digest of the predictions instead of scores,
             as a check of the same code path.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
@@ -91,8 +89,7 @@ def evaluate(
             if missing:
                 scores["unreadable"] = len(missing)
     failures.raise_first()
-    scores = world.broadcast(scores)
-    return scores if scores is not None else {}
+    return world.broadcast(scores) or {}
 
 
 @dataclass

@@ -83,16 +83,14 @@ def import_weights(
 
     Args:
         source: a checkpoint; see :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
-        out: the weights file to write.
-        model: the model's name, as in a recipe's ``model.name``.
-        cfg: a Darknet cfg file in place of ``model``.
+        out: the weights file to write; ``force`` replaces an existing one.
+        model: as ``model.name`` in a recipe, or else a Darknet ``cfg`` file.
         names: a file of class names: one per line, or a JSON list; by default "0", "1" …
         classes: number of classes without names; by default that of the checkpoint's head.
         key: the entry of the checkpoint that holds the weights; chosen if not given.
         partial: load every matching tensor; initialize the others by the recipe's seed.
         by_order: match the tensors by their order, whatever their names.
         overrides: ``key=value`` for the recipe that is written with the weights.
-        force: replace an existing ``out``.
 
     Raises:
         UserError: the checkpoint cannot be read or does not fit, or an argument is invalid.
@@ -115,16 +113,9 @@ def import_weights(
     with outputs.writing(out) as file:
         extra = {"imported_from": source.name}
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
-    return ImportReport(
-        source=source,
-        weights=out,
-        model=str(cfg) if cfg else recipe.model.name,
-        class_names=class_names,
-        tensors=len(fitted.state),
-        taken=len(fitted.state) - len(fitted.missing) - len(fitted.misshapen),
-        sha256=weights.digest(fitted.state),
-        notes=notes,
-    )
+    taken = len(fitted.state) - len(fitted.missing) - len(fitted.misshapen)
+    name, digest = str(cfg) if cfg else recipe.model.name, weights.digest(fitted.state)
+    return ImportReport(source, out, name, class_names, len(fitted.state), taken, digest, notes)
 
 
 def _fitted(

@@ -69,16 +69,14 @@ def coco_scores(
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
-    classes = len(class_names)
-    pairs = zip(truths, detections, strict=True)
-    truth_rows = [
-        row
-        for i, (truth, predicted) in enumerate(pairs, 1)
-        for row in _truth_rows(i, Truth(*truth), classes, predicted)
-    ]
-    detection_rows = [row for i, one in enumerate(detections, 1) for row in _detection_rows(i, one, classes)]
+    classes, truth_rows, detection_rows = len(class_names), [], []
+    for image, (truth, one) in enumerate(zip(truths, detections, strict=True), 1):
+        truth_rows += _truth_rows(image, Truth(*truth), classes, one)
+        detection_rows += _detection_rows(image, one, classes)
+    # IoU, recall, class, area, number of detections
+    shape = (10, 101, classes, len(_AREAS), len(_MAX_DETECTIONS))
     if not truth_rows:
-        nothing = np.full((10, 101, classes, len(_AREAS), len(_MAX_DETECTIONS)), -1.0)
+        nothing = np.full(shape, -1.0)
         return _summary(nothing[..., -1], nothing[:, 0], class_names)
     from faster_coco_eval.core import COCOeval_faster
 
@@ -92,8 +90,6 @@ def coco_scores(
     evaluation.params.maxDets = list(_MAX_DETECTIONS)
     evaluation.evaluate()
     evaluation.accumulate()
-    # IoU, recall, class, area, number of detections
-    shape = (10, 101, classes, len(_AREAS), len(_MAX_DETECTIONS))
     precision = np.asarray(evaluation.eval["precision"], dtype=np.float64).reshape(shape)
     recall = np.asarray(evaluation.eval["recall"], dtype=np.float64).reshape(shape[:1] + shape[2:])
     return _summary(precision[..., -1], recall, class_names)

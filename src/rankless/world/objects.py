@@ -84,10 +84,7 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Any:
-    """Return the value that was packed: equal in every bit, its arrays in the memory of ``packed``.
-
-    Args:
-        packed: uint8, of shape (N,).
+    """Return the value packed in uint8 (N,): equal in every bit, its arrays in the memory of ``packed``.
 
     Raises:
         ValueError: ``packed`` is not what :func:`pack` made, or holds a class that this process has not
@@ -160,16 +157,12 @@ class _Writer:
                 raise
 
     def blob(self, data: NDArray[np.uint8], *words: Any) -> list[Any]:
-        """Append bytes of shape (N,); return the node that stands for them."""
+        """Append bytes of shape (N,) and return their node."""
         self.blobs.append(data)
         return list(words)
 
     def tensor(self, value: Tensor) -> list[Any]:
-        """Return the node of a dense tensor of any shape.
-
-        Raises:
-            UnsendableError: it is not a plain tensor on the CPU.
-        """
+        """Return the node of a tensor of any shape; refuse all but dense ones on the CPU."""
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type != "cpu":
             raise UnsendableError(f"a tensor on {value.device}")
@@ -179,11 +172,7 @@ class _Writer:
         return self.blob(plain.numpy(), "tensor", dtype, value.requires_grad, *value.shape)
 
     def array(self, value: NDArray[Any], name: str) -> list[Any]:
-        """Return the node of an array of any shape, or of a NumPy scalar.
-
-        Raises:
-            UnsendableError: its dtype is not supported.
-        """
+        """Return the node of an array of any shape or a NumPy scalar; refuse other dtypes."""
         if value.dtype.kind not in (_KINDS if name == "array" else _SCALARS):
             raise UnsendableError(f"a NumPy {name} of {value.dtype}")
         plain = np.empty(0, np.uint8)

@@ -151,11 +151,7 @@ class SideBySide:
         self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, index: int, number: Tensor) -> None:
-        """Check that all ranks are at the norm ``index``: one that is not has made the number of values NaN.
-
-        Args:
-            index: of the norm.
-            number: of values per channel over all ranks, a scalar.
+        """Check that all ranks are at the norm ``index``: others make the number of values, a scalar, NaN.
 
         Raises:
             UserError: on every rank; not all are.
@@ -187,17 +183,7 @@ class SideBySide:
         )
 
     def meet(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
-        """Normalize the values of replica ``number`` at its norm, after waiting for the others.
-
-        Args:
-            number: of the replica.
-            norm: the replaced module.
-            index: of the norm in the order of the modules.
-            values: its input, (B, C, ...).
-
-        Returns:
-            The normalized values, of the same shape.
-        """
+        """Normalize ``values`` (B, C, ...) of replica ``number`` together with those of the others."""
         if not self.is_running or not torch.is_grad_enabled():
             when = "without gradients" if self.is_running else "again in the backward pass"
             raise UserError(
@@ -271,7 +257,7 @@ class _GlobalNorm(torch.autograd.Function):
         token: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Normalize ``count`` inputs (B, C, ...), which ``tensors`` begins with; weights (C,) and biases follow."""
+        """Normalize ``count`` tensors (B, C, ...); their weights (C,) and biases (C,) follow them."""
         values, weights = tensors[:count], tensors[count : 2 * count]
         biases = tensors[2 * count :]
         dims = [0, *range(2, values[0].ndim)]

@@ -6,6 +6,7 @@ A file with metadata contains a checksum of everything else, so it can be checke
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -51,15 +52,10 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
     widest_first = sorted(state, key=lambda name: (-state[name].element_size(), name))
     parts = [raw(state[name]) for name in widest_first]
     header: dict[str, Any] = {}
-    end = 0
-    for name, part in zip(widest_first, parts, strict=True):
-        start, end = end, end + part.nbytes
-        tensor = state[name]
-        header[name] = {
-            "dtype": _dtype_name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+    ends = list(itertools.accumulate(part.nbytes for part in parts))
+    for name, start, end in zip(widest_first, [0, *ends], ends, strict=False):
+        dtype, shape = _dtype_name(state[name].dtype), list(state[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     if metadata is not None:
         header["__metadata__"] = dict(metadata)
         header["__metadata__"][CHECKSUM] = _checksum(header, parts)
