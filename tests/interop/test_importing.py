@@ -111,7 +111,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--classes", "0"], ["--classes has '0'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--key", "ema"], ["under --key ema"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny"], ["not fit the model (0 missing, 0 unexp"]),
-        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes does not show"]),
+        (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes is unclear"]),
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"], ["only the head"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
@@ -153,7 +153,7 @@ def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypa
     torch.save({"state_dict": changed, "epoch": 300}, "model_best.pth.tar")
     words = ["model_best.pth.tar", "--out", "o.safetensors", "--model", "densenet-bc-100-12"]
     assert run(*words) == 2
-    assert "--by-order takes them so" in capsys.readouterr().err
+    assert "--by-order matches them so" in capsys.readouterr().err
     assert run(*words, "--by-order") == 0
     assert "by their order, not by their names" in capsys.readouterr().out
     loaded = weights.load(Path("o.safetensors"))

@@ -160,7 +160,7 @@ def test_timm_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(UserError, match=r"weights of 'resnet18' cannot be had \(no route to host\)"):
+    with pytest.raises(UserError, match=r"weights of 'resnet18' cannot be downloaded \(no route to host\)"):
         start_from(build_classifier(Model(name="resnet18"), 3), "timm", NAMES)
     with pytest.raises(UserError, match="the model is none of timm's"):
         start_from(Net(3, 1), "timm", NAMES)

@@ -27,10 +27,10 @@ LOSS = torch.ones((), requires_grad=True) * 2
     [
         (
             ONE,
-            r"^loss\(\) of the task Mine gave a tensor of shape \(\); expected rankless.LossSum\(",
+            r"^loss\(\) of the task Mine returned a tensor of shape \(\); expected rankless.LossSum\(",
         ),
-        (3.0, "gave float; expected rankless.LossSum"),
-        (None, "gave NoneType; expected rankless.LossSum"),
+        (3.0, "returned float; expected rankless.LossSum"),
+        (None, "returned NoneType; expected rankless.LossSum"),
         (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),
         (LossSum(ONE, ONE), "sum has no gradient; expected a tensor that was computed by the model"),
         (LossSum(LOSS, 8), "count is 8; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
@@ -61,9 +61,9 @@ def unsendable() -> Any:
 @pytest.mark.parametrize(
     ("predictions", "said"),
     [
-        ([1], r"predict\(\) of the task Mine gave 1 for a batch of 2; expected a list with one"),
-        (torch.ones(2), "gave Tensor for a batch of 2"),
-        (None, "gave NoneType for a batch of 2"),
+        ([1], r"predict\(\) of the task Mine returned 1 for a batch of 2; expected a list with one"),
+        (torch.ones(2), "returned Tensor for a batch of 2"),
+        (None, "returned NoneType for a batch of 2"),
     ],
 )
 def test_predictions(predictions: Any, said: str) -> None:
@@ -81,7 +81,7 @@ def test_predictions(predictions: Any, said: str) -> None:
         ),
         (
             {"box": [torch.ones(1, device="meta")]},
-            r"gave a tensor on meta \(prediction\[0\]\['box'\]\[0\]\); expected .* CPU",
+            r"returned a tensor on meta \(prediction\[0\]\['box'\]\[0\]\); expected .* CPU",
         ),
     ],
 )
@@ -94,12 +94,12 @@ def test_predictions_that_cannot_be_sent(prediction: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        (0.5, r"score\(\) of the task Mine gave float; expected a dict"),
-        ({"top5": 0.5}, "gave top5, but score_name is 'top1'"),
-        ({}, "gave nothing, but score_name is 'top1'"),
+        (0.5, r"score\(\) of the task Mine returned float; expected a dict"),
+        ({"top5": 0.5}, "returned top5, but score_name is 'top1'"),
+        ({}, "returned nothing, but score_name is 'top1'"),
         ({"top1": torch.ones(())}, "'top1' is a tensor of shape .*; expected a float"),
         ({"top1": 1}, "'top1' is 1; expected a float"),
-        ({"top1": 0.5, "more": torch.ones(1)}, "gave what JSON cannot hold .*Tensor"),
+        ({"top1": 0.5, "more": torch.ones(1)}, "returned something that JSON cannot represent .*Tensor"),
     ],
 )
 def test_scores(scores: Any, said: str) -> None:
@@ -119,7 +119,7 @@ class Sized:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([1, 2], r"training_data\(\) of the task Mine gave list, which lacks item; expected"),
+        ([1, 2], r"training_data\(\) of the task Mine returned list, which lacks item; expected"),
         (iter([]), "lacks __len__ and item"),
         (Sized(), "has no images; expected at least one"),
     ],
@@ -132,11 +132,11 @@ def test_data(data: Any, said: str) -> None:
 def test_models_and_batches() -> None:
     checks.check_model(Mine(), nn.Linear(1, 1))
     checks.check_batch(Mine(), torch.ones(1))
-    with pytest.raises(UserError, match=r"model\(\) of the task Mine gave function; expected: .*nn.Module"):
+    with pytest.raises(UserError, match=r"of the task Mine returned function; expected: .*nn.Module"):
         checks.check_model(Mine(), unsendable())
-    with pytest.raises(UserError, match="gave a ReLU without trainable parameters"):
+    with pytest.raises(UserError, match="returned a ReLU without trainable parameters"):
         checks.check_model(Mine(), nn.ReLU())
-    with pytest.raises(UserError, match=r"collate\(\) of the task Mine gave tuple, which has no method to"):
+    with pytest.raises(UserError, match=r"of the task Mine returned tuple, which has no method to"):
         checks.check_batch(Mine(), (1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Tasks: a model, a loss, a decode and a metric each; the engine knows only their protocol."""
+"""Tasks: each has a model, a loss, decoding and a metric; the engine knows only their protocol."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from rankless.tasks.protocol import Task
 
 
 def open_task(recipe: Recipe) -> Task:
-    """The task that ``recipe.task`` names: ``detect``, ``classify``, or one of the user's own.
-
-    The last are in :mod:`rankless.tasks.custom`.
+    """Open the task of a recipe: ``detect``, ``classify``, or a custom one (:mod:`rankless.tasks.custom`).
 
     Raises:
         UserError: no such task, file, module or class.
@@ -29,16 +27,16 @@ def open_task(recipe: Recipe) -> Task:
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with nothing left that only this machine or the data can say, so that a run stands alone.
+    """Resolve what depends on files of this machine or on the data, so that the recipe is self-contained.
 
     Raises:
-        UserError: a faulty cfg, or data that cannot be opened.
+        UserError: an invalid cfg, or data that cannot be opened.
     """
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect, resolve_detection
         from rankless.tasks.memory_check import refuse_giant_step
 
-        task = Detect(recipe, class_names=())  # the faults that need no data are told here and now
+        task = Detect(recipe, class_names=())  # reports the problems that need no data
         refuse_giant_step(recipe, task.size, task.spec.activations(task.size))
         _read_data(recipe)
         return resolve_detection(recipe)
@@ -52,10 +50,10 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def data_digest(recipe: Recipe) -> str | None:
-    """What a checkpoint calls the training data; None where the data has no such name.
+    """Return the digest of the training data for checkpoints; None if it has none.
 
     Raises:
-        UserError: data that cannot be opened.
+        UserError: the data cannot be opened.
     """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
@@ -69,27 +67,27 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data here, where a person sees how far it is and can end it; the ranks find it read.
+    """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache.
 
     Raises:
-        UserError: nothing there, or faults that stop a training.
+        UserError: no data, or problems that prevent training.
     """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
     data = recipe.data
-    faults: list[str] = []
+    problems: list[str] = []
     for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
         try:
-            found = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
+            annotations = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
         except UserError as error:
             # What both say, such as what to do, comes last and once.
-            faults = [fault for fault in faults if fault not in error.problems] + [*error.problems]
+            problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
-        if recipe.task == "detect" and found.has_boxes and not len(found.boxes):
-            faults.append(
-                f"{data.root}: not one of the {len(found)} images of the split '{split}' has a box that "
-                f"can be used; see what is wrong with: rankless data check {data.root}"
+        if recipe.task == "detect" and annotations.has_boxes and not len(annotations.boxes):
+            problems.append(
+                f"{data.root}: none of the {len(annotations)} images of the split '{split}' has a "
+                f"usable box; see what is wrong with: rankless data check {data.root}"
             )
-    if faults:
-        raise UserError(faults)
+    if problems:
+        raise UserError(problems)

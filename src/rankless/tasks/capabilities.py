@@ -1,4 +1,4 @@
-"""What data sets and batches may offer besides what they must have, with defaults where they do not."""
+"""Optional members of data sets and batches, with their defaults."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Capabilities:
 
 
 def capabilities(examples: object) -> Capabilities:
-    """The optional members that a data set has; the defaults for the others."""
+    """Return the optional members of a data set, or their defaults."""
     notes, digest = getattr(examples, "notes", ()), getattr(examples, "digest", None)
     methods = {
         name: method
         for name in ("facts", "evaluation_order")
-        if callable(method := getattr(examples, name, None))  # there may be data of that name
+        if callable(method := getattr(examples, name, None))  # it may be an attribute of that name
     }
     return Capabilities(tuple(notes), digest, **methods)
 
 
 def unreadable_in(batch: object) -> Sequence[Unreadable]:
-    """The images that could not be read for a batch, where it keeps account of them."""
-    found: Sequence[Unreadable] = getattr(batch, "unreadable", ())
-    return found
+    """Return the images that could not be read for a batch, if it records them."""
+    unreadable: Sequence[Unreadable] = getattr(batch, "unreadable", ())
+    return unreadable

@@ -1,4 +1,4 @@
-"""Whether a task does what :class:`rankless.tasks.protocol.Task` says; what it does not is told in words."""
+"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`, with messages if it does not."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
     "training_data": "training_data(self) returns what to train on, with __len__ and item(index, epoch)",
     "evaluation_data": "evaluation_data(self) returns what to score on, with __len__ and item(index, epoch)",
-    "collate": "collate(self, items) makes a batch of a list of items",
+    "collate": "collate(self, items) makes a batch from a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
     "predict": "predict(self, model, batch) returns a list with a prediction for each image",
     "score": "score(self, predictions) returns a dict of scores",
 }
 _ATTRIBUTES = {
-    "class_names": "class_names is a tuple of names, () where there are none",
-    "score_name": "score_name is the entry of score()'s dict by which the best weights are chosen",
+    "class_names": "class_names is a tuple of names, () if there are none",
+    "score_name": "score_name is the entry of score()'s dict that selects the best weights",
 }
 
 
 def check_members(task: Any, name: str) -> None:
-    """Every method of a task is there.
+    """Check that a task has every method.
 
     Args:
         task: the class.
-        name: as the recipe has it.
+        name: in the recipe.
 
     Raises:
-        UserError: names all that are missing.
+        UserError: lists all missing methods.
     """
     if not callable(task):
         raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
@@ -47,28 +47,28 @@ def check_members(task: Any, name: str) -> None:
 
 
 def check_attributes(task: Any) -> None:
-    """A task that was made says its class names and its score.
+    """Check that a task object has class names and the name of its score.
 
     Raises:
         UserError: it does not.
     """
-    faults = []
+    problems = []
     names = getattr(task, "class_names", None)
     if (
         isinstance(names, str)
         or not isinstance(names, Sequence)
         or not all(isinstance(n, str) for n in names)
     ):
-        faults.append(f"{_named(task)} has class_names {names!r}; expected: {_ATTRIBUTES['class_names']}")
+        problems.append(f"{_named(task)} has class_names {names!r}; expected: {_ATTRIBUTES['class_names']}")
     score = getattr(task, "score_name", None)
     if not isinstance(score, str):
-        faults.append(f"{_named(task)} has score_name {score!r}; expected: {_ATTRIBUTES['score_name']}")
-    if faults:
-        raise UserError(faults)
+        problems.append(f"{_named(task)} has score_name {score!r}; expected: {_ATTRIBUTES['score_name']}")
+    if problems:
+        raise UserError(problems)
 
 
 def check_data(task: Any, method: str, data: Any) -> None:
-    """A data set has a length of at least one and gives items.
+    """Check that a data set has a length of at least one and returns items.
 
     Raises:
         UserError: it does not.
@@ -76,59 +76,59 @@ def check_data(task: Any, method: str, data: Any) -> None:
     missing = [name for name in ("__len__", "item") if not callable(getattr(data, name, None))]
     if missing:
         raise UserError(
-            f"{method}() of {_named(task)} gave {type(data).__name__}, which lacks {' and '.join(missing)}; "
-            f"expected: {_METHODS[method]}"
+            f"{method}() of {_named(task)} returned {type(data).__name__}, which lacks "
+            f"{' and '.join(missing)}; expected: {_METHODS[method]}"
         )
     if len(data) < 1:
         raise UserError(f"{method}() of {_named(task)} has no images; expected at least one")
 
 
 def check_order(task: Any, order: Any, images: int) -> None:
-    """``evaluation_order()`` names every image once.
+    """Check that ``evaluation_order()`` lists every image once.
 
     Raises:
         UserError: it does not.
     """
     fits = isinstance(order, np.ndarray) and order.shape == (images,) and order.dtype == np.int64
     if not fits or not np.array_equal(np.sort(order), np.arange(images)):
-        found = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
+        what = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
         raise UserError(
-            f"evaluation_order() of the evaluation data of {_named(task)} gave {found}; expected None, or an "
-            f"int64 array with each of the numbers 0 to {images - 1} once"
+            f"evaluation_order() of the evaluation data of {_named(task)} returned {what}; expected "
+            f"None, or an int64 array with each of the numbers 0 to {images - 1} once"
         )
 
 
 def check_model(task: Any, model: Any) -> None:
-    """The model is a module with something to train.
+    """Check that the model is a module with something to train.
 
     Raises:
         UserError: it is not.
     """
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"model() of {_named(task)} gave {type(model).__name__}; expected: {_METHODS['model']}"
+            f"model() of {_named(task)} returned {type(model).__name__}; expected: {_METHODS['model']}"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
-            f"model() of {_named(task)} gave a {type(model).__name__} without trainable parameters"
+            f"model() of {_named(task)} returned a {type(model).__name__} without trainable parameters"
         )
 
 
 def check_batch(task: Any, batch: Any) -> None:
-    """A batch can be moved to a device.
+    """Check that a batch can be moved to a device.
 
     Raises:
         UserError: it cannot.
     """
     if not callable(getattr(batch, "to", None)):
         raise UserError(
-            f"collate() of {_named(task)} gave {type(batch).__name__}, which has no method to(device); "
-            "expected a tensor, or a class of your own that has it"
+            f"collate() of {_named(task)} returned {type(batch).__name__}, which has no method to(device); "
+            "expected a tensor, or a custom class that has it"
         )
 
 
 def check_loss(task: Any, loss: Any) -> None:
-    """The loss of one micro-batch is a sum and a count; looks at no value, so no device is waited for.
+    """Check that the loss of one micro-batch is a sum and a count, without waiting for the device.
 
     Raises:
         UserError: it is not.
@@ -137,74 +137,74 @@ def check_loss(task: Any, loss: Any) -> None:
     if not isinstance(loss, LossSum):
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(
-            f"{who} gave {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
-            "images of the batch, and what the sum is to be divided by, such as the number of images"
+            f"{who} returned {shown}; expected rankless.LossSum(sum, count): the loss summed over the "
+            "images of the batch, and the divisor of the sum, such as the number of images"
         )
-    faults = []
+    problems = []
     if not _is_scalar(loss.sum):
-        faults.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as of .sum()")
+        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as of .sum()")
     elif not loss.sum.requires_grad and torch.is_grad_enabled():
-        faults.append(f"{who}: sum has no gradient; expected a tensor that was computed by the model")
+        problems.append(f"{who}: sum has no gradient; expected a tensor that was computed by the model")
     if not _is_scalar(loss.count):
-        faults.append(
+        problems.append(
             f"{who}: count is {_shown(loss.count)}; expected a scalar tensor, "
             "such as torch.tensor(float(len(images)))"
         )
     if not isinstance(loss.parts, Mapping):
-        faults.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict of names to scalar tensors")
+        problems.append(f"{who}: parts is {_shown(loss.parts)}; expected a dict of names to scalar tensors")
     else:
-        faults += [
+        problems += [
             f"{who}: parts['{name}'] is {_shown(part)}; expected a scalar tensor"
             for name, part in loss.parts.items()
             if not _is_scalar(part)
         ]
-    if faults:
-        raise UserError(faults)
+    if problems:
+        raise UserError(problems)
 
 
 def check_predictions(task: Any, predictions: Any, images: int) -> None:
-    """There is one prediction per image.
+    """Check that there is one prediction per image.
 
     Raises:
         UserError: there is not.
     """
     if not isinstance(predictions, list) or len(predictions) != images:
-        found = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
+        count = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
         raise UserError(
-            f"predict() of {_named(task)} gave {found} for a batch of {images}; expected a list with one "
+            f"predict() of {_named(task)} returned {count} for a batch of {images}; expected a list with one "
             "prediction for each image"
         )
 
 
 def check_sendable(task: Any, predictions: list[Any]) -> None:
-    """Predictions can be sent to the process that scores them.
+    """Check that predictions can be sent to the process that scores them.
 
     Raises:
-        UserError: they hold something that is not sent between processes, or tensors of another device.
+        UserError: they contain something that cannot be sent, or tensors on another device.
     """
     try:
         check(predictions)
     except UnsendableError as error:
-        who, found = f"predict() of {_named(task)}", f"{error.found} (prediction{error.position})"
-        if found.startswith("a tensor on "):
-            raise UserError(f"{who} gave {found}; expected predictions on the CPU, as of .cpu()") from None
+        who, what = f"predict() of {_named(task)}", f"{error.found} (prediction{error.position})"
+        if what.startswith("a tensor on "):
+            raise UserError(f"{who} returned {what}; expected predictions on the CPU, as of .cpu()") from None
         raise UserError(
-            f"{who} gave predictions that cannot be sent to another process: {found}; expected {SENDABLE}"
+            f"{who} returned predictions that cannot be sent to another process: {what}; expected {SENDABLE}"
         ) from None
 
 
 def check_scores(task: Any, scores: Any) -> Scores:
-    """Scores are a dict that JSON can hold, with the score by which the best weights are chosen.
+    """Check that scores are a JSON-ready dict with the score that selects the best weights.
 
     Raises:
         UserError: they are not.
     """
     who, name = f"score() of {_named(task)}", task.score_name
     if not isinstance(scores, dict):
-        raise UserError(f"{who} gave {type(scores).__name__}; expected a dict of names to numbers")
+        raise UserError(f"{who} returned {type(scores).__name__}; expected a dict of names to numbers")
     if name not in scores:
         raise UserError(
-            f"{who} gave {', '.join(map(str, scores)) or 'nothing'}, but score_name is '{name}': "
+            f"{who} returned {', '.join(map(str, scores)) or 'nothing'}, but score_name is '{name}': "
             "one of the scores must have that name"
         )
     if not isinstance(scores[name], float) and scores[name] is not None:
@@ -212,7 +212,9 @@ def check_scores(task: Any, scores: Any) -> Scores:
     try:
         json.dumps(scores)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{who} gave what JSON cannot hold ({error}); expected float(…) and such") from None
+        raise UserError(
+            f"{who} returned something that JSON cannot represent ({error}); expected float(…) and the like"
+        ) from None
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Whether a step of a recipe fits into the memory at all: asked before the ranks start."""
+"""Checks before a run starts that a step fits into memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Raise if one micro-batch alone takes more memory than a device has: a bound from below.
+    """Check a lower bound of the memory that one micro-batch needs.
 
     Args:
-        recipe: what is to be trained.
-        size: the input's (height, width) in pixels.
-        outputs: numbers that the layers put out for one image and keep for the gradient, as far as known.
+        recipe: of the run.
+        size: (height, width) of the input in pixels.
+        outputs: number of output values of each layer for one image that the gradient needs, as far as known.
 
     Raises:
-        UserError: says how much it takes, and how much there is.
+        UserError: it exceeds the device's memory; says how much is needed and available.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
-    kept = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone keeps nothing
+    saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone saves nothing
     memory.ensure(
-        micro * (3 * height * width * 4 + kept * number),
+        micro * (3 * height * width * 4 + saved * number),
         f"a micro-batch of {counted(micro, 'image')} of {width:,} × {height:,} pixels",
         "give a smaller batch.micro or model.image_size",
         _on_a_card(),
@@ -35,15 +35,15 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Raise if one image alone, as the network gets it, takes more memory than a device has.
+    """Check a lower bound of the memory that the prediction of one image needs.
 
     Args:
-        size: the input's (height, width) in pixels.
-        source: the weights file, whose recipe says so.
-        outputs: numbers that each layer puts out for one image, as far as known.
+        size: (height, width) of the input in pixels.
+        source: the weights file with the recipe.
+        outputs: number of output values of each layer for one image, as far as known.
 
     Raises:
-        UserError: says how much it takes, and how much there is.
+        UserError: it exceeds the device's memory; says how much is needed and available.
     """
     height, width = size
     memory.ensure(
@@ -55,7 +55,7 @@ def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int
 
 
 def _on_a_card() -> int | None:
-    """Bytes of the first GPU; None where the CPU computes."""
+    """Return the bytes of the first GPU; None on the CPU."""
     if os.environ.get("RANKLESS_CPU") or not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(0).total_memory)

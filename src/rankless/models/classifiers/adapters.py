@@ -1,4 +1,4 @@
-"""Classifiers that torchvision and timm build, freshly initialized; nothing is fetched from the network."""
+"""Classifiers that torchvision and timm build, freshly initialized; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 def build_resnet(
     name: str, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
 ) -> nn.Module:
-    """torchvision's ResNet; its last layer is ``fc``.
+    """Build torchvision's ResNet; its last layer is ``fc``.
 
     Args:
-        name: one of :data:`RESNETS`. With ``-cifar`` after it, it begins with a 3×3 convolution that keeps
-            the size, without pooling, as is usual for images of 32 pixels; the names of its state stay.
-        classes: how many.
-        activation: in place of every ReLU. Not PReLU: a block calls one module at two or three places, which
-            would share the slope.
-        dropout: share dropped of the pooled features, before the last layer. It adds no key to the state.
+        name: one of :data:`RESNETS`. With the suffix ``-cifar`` it starts with a 3×3 convolution of stride 1,
+            without pooling, as is usual for images of 32 pixels; the names in its state do not change.
+        classes: number of classes.
+        activation: replaces every ReLU. Not PReLU: a block calls one module two or three times, so that these
+            calls would share the slope.
+        dropout: fraction of the pooled features dropped before the last layer. It adds no key to the state.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
@@ -40,9 +40,9 @@ def build_resnet(
         net.maxpool = nn.Identity()
     if activation != "relu":
         for module in list(net.modules()):
-            for place, child in list(module.named_children()):
+            for child_name, child in list(module.named_children()):
                 if isinstance(child, nn.ReLU):
-                    setattr(module, place, activate(activation))
+                    setattr(module, child_name, activate(activation))
     if dropout:
         net.avgpool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout))
     built: nn.Module = net
@@ -51,14 +51,14 @@ def build_resnet(
 
 @dataclass(frozen=True)
 class TimmFacts:
-    """What timm says of a model.
+    """timm's description of a model.
 
     Attributes:
-        size: (height, width) in pixels of the input it was published with.
-        fixed: it is built for one size of the input.
-        mean, std: of the published normalization, per channel, for images in 0..1.
-        classes: of the published weights.
-        source: the paper, or where the weights come from.
+        size: published (height, width) of the input in pixels.
+        fixed: whether it is built for a single size of the input.
+        mean, std: published normalization per channel, for images in 0..1.
+        classes: number of classes of the published weights.
+        source: the paper, or the origin of the weights.
     """
 
     size: tuple[int, int]
@@ -70,7 +70,7 @@ class TimmFacts:
 
 
 def timm_knows(name: str) -> bool:
-    """Whether timm has an architecture ``name``, which may end in the tag of its weights (``.a1_in1k``)."""
+    """Check whether timm has a model ``name``, with or without the tag of its weights (``.a1_in1k``)."""
     import timm
 
     architecture, _, tag = name.partition(".")
@@ -78,14 +78,14 @@ def timm_knows(name: str) -> bool:
 
 
 def timm_facts(name: str) -> TimmFacts:
-    """timm's facts on ``name`` (without ``timm/``).
+    """Return timm's description of ``name`` (without ``timm/``).
 
     Raises:
-        UserError: timm has no such model, or none for color images; names the nearest.
+        UserError: timm has no such model (lists the nearest), or it does not take color images.
     """
     import timm
 
-    # Only what timm has registered: it would take 'hf-hub:…' as a place on the network to build from.
+    # Only registered models: timm would download 'hf-hub:…'.
     config = timm.get_pretrained_cfg(name) if timm_knows(name) else None
     if config is None:
         known = timm.list_models() + timm.list_pretrained()
@@ -113,16 +113,16 @@ def timm_facts(name: str) -> TimmFacts:
 def build_timm(
     name: str, classes: int, *, dropout: float = 0.0, size: tuple[int, int] | None = None
 ) -> nn.Module:
-    """timm's model ``name``, without pretrained weights.
+    """Build timm's model ``name``, without pretrained weights.
 
     Args:
-        name: as timm has it.
-        classes: how many.
+        name: in timm.
+        classes: number of classes.
         dropout: timm's ``drop_rate``, before the last layer.
-        size: (height, width) of the input in pixels; only needed where it is not the published one.
+        size: (height, width) of the input in pixels, if it is not the published one.
 
     Raises:
-        UserError: timm has no such model, or it cannot be built like this.
+        UserError: timm has no such model, or cannot build it with these options.
     """
     import timm
 
@@ -142,10 +142,10 @@ def build_timm(
 
 
 def timm_heads(net: nn.Module) -> list[nn.Module]:
-    """The layers of a timm model that tell the classes apart; several where it learns from a teacher too."""
+    """Return the classifier layers of a timm model; several if it is distilled from a teacher."""
     get_classifier = getattr(net, "get_classifier", None)
-    found = get_classifier() if get_classifier else None
-    layers = found if isinstance(found, tuple | list) else [found]
+    head = get_classifier() if get_classifier else None
+    layers = head if isinstance(head, tuple | list) else [head]
     return [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]
 
 
@@ -159,20 +159,20 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:
-    """The published weights of timm's model ``name``, under the names of its state; fetched if need be.
+    """Return the published weights of timm's model ``name`` by name; downloaded if needed.
 
     Raises:
-        UserError: timm has none for it, or they cannot be fetched.
+        UserError: timm has none for it, or they cannot be downloaded.
     """
     import timm
 
     timm_facts(name)
     try:
         state: dict[str, Tensor] = timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # of the network, the hub, the disk: each library's own
+    except Exception as error:  # of the network, the hub, the disk: many types
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"model.pretrained is 'timm': the weights of '{name}' cannot be had ({reason}); give a file that "
-            "was fetched elsewhere: rankless import FILE --out weights.safetensors"
+            f"model.pretrained is 'timm': the weights of '{name}' cannot be downloaded ({reason}); give a "
+            "file that was downloaded elsewhere: rankless import FILE --out weights.safetensors"
         ) from error
     return state

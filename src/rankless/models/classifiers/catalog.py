@@ -1,7 +1,7 @@
-"""Every classifier by its name: what is known about it, and how it is built from a recipe.
+"""All classifiers by name: their descriptions, and how they are built from a recipe.
 
-A classifier is a value of :class:`Classifier`. What is built is a plain network with the state dict of its
-origin, and two attributes more: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
+A classifier is described by a :class:`Classifier`. The network has the state dict of its origin, and two
+additional attributes: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
 parameters whose shape depends on the number of classes.
 """
 
@@ -40,7 +40,7 @@ IMAGENET_STD: Color = (0.229, 0.224, 0.225)
 HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
-_MANY_CLASSES = 20_000  # of ImageNet's all; up to here a head is no matter of memory
+_MANY_CLASSES = 20_000  # as many as ImageNet-21k; heads up to this size need little memory
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Classifier:
 
     Attributes:
         name: what ``model.name`` calls it.
-        family: who builds it.
+        family: its builder.
         source: the paper.
-        summary: what it is, in a few words.
-        side: of the square input it was published with, in pixels.
-        classes: of the data set it was published with.
+        summary: a short description.
+        side: published side of the square input in pixels.
+        classes: number of classes it was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
-        densenet: the DenseNet it is, if it is one.
+        densenet: its options, if it is a DenseNet.
     """
 
     name: str
@@ -70,13 +70,12 @@ class Classifier:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained, with :attr:`classes`."""
+        """Return the number of parameters, with :attr:`classes`."""
         return self._work[0]
 
     @property
     def gflops(self) -> float:
-        """10⁹ operations for one image of :attr:`side`: two for each multiply-accumulate of a convolution or
-        a matrix product."""
+        """Return 10⁹ operations for one image of :attr:`side`; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -107,21 +106,21 @@ def _cifar_resnet(depth: int) -> Classifier:
 
 
 def _densenet(name: str, variant: densenet.Variant, summary: str, classes: int) -> Classifier:
-    found = Classifier(
+    chosen = Classifier(
         name=name,
         family="densenet",
         source="Huang et al., 2017, Densely Connected Convolutional Networks, arXiv:1608.06993",
         summary=summary,
         classes=classes,
     )
-    return _with_densenet(found, variant)
+    return _with_densenet(chosen, variant)
 
 
-def _with_densenet(found: Classifier, variant: densenet.Variant) -> Classifier:
-    """``found`` with another DenseNet inside: the stem decides what images it is for."""
+def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
+    """Return a copy with another DenseNet; the stem determines the size of its images."""
     if variant.stem == "small":
-        return replace(found, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
-    return replace(found, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        return replace(chosen, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
+    return replace(chosen, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 _ALL = (
@@ -138,69 +137,69 @@ _ALL = (
         "densenet-bc-190-40", densenet.DENSENET_BC_190_40, "densely connected, 190 layers, k=40, CIFAR", 10
     ),
 )
-CLASSIFIERS: dict[str, Classifier] = {found.name: found for found in _ALL}
-"""Those with a name of their own; besides them there is every ``timm/NAME``."""
+CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
+"""All named classifiers; every ``timm/NAME`` is available too."""
 
 
 def variant(model: model_kinds.Model) -> Classifier:
-    """The classifier that a recipe asks for, with its options.
+    """Return the classifier of a recipe, with its options.
 
     Raises:
-        UserError: there is none of that name (names the nearest), or the input is too small for it.
+        UserError: no such classifier (lists the nearest), or the input is too small for it.
     """
-    found = _named(model.name)
-    if found.densenet is None or not isinstance(model, model_kinds.DensenetModel):
-        return found
-    chosen = found.densenet.with_options(model.densenet)
+    chosen = _named(model.name)
+    if chosen.densenet is None or not isinstance(model, model_kinds.DensenetModel):
+        return chosen
+    options = chosen.densenet.with_options(model.densenet)
     size = _size(model)
-    if size is not None and min(size) < chosen.least_side:
+    if size is not None and min(size) < options.least_side:
         sides = model.image_size if isinstance(model.image_size, int) else list(size)
-        small = "" if chosen.stem == "small" else ", or model.densenet.stem 'small'"
+        small = "" if options.stem == "small" else ", or model.densenet.stem 'small'"
         raise UserError(
-            f"'model.image_size' is {sides}: nothing would be left of it in {model.name}; "
-            f"expected at least {chosen.least_side}{small}"
+            f"'model.image_size' is {sides}, too small for {model.name}; "
+            f"expected at least {options.least_side}{small}"
         )
-    return _with_densenet(found, chosen)
+    return _with_densenet(chosen, options)
 
 
 def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
-    """A freshly initialized classifier on the CPU, drawn from torch's global generator.
+    """Build a classifier on the CPU, initialized from torch's global generator.
 
-    Its forward takes normalized images, float (B, 3, H, W), and gives logits, (B, classes).
+    Its forward takes normalized images, float (B, 3, H, W), and returns logits, (B, classes).
 
     Args:
-        model: the recipe's part.
-        classes: how many classes it tells apart.
+        model: the recipe's section.
+        classes: number of classes.
 
     Returns:
         The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
         ``"fc."``).
 
     Raises:
-        UserError: no such model, an input too small for it, or fewer than two classes; all problems.
+        UserError: no such model, an input too small for it, or fewer than two classes; lists all problems.
     """
-    faults: list[str] = []
-    found = None
+    problems: list[str] = []
+    chosen = None
     try:
-        found = variant(model)
+        chosen = variant(model)
     except UserError as error:
-        faults += error.problems
+        problems += error.problems
     if classes < 2:
         few = counted(classes, "class", "classes")
-        faults.append(f"the data has {few}: a classifier needs at least two; name them")
-    if faults or found is None:
-        raise UserError(faults)
-    _refuse_giant(found, model, classes)
-    return _build(found, model, classes)
+        problems.append(f"the data has {few}; a classifier needs at least two; name them")
+    if problems or chosen is None:
+        raise UserError(problems)
+    _refuse_giant(chosen, model, classes)
+    return _build(chosen, model, classes)
 
 
-def _refuse_giant(found: Classifier, model: model_kinds.Model, classes: int) -> None:
-    """Raise if the machine has no room for the weights; published ones are known to be small."""
+def _refuse_giant(chosen: Classifier, model: model_kinds.Model, classes: int) -> None:
+    """Check that the weights fit into memory; published models are known to be small."""
     growth = model.densenet.growth if isinstance(model, model_kinds.DensenetModel) else "auto"
     if classes <= _MANY_CLASSES and growth == "auto":
         return
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        count = sum(tensor.numel() for tensor in _build(found, model, classes).parameters())
+        count = sum(tensor.numel() for tensor in _build(chosen, model, classes).parameters())
     memory.ensure(
         4 * count,
         f"{model.name} for {classes:,} classes, with {count:,} parameters,",
@@ -209,10 +208,10 @@ def _refuse_giant(found: Classifier, model: model_kinds.Model, classes: int) -> 
 
 
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
-    """Everything but the head: the largest modules of a built classifier that hold nothing of its head.
+    """Return everything but the head: the largest modules of a classifier without parts of the head.
 
-    Parameters of a module on the way to the head (a vision transformer's class token) belong to none of them:
-    :func:`backbone_parameters` has those too.
+    Parameters of a module that contains the head (a vision transformer's class token) belong to none of them;
+    :func:`backbone_parameters` includes those.
     """
     heads = _head_names(model)
 
@@ -230,7 +229,7 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def backbone_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Name and value of every parameter of a built classifier that does not belong to its head."""
+    """Return name and value of every parameter of a classifier that does not belong to its head."""
     heads = _head_names(model)
     return [(name, value) for name, value in model.named_parameters() if not name.startswith(heads)]
 
@@ -257,8 +256,8 @@ def _named(name: str) -> Classifier:
         )
     if name.startswith("yolo"):
         raise UserError(
-            f"model.name is '{name}', no classifier: take one, such as resnet18 or timm/convnext_tiny, or "
-            "set task to 'detect'"
+            f"model.name is '{name}', which is not a classifier; use one, such as resnet18 or "
+            "timm/convnext_tiny, or set task to 'detect'"
         )
     near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
     if timm_knows(name):
@@ -271,31 +270,31 @@ def _named(name: str) -> Classifier:
 
 
 def _size(model: model_kinds.Model) -> tuple[int, int] | None:
-    """(height, width) in pixels, where the recipe says."""
+    """Return (height, width) in pixels, if the recipe gives it."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
 
 
-def _build(found: Classifier, model: model_kinds.Model, classes: int) -> nn.Module:
-    net: Any  # nn.Module takes no attributes that are neither tensors nor modules, as far as mypy knows
+def _build(chosen: Classifier, model: model_kinds.Model, classes: int) -> nn.Module:
+    net: Any  # mypy allows no attributes of nn.Module that are neither tensors nor modules
     if isinstance(model, model_kinds.TimmModel):
-        net = build_timm(found.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
+        net = build_timm(chosen.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
         inside = {id(layer) for layer in timm_heads(net)}
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
             raise UserError(
-                f"model.name is '{found.name}': it has no layer for classes; choose another model"
+                f"model.name is '{chosen.name}': it has no layer for classes; choose another model"
             )
-    elif isinstance(model, model_kinds.DensenetModel) and found.densenet is not None:
-        net = DenseNet(found.densenet, classes, activation=_activation(model), dropout=model.dropout)
+    elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
+        net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("classifier.",)
     else:
         resnet = cast(model_kinds.ResnetModel, model)
-        net = build_resnet(found.name, classes, activation=_activation(resnet), dropout=resnet.dropout)
+        net = build_resnet(chosen.name, classes, activation=_activation(resnet), dropout=resnet.dropout)
         heads = ("fc.",)
-    net.variant, net.head_names = found, heads
-    net.backbone = partial(backbone_modules, net)  # what a recipe's model.freeze holds
+    net.variant, net.head_names = chosen, heads
+    net.backbone = partial(backbone_modules, net)  # for a recipe's model.freeze
     built: nn.Module = net
     return built
 

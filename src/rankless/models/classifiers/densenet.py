@@ -1,7 +1,7 @@
 """DenseNet, as published and with options (Huang et al., 2017, "Densely Connected Convolutional Networks").
 
-Every layer reads the maps of all layers before it and adds a few of its own. The names and shapes in the
-state dict of a published variant are those of torchvision and timm, so that their weights fit.
+Every layer reads the maps of all earlier layers and adds a few. The names and shapes in the state dict of a
+published variant are those of torchvision and timm, so that their weights fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Variant:
         growth: channels that each layer adds (k).
         stem: ``imagenet``, a 7×7 convolution with stride 2 and 3×3 max pooling with stride 2, which divides
             the resolution by 4, or ``small``, a 3×3 convolution that keeps it; either has 2k channels.
-        compression: share of the channels that a transition keeps (θ).
+        compression: fraction of the channels after a transition (θ).
         bottleneck: each layer has a 1×1 convolution to 4k channels before its 3×3.
         separable: the layers' 3×3 convolutions are depthwise-separable.
     """
@@ -42,12 +42,12 @@ class Variant:
 
     @property
     def least_side(self) -> int:
-        """The smallest input side in pixels of which the last block still gets one pixel."""
+        """Return the smallest input side in pixels that leaves one pixel for the last block."""
         factor: int = 2 ** (len(self.blocks) - 1)  # by which the transitions divide the resolution
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: model_kinds.Densenet) -> Variant:
-        """This variant with what the recipe changes; ``auto`` leaves what is here."""
+        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged."""
         return replace(
             self,
             growth=self.growth if options.growth == "auto" else options.growth,
@@ -69,7 +69,7 @@ DENSENET_BC_190_40 = Variant(blocks=(31, 31, 31), growth=40, stem="small")
 
 
 class SeparableConv(nn.Module):
-    """A depthwise 3×3 convolution, then a 1×1: takes a 3×3 convolution's place and keeps the size.
+    """A depthwise 3×3 convolution, then a 1×1: replaces a 3×3 convolution of stride 1.
 
     Args:
         channels_in, channels: of the input and of the output.
@@ -78,11 +78,11 @@ class SeparableConv(nn.Module):
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
         self.depthwise = _convolution(channels_in, channels_in, 3, groups=channels_in)
-        # No activation stands between the two and takes half of the variance.
+        # There is no activation between the two that would halve the variance.
         self.pointwise = _convolution(channels_in, channels, 1, after="linear")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels_in, H, W) -> (B, channels, H, W)."""
+        """Map (B, channels_in, H, W) to (B, channels, H, W)."""
         out: Tensor = self.pointwise(self.depthwise(x))
         return out
 
@@ -94,7 +94,7 @@ class DenseLayer(nn.Module):
         channels: of the input.
         variant: growth, bottleneck and kind of convolution.
         activation: after each norm.
-        dropout: share dropped of the numbers that the layer adds.
+        dropout: fraction of the new features that is dropped.
     """
 
     def __init__(self, channels: int, variant: Variant, activation: Activation, dropout: float) -> None:
@@ -112,7 +112,7 @@ class DenseLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """The new maps alone: (B, channels, H, W) -> (B, growth, H, W)."""
+        """Compute the new maps (B, growth, H, W) from (B, channels, H, W)."""
         if self.bottleneck:
             x = self.conv1(self.activation1(self.norm1(x)))
         new: Tensor = self.conv2(self.activation2(self.norm2(x)))
@@ -120,10 +120,10 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """Layers of which each sees what the block takes in and what all layers before it add.
+    """Layers that each read the block's input and the maps of all earlier layers.
 
     Args:
-        layers: how many.
+        layers: number of layers.
         channels: of the input.
         variant, activation, dropout: see :class:`DenseLayer`.
     """
@@ -137,7 +137,7 @@ class DenseBlock(nn.Sequential):
             self.add_module(f"denselayer{number + 1}", layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) -> (B, channels + layers * growth, H, W), the input first."""
+        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W), the input first."""
         for layer in self:
             x = torch.cat((x, layer(x)), 1)
         return x
@@ -157,13 +157,13 @@ class Transition(nn.Sequential):
 class DenseNet(nn.Module):
     """A DenseNet classifier for one device.
 
-    Convolutions have no bias and start as He et al. (2015), "Delving Deep into Rectifiers", say.
+    Convolutions have no bias and are initialized as in He et al. (2015), "Delving Deep into Rectifiers".
 
     Args:
-        variant: which.
-        classes: how many.
-        activation: after every norm; each PReLU learns one slope of its own.
-        dropout: share dropped of the numbers that each layer adds, never of those that are handed on.
+        variant: its options.
+        classes: number of classes.
+        activation: after every norm; each PReLU has a separate slope.
+        dropout: fraction of each layer's new features that is dropped, not of those passed on.
     """
 
     def __init__(
@@ -177,23 +177,23 @@ class DenseNet(nn.Module):
             self.features.add_module(f"denseblock{number}", block)
             channels += layers * variant.growth
             if number < len(variant.blocks):
-                kept = max(1, int(channels * variant.compression))
-                self.features.add_module(f"transition{number}", Transition(channels, kept, activation))
-                channels = kept
-        # The published names count the norms at the network's own level: 5 is the last whatever the blocks.
+                left = max(1, int(channels * variant.compression))
+                self.features.add_module(f"transition{number}", Transition(channels, left, activation))
+                channels = left
+        # In the published names the last norm is number 5, whatever the number of blocks.
         self.features.add_module("norm5", nn.BatchNorm2d(channels))
         self.features.add_module("activation5", activate(activation))
         self.classifier = nn.Linear(channels, classes)
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of normalized images: (B, 3, H, W) -> (B, classes)."""
+        """Compute the logits (B, classes) of normalized images (B, 3, H, W)."""
         logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
         return logits
 
 
 def _stem(kind: Literal["imagenet", "small"], channels: int, activation: Activation) -> nn.Sequential:
-    """What comes before the first block; the small one is only a convolution, as in the paper."""
+    """Build the layers before the first block; the small stem is only a convolution, as in the paper."""
     stem = nn.Sequential()
     if kind == "small":
         stem.add_module("conv0", _convolution(3, channels, 3))
@@ -218,8 +218,10 @@ def _convolution(
     groups: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Without bias; the size stays, or is divided by ``stride``. It starts so that what it puts out varies as
-    much as what the activation (``after``) before it took in; every activation here counts as a ReLU.
+    """Build a convolution without bias; the size is divided by ``stride``.
+
+    Its initialization preserves the variance, given the activation before it (``after``); every activation
+    counts as a ReLU.
     """
     conv = nn.Conv2d(channels_in, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)
