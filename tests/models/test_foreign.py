@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "module": (lambda: {"model": network()}, r"torch\.nn\.modules\.container\.Sequential.* and \d+ more"),
     "namespace": (
         lambda: {"model": network().state_dict(), "args": argparse.Namespace(lr=1)},
-        r"wants to make argparse\.Namespace, .*torch\.save\(model\.state_dict\(\)",
+        r"needs argparse\.Namespace, .*torch\.save\(model\.state_dict\(\)",
     ),
     "numpy": (lambda: {"w": torch.ones(1), "best": np.float64(1)}, r"numpy\..*scalar"),
     "own class": (lambda: {"w": torch.ones(1), "x": Local()}, r"Local"),
@@ -239,7 +239,7 @@ def test_other_kinds_of_files_are_named(tmp_path):
         (b"", "empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "git lfs pull"),
         (b"\n<!DOCTYPE html><html>404</html>", "web page"),
-        (b"hello", "begins like none"),
+        (b"hello", "not a checkpoint of a known kind"),
         (b"PK\x05\x06" + bytes(18), "no data.pkl"),
     ]:
         path.write_bytes(text)
@@ -249,7 +249,7 @@ def test_other_kinds_of_files_are_named(tmp_path):
     assert "tar format" in refusal()
     path.unlink()
     path.mkdir()
-    assert "is no file" in refusal()
+    assert "is a folder" in refusal()
     path.rmdir()
     os.mkfifo(path)
     assert "it is a pipe" in refusal()
@@ -276,7 +276,7 @@ SEEN = {
     "a storage that is not there": "should have 16 bytes and has none",
     "10^12 times the same": "4000000000000 bytes of tensors in a file of",
     "a key of many levels": "a tuple as a key",
-    "hex of hex of hex": "bytes that are none",
+    "hex of hex of hex": "invalid bytes",
     "a set again and again": "asks for more than it holds",
     "a legacy storage of 10^12": "does not match",
 }

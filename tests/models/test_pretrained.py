@@ -162,5 +162,5 @@ def test_timm_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(timm, "create_model", unreachable)
     with pytest.raises(UserError, match=r"weights of 'resnet18' cannot be downloaded \(no route to host\)"):
         start_from(build_classifier(Model(name="resnet18"), 3), "timm", NAMES)
-    with pytest.raises(UserError, match="the model is none of timm's"):
+    with pytest.raises(UserError, match="the model is not one of timm's"):
         start_from(Net(3, 1), "timm", NAMES)

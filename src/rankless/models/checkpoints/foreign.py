@@ -1,8 +1,7 @@
-"""Weights of other projects: whatever file they lie in, as tensors by name, and nothing of theirs is run.
+"""Weights of other projects: reads several kinds of files as tensors by name, without running their code.
 
-A reader for each kind of file gives what the file holds. Which part of that are the weights is the matter of
-:mod:`~rankless.models.checkpoints.unwrapping`, and how their names fit a model that of
-:mod:`~rankless.models.checkpoints.fit`.
+:mod:`~rankless.models.checkpoints.unwrapping` finds the weights in the content, and
+:mod:`~rankless.models.checkpoints.fit` matches their names to a model.
 """
 
 from __future__ import annotations
@@ -23,30 +22,32 @@ from rankless.models.checkpoints.pickle_inspection import Inspection
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 from rankless.models.checkpoints.unwrapping import Checkpoint, unwrap
 
-# What torch.save wrote before version 1.6 begins with this number as a pickle of its own.
+# Files of torch.save before version 1.6 start with this number as a separate pickle.
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY = b"\x80\x02\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
 _LEGACY_PROTOCOL = 1001
-_ALONE = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
+_ALONE = "save only the weights in the software that made it: torch.save(model.state_dict(), 'weights.pt')"
 
 
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """The weights in a checkpoint of another project.
+    """Read the weights in a checkpoint of another project.
 
-    The kind of file is told by its content: what ``torch.save`` writes (today's, or before version 1.6), or
-    safetensors. Nothing in it is run, and it is held against its own size before room is made for it.
+    The kind of file is detected by its content: ``torch.save`` (today's, or before version 1.6), or
+    safetensors. Nothing in it is run, and its claims are compared with its size before memory is allocated.
 
     Args:
         path: the file.
-        key: the entry that holds the weights, such as ``model`` or ``ema.module``; chosen if not given.
+        key: the entry that holds the weights, such as ``model`` or ``ema.module``; chosen by default.
 
     Raises:
-        UserError: no such file, a damaged one, none of these kinds, one that only unpickling could read, or
-            one without weights.
+        UserError: no such file, or it is damaged, of another kind, readable only by unpickling, or without
+            weights.
     """
     path = Path(path)
     if reading.is_folder(path):
-        raise UserError(f"{path}: is no file; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)")
+        raise UserError(
+            f"{path}: is not a file; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)"
+        )
     try:
         with io.BufferedReader(reading.opened(path)) as file:
             return unwrap(_content(path, file), key, size=os.fstat(file.fileno()).st_size)
@@ -71,16 +72,16 @@ def _content(path: Path, file: IO[bytes]) -> Any:
 
 
 def _from_zip(file: IO[bytes]) -> Any:
-    """Today's format: a zip archive of one pickle and a record for each storage.
+    """Read today's format: a zip archive of one pickle and a record for each storage.
 
-    The archive is written again, in memory, from what Python's zipfile found in it and what was inspected: so
-    PyTorch's own zip reader never sees an archive that two readers could understand in two ways.
+    The archive is rewritten in memory from the records that Python's zipfile read and that were inspected, so
+    PyTorch's zip reader never sees an archive that two readers could interpret differently.
     """
     try:
         records, names = _records(file), set[str]()
     except RefusedFileError:
         raise
-    except Exception as error:  # BadZipFile, struct.error, EOFError … by how the archive is broken
+    except Exception as error:  # BadZipFile, struct.error, EOFError …, depending on the damage
         raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); take another copy") from None
     if "data.pkl" not in records:
         raise RefusedFileError(f"is a zip archive, but not one of torch.save (it has no data.pkl); {_ALONE}")
@@ -88,11 +89,11 @@ def _from_zip(file: IO[bytes]) -> Any:
     inspection.walk(io.BytesIO(records["data.pkl"]))
     for storage in inspection.storages.values():
         name = f"data/{storage.key}"
-        found = len(records[name]) if name in records else "none"
-        if found != storage.nbytes:
+        size = len(records[name]) if name in records else "none"
+        if size != storage.nbytes:
             raise RefusedFileError(
                 f"is damaged: storage {printable(storage.key)} should have {storage.nbytes} bytes "
-                f"and has {found}"
+                f"and has {size}"
             )
         names.add(name)
     copy = io.BytesIO()
@@ -105,7 +106,7 @@ def _from_zip(file: IO[bytes]) -> Any:
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:
-    """The records of an archive by their names below its one folder."""
+    """Read the records of an archive by their names in its folder."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -116,22 +117,20 @@ def _records(file: IO[bytes]) -> dict[str, bytes]:
                 f"is a compressed archive, which torch.save never writes; unpack it, or {_ALONE}"
             )
         if sum(entry.file_size for entry in entries) > size:
-            raise RefusedFileError(
-                "is damaged or made to do harm: its parts claim to be larger than the whole"
-            )
-        found: dict[str, bytes] = {}
+            raise RefusedFileError("is damaged or malicious: its parts claim to be larger than the whole")
+        records: dict[str, bytes] = {}
         for entry in entries:
             name = entry.filename.partition("/")[2]
             if not name:
-                continue  # a folder, or beside the archive's own
-            if name in found:
+                continue  # a folder, or outside the archive's folder
+            if name in records:
                 raise RefusedFileError(f"is damaged: it has two records called {printable(name)}")
-            found[name] = archive.read(entry)
-    return found
+            records[name] = archive.read(entry)
+    return records
 
 
 def _from_legacy(file: IO[bytes]) -> Any:
-    """The format before PyTorch 1.6: five pickles, then the storages' sizes and values one after another."""
+    """Read the format before PyTorch 1.6: five pickles, then the sizes and values of the storages."""
     inspection = Inspection()
     head = [inspection.walk(file) for _ in range(5)]
     _, protocol, _, _, keys = head
@@ -156,11 +155,11 @@ def _from_legacy(file: IO[bytes]) -> Any:
 def _load(file: IO[bytes]) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old protocols and classes: what matters is told here
+            warnings.simplefilter("ignore")  # about old protocols and classes
             return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:
         raise
-    except Exception as error:  # by what it stumbles over: UnpicklingError, RuntimeError, TypeError …
+    except Exception as error:  # UnpicklingError, RuntimeError, TypeError …, depending on the content
         first = str(error).strip().partition("\n")[0]
         raise RefusedFileError(
             f"is not read by PyTorch's safe reader ({printable(first, 200)}); {_ALONE}"
@@ -176,14 +175,14 @@ def _what_else(start: bytes, file: IO[bytes]) -> str:
             "the PyTorch that wrote it, and save its state_dict() with a newer one"
         )
     if start.startswith(b"\x80"):
-        Inspection().walk(file)  # tells what it wants to make, where that is the reason
+        Inspection().walk(file)  # reports the classes that it needs, if that is the reason
         return f"is a plain pickle, not written by torch.save; {_ALONE}"
     text = start.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
-        return "is only the pointer that Git LFS keeps in the file's place; fetch it with: git lfs pull"
+        return "is only a Git LFS pointer; fetch the file with: git lfs pull"
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "is a web page, not a checkpoint: the download went wrong"
     return (
-        "is no checkpoint: it begins like none of the known kinds; expected what torch.save or safetensors "
-        "writes (.pt, .pth, .ckpt, .bin, .safetensors)"
+        "is not a checkpoint of a known kind; expected a file of torch.save or safetensors "
+        " (.pt, .pth, .ckpt, .bin, .safetensors)"
     )

@@ -1,9 +1,9 @@
-"""What a checkpoint's pickle would make, worked out without making it.
+"""Inspection of a checkpoint's pickle without unpickling it.
 
-``torch.load(weights_only=True)`` runs no foreign code, but it believes what a file says of itself: it makes
-room for the sizes that are claimed, and calls a few functions whose results can grow without bound. So a
-pickle is walked through here first, with stand-ins for everything but plain values: no name is imported,
-nothing of torch's is called, and memory and time stay in proportion to the file.
+``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the claimed
+sizes, and calls a few functions whose results can grow without bound. So a pickle is interpreted here first,
+with placeholders for everything but plain values: no name is imported, torch is not called, and memory and
+time are proportional to the size of the file.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """What is found in one file, pickle by pickle.
+    """The contents of one file's pickles.
 
     Attributes:
         storages: every storage by its key.
-        wanted: classes and functions that the pickle needs and that are never called, in their order.
+        wanted: classes and functions that the pickle needs and that are never called, in order.
     """
 
     storages: dict[str, Storage] = field(default_factory=dict)
     wanted: dict[str, None] = field(default_factory=dict)
 
     def walk(self, file: IO[bytes]) -> Any:
-        """Read one pickle to its end; ``file`` stands behind it then.
+        """Read one pickle to its end.
 
         Returns:
-            What it would make, with stand-ins for tensors and storages.
+            Its value, with placeholders for tensors and storages.
 
         Raises:
-            RefusedFileError: it is damaged, needs unpickling of more than tensors and plain values, or claims
-                tensors larger than their storages.
+            RefusedFileError: it is damaged, contains more than tensors and plain values, or claims tensors
+                larger than their storages.
         """
         machine = _Machine(self)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd escapes in names
+                warnings.simplefilter("ignore")  # about odd escapes in names
                 for opcode, argument, position in pickletools.genops(file):
                     machine.read = position or 0
                     machine.step(opcode.name, argument)
@@ -65,7 +65,7 @@ class Inspection:
             raise
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = printable(str(error)) or type(error).__name__
-            raise RefusedFileError(f"is damaged or no checkpoint of PyTorch (its pickle: {reason})") from None
+            raise RefusedFileError(f"is damaged or not PyTorch's checkpoint (its pickle: {reason})") from None
         if self.wanted:
             raise RefusedFileError(self._foreign())
         return machine.result
@@ -74,17 +74,17 @@ class Inspection:
         names = [printable(name) for name in self.wanted]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
-            f"holds more than tensors: it wants to make {', '.join(names[:3])}{more}, which could run any "
-            "code and is never done; in the software that made it, save the weights alone: "
+            f"holds more than tensors: it needs {', '.join(names[:3])}{more}, which could run any "
+            "code and are never loaded; save only the weights in the software that made it: "
             "torch.save(model.state_dict(), 'weights.pt')"
         )
 
 
 class _Machine:
-    """Pickle's stack machine, for the operations that PyTorch's own safe reader knows."""
+    """Pickle's stack machine, for the operations that PyTorch's safe reader supports."""
 
     def __init__(self, inspection: Inspection) -> None:
-        self.found = inspection
+        self.inspection = inspection
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.result: Any = None
@@ -100,8 +100,8 @@ class _Machine:
             _OPERATIONS[name](self, argument)
         else:
             raise RefusedFileError(
-                f"is a pickle that PyTorch's safe reader does not take (operation {name}): it was saved in "
-                "another protocol or by another program; save it again with torch.save and its defaults"
+                f"is a pickle that PyTorch's safe reader does not support (operation {name}): it was saved "
+                "with another protocol or by another program; save it again with torch.save and its defaults"
             )
 
     def pop(self) -> Any:
@@ -156,37 +156,39 @@ class _Machine:
                 "holds a quantized tensor; expected plain, dense tensors: convert it first"
             )
         if name not in FUNCTIONS and dtype_of(name) is None and storage_dtype(name) is None:
-            self.found.wanted[name] = None
+            self.inspection.wanted[name] = None
         self.stack.append(Global(name))
 
     def call(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
-        # One foreign thing makes more of them; the walk goes on to name them all.
+        # A foreign object leads to others; go on to name them all.
         if isinstance(function, Foreign) or (
             isinstance(function, Global)
             and isinstance(arguments, tuple)
-            and (function.name in self.found.wanted or any(isinstance(one, Foreign) for one in arguments))
+            and (
+                function.name in self.inspection.wanted or any(isinstance(one, Foreign) for one in arguments)
+            )
         ):
             self.stack.append(Foreign())
             return
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise TypeError("a call of no function")
+            raise TypeError("a call of something that is not a function")
         if function.name not in FUNCTIONS:
             raise TypeError(f"a call of {function.name}")
-        # What is copied was written out once: else a small file asks for ever more copies of one long list.
+        # Copies are limited to the bytes read: else a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:
-            raise RefusedFileError("is damaged or made to do harm: it asks for more than it holds")
+            raise RefusedFileError("is damaged or malicious: it asks for more than it holds")
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """NEWOBJ: no checkpoint of plain tensors has it."""
+        """NEWOBJ, which no checkpoint of plain tensors contains."""
         self.pop()
         made = self.pop()
         if isinstance(made, Global):
-            self.found.wanted[made.name] = None
+            self.inspection.wanted[made.name] = None
         elif not isinstance(made, Foreign):
-            raise TypeError("an object of no class")
+            raise TypeError("an object without a class")
         self.stack.append(Foreign())
 
     def build(self, _: Any) -> None:
@@ -194,14 +196,14 @@ class _Machine:
         target = self.stack[-1]
         if isinstance(target, Foreign):
             return
-        # A state_dict keeps the versions of its modules as an attribute. Another one could hide a method.
+        # A state_dict has an attribute with the versions of its modules. Another one could hide a method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
             raise TypeError(f"attributes for a {type(target).__name__}")
 
     def storage(self, _: Any) -> None:
         pid = self.pop()
         if isinstance(pid, tuple) and pid[:1] == ("module",):  # a class with its source, before PyTorch 1.6
-            self.found.wanted[pid[1].name] = None
+            self.inspection.wanted[pid[1].name] = None
             self.stack.append(Foreign())
             return
         if isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage":
@@ -209,16 +211,16 @@ class _Machine:
             dtype = storage_dtype(kind.name)
             if dtype is not None and isinstance(key, str):
                 made = Storage(key, dtype, size_of(numel))
-                known = self.found.storages.setdefault(key, made)
+                known = self.inspection.storages.setdefault(key, made)
                 if known.nbytes != made.nbytes:
                     raise RefusedFileError("is damaged: it gives one storage two sizes")
                 self.stack.append(made if view in ([], [None]) else self.view(made, *view[0]))
                 return
-        raise TypeError("a storage that is none")
+        raise TypeError("an invalid storage")
 
     @staticmethod
     def view(root: Storage, key: Any, offset: Any, numel: Any) -> Storage:
-        """A part of another storage, as PyTorch before 0.4 wrote it."""
+        """Return a part of another storage, as written by PyTorch before 0.4."""
         if not isinstance(key, str) or size_of(offset) + size_of(numel) > root.numel:
             raise RefusedFileError("is damaged: it has a part larger than the whole")
         return Storage(key, root.dtype, numel)

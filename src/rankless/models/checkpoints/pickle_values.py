@@ -1,7 +1,7 @@
-"""Stand-ins for what a checkpoint's pickle makes, and the few calls that it may make.
+"""Placeholders for the values of a checkpoint's pickle, and the few functions that it may call.
 
-Each does what its namesake would, to values that cost nothing: sizes are compared with what the file holds,
-and whatever could grow out of proportion is refused.
+Each function works like its namesake on placeholders: sizes are compared with the size of the file, and
+anything that could grow out of proportion is refused.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ UNSUPPORTED = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
     "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor on the meta device, without values",
-    "torch._utils._rebuild_wrapper_subclass": "a tensor of a class of its own",
-    "torch._tensor._rebuild_from_type_v2": "a tensor of a class of its own",
-    "torch._utils._rebuild_parameter_with_state": "a parameter with attributes of its own",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor of a subclass",
+    "torch._utils._rebuild_parameter_with_state": "a parameter with additional attributes",
 }
 
 
 class RefusedFileError(ValueError):
-    """Why a file is not read: the rest of a sentence that begins with the file."""
+    """The reason why a file is not read: the rest of a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of values that the pickle says lies beside it.
+    """A storage that the pickle refers to.
 
     Attributes:
         key: its name.
-        dtype: of one value.
-        numel: how many.
+        dtype: of the values.
+        numel: number of values.
     """
 
     key: str
@@ -62,31 +62,31 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Return the size in bytes."""
         return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Global:
-    """A class or function, by its full name alone."""
+    """The full name of a class or function."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Anything of torch's that is right and whose values do not matter here."""
+    """A valid object of torch whose values do not matter."""
 
 
 class Foreign:
-    """What a class that is not known here would have made."""
+    """An object of an unknown class."""
 
 
 def size_of(value: Any) -> int:
-    """``value``, a size or an offset.
+    """Return ``value`` if it is a size or an offset.
 
     Raises:
-        RefusedFileError: it is no such thing.
+        RefusedFileError: it is not.
     """
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
@@ -94,10 +94,10 @@ def size_of(value: Any) -> int:
 
 
 def key_of(value: Any) -> Any:
-    """``value``, a key of a dict or member of a set that is quick to hash and to compare.
+    """Return ``value`` if it is a dict key or set member that is quick to hash and to compare.
 
     Raises:
-        TypeError: it may not be; a file can be made whose keys take hours, or more stack than there is.
+        TypeError: it may not be; hashing a malicious key could take hours or overflow the stack.
     """
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
@@ -109,36 +109,36 @@ def key_of(value: Any) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """The dtype that is called ``torch.…``."""
+    """Return the dtype called ``torch.…``."""
     return _DTYPES.get(name)
 
 
 def storage_dtype(name: str) -> torch.dtype | None:
-    """The dtype of the values in a storage class."""
+    """Return the dtype of the values in a storage class."""
     module, _, attribute = name.rpartition(".")
     return _STORAGES.get(attribute) if module in ("torch", "torch.cuda", "torch.storage") else None
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
-    """``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    """Check ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
     return _checked(storage, storage.dtype, offset, size, stride, rest)
 
 
 def _tensor_of_dtype(
     storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
 ) -> _Tensor:
-    """``_rebuild_tensor_v3``: for dtypes without a storage class."""
-    found = dtype_of(dtype.name)
-    if found is None:
-        raise TypeError("a dtype that is none")
-    return _checked(storage, found, offset, size, stride, (grad, hooks, *rest))
+    """Check ``_rebuild_tensor_v3``, for dtypes without a storage class."""
+    known = dtype_of(dtype.name)
+    if known is None:
+        raise TypeError("an invalid dtype")
+    return _checked(storage, known, offset, size, stride, (grad, hooks, *rest))
 
 
 def _checked(
     storage: Any, dtype: torch.dtype, offset: Any, size: Any, stride: Any, rest: tuple[Any, ...]
 ) -> _Tensor:
     if not isinstance(storage, Storage) or len(size) != len(stride) or len(rest) > 3 or any(rest[1:]):
-        raise TypeError("a tensor that is none")
+        raise TypeError("an invalid tensor")
     sides, steps = [size_of(side) for side in size], [size_of(step) for step in stride]
     last = size_of(offset) + sum((side - 1) * step for side, step in zip(sides, steps, strict=True))
     if all(sides) and (last + 1) * dtype.itemsize > storage.nbytes:
@@ -151,14 +151,14 @@ def _checked(
 
 def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
     if not isinstance(data, _Tensor) or hooks:
-        raise TypeError("a parameter that is none")
+        raise TypeError("an invalid parameter")
     return data
 
 
 def _dict(given: Any = ()) -> dict[Any, Any]:
-    """``OrderedDict``, of pairs where Python 2 wrote it, and ``Counter``."""
+    """Make an ``OrderedDict`` (of pairs if Python 2 wrote it) or a ``Counter``."""
     if not isinstance(given, dict | list | tuple):
-        raise TypeError("a dict of no pairs")
+        raise TypeError("an invalid dict")
     pairs = given.items() if isinstance(given, dict) else given
     return {key_of(key): value for key, value in pairs}
 
@@ -173,20 +173,20 @@ def _shape(sides: Any = ()) -> tuple[int, ...]:
 
 def _listed(members: Any) -> Any:
     if not isinstance(members, list | tuple):
-        raise TypeError("members that are none")
+        raise TypeError("invalid members")
     return members
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    # Only as pickle itself writes bytes: other codecs make long of short, again and again.
+    # Only as pickle writes bytes: other codecs could expand the text repeatedly.
     if not isinstance(text, str) or encoding != "latin1":
-        raise TypeError("bytes that are none")
+        raise TypeError("invalid bytes")
     return text.encode("latin1")
 
 
 def _inert(*arguments: Any) -> _Tensor:
     if len(arguments) > 2 or not all(isinstance(argument, str | int) for argument in arguments):
-        raise TypeError("a device or layout that is none")
+        raise TypeError("an invalid device or layout")
     return _Tensor()
 
 

@@ -1,7 +1,7 @@
-"""Which part of a checkpoint are the weights.
+"""Finds the weights in the content of a checkpoint.
 
-Trainers save the weights beside the optimizer, the epoch and an average of the weights, each under names of
-its own. Nothing here is specific to a kind of file.
+Trainers save the weights beside the optimizer, the epoch and an average of the weights, under various names.
+Nothing here is specific to a kind of file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
-# In the order of preference: the average is what its makers scored.
+# In the order of preference: the average is usually what was evaluated.
 _AVERAGED = (
     "ema",
     "model_ema",
@@ -39,19 +39,19 @@ _PLAIN = (
     "weights",
     "params",
 )
-_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # what begins so is no model
+_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of what is not a model
 _DEEPEST = 5
-# Tensors that share memory, or repeat it, are written once and would be saved as often as they are named.
+# Tensors that share or repeat memory are stored once but would be saved several times.
 _REPEATED = 8
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights that a file holds.
+    """The weights in a file.
 
     Attributes:
-        state: tensors by the file's own names, on the CPU; floating point in float32.
-        facts: what was found on the way, a sentence each.
+        state: tensors by the file's names, on the CPU; floating point in float32.
+        facts: sentences about the file.
     """
 
     state: dict[str, Tensor]
@@ -59,16 +59,16 @@ class Checkpoint:
 
 
 def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
-    """Find the weights in what a file holds.
+    """Find the weights in the content of a file.
 
     Args:
         content: nested dicts with tensors somewhere.
-        key: the entry that holds the weights, dotted where it lies deeper; None to choose: averaged weights
-            before others.
-        size: of the file, in bytes: what its tensors may take, give or take those named several times.
+        key: the entry that holds the weights, dotted if nested; None to choose: averaged weights before
+            others.
+        size: of the file in bytes, which limits the size of its tensors.
 
     Raises:
-        RefusedFileError: no weights, several that could be meant, or tensors that are not plain ones.
+        RefusedFileError: no weights, several candidates, or tensors that are not plain.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
@@ -100,7 +100,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """The entry called ``key``, or None; its dots may be parts of names."""
+    """Return the entry called ``key``, or None; its dots may be parts of names."""
     if key in content:
         return content[key]
     parts = key.split(".")
@@ -118,7 +118,7 @@ def _others(content: Mapping[Any, Any]) -> str:
 
 
 def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
-    """The entry of ``node`` that holds the weights, or None where the node does itself."""
+    """Return the entry of ``node`` that holds the weights, or None if the node does."""
     dicts = [name for name in _with_weights(node) if isinstance(name, str)]
     chosen = next((name for name in _AVERAGED + _PLAIN if name in dicts), None)
     if chosen is not None:
@@ -126,7 +126,7 @@ def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
         others = [name for name in _AVERAGED + _PLAIN if name in dicts and name != chosen]
         if others:
             names = " and ".join(f"'{before}{name}'" for name in others)
-            facts.append(f"the file also holds weights under {names}: --key takes those")
+            facts.append(f"the file also holds weights under {names}: --key selects those")
         return chosen
     if any(isinstance(value, Tensor) for value in node.values()):
         return None
@@ -139,24 +139,24 @@ def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
 
 
 def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
-    """The entries of ``node`` that hold weights."""
+    """List the entries of ``node`` that hold weights."""
     known: dict[int, bool] = {}
     return [name for name, value in node.items() if _holds_weights(value, known)]
 
 
 def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
-    """Whether tensors lie in a dict, or in an entry of it that is known to hold weights.
+    """Check whether a dict contains tensors, or has an entry for weights that does.
 
     Args:
         value: anything.
-        known: what is known of dicts, by their identity: they can be many names for one, and hold themselves.
-        depth: how far down to look.
+        known: results by identity: dicts can occur several times, and contain themselves.
+        depth: number of levels to search.
     """
     known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False
     if id(value) not in known:
-        known[id(value)] = False  # if it comes again before it is known
+        known[id(value)] = False  # for a dict that contains itself
         known[id(value)] = any(
             isinstance(one, Tensor) and isinstance(name, str) for name, one in value.items()
         ) or any(_holds_weights(value.get(name), known, depth - 1) for name in _AVERAGED + _PLAIN)
@@ -164,32 +164,30 @@ def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int 
 
 
 def _tensors(node: Mapping[Any, Any], facts: list[str], size: int) -> dict[str, Tensor]:
-    found = {name: one for name, one in node.items() if isinstance(one, Tensor) and isinstance(name, str)}
-    if not found:
+    tensors = {name: one for name, one in node.items() if isinstance(one, Tensor) and isinstance(name, str)}
+    if not tensors:
         raise RefusedFileError(f"holds no tensors by name; expected a state_dict{_others(node)}")
-    if left := [printable(str(name), 30) for name in node if name not in found]:
+    if left := [printable(str(name), 30) for name in node if name not in tensors]:
         more = ", …" if len(left) > 5 else ""
         entries = counted(len(left), "entry is not a tensor and is", "entries are not tensors and are")
         facts.append(f"{entries} left out: {', '.join(left[:5])}{more}")
     # torch.optim.swa_utils.AveragedModel counts its updates beside the model.
-    if found.pop("n_averaged", None) is not None:
+    if tensors.pop("n_averaged", None) is not None:
         facts.append("'n_averaged', the counter of an averaged model, is left out")
-    for name, one in found.items():
+    for name, one in tensors.items():
         if one.layout is not torch.strided or one.is_quantized or one.device.type != "cpu":
             raise RefusedFileError(
                 f"has a tensor {printable(name)} that is sparse, quantized or without values; "
                 "expected plain, dense tensors: convert it first"
             )
-    claimed = sum(one.numel() * one.element_size() for one in found.values())
+    claimed = sum(one.numel() * one.element_size() for one in tensors.values())
     if claimed > _REPEATED * size:
-        raise RefusedFileError(
-            f"is damaged or made to do harm: {claimed} bytes of tensors in a file of {size}"
-        )
-    return _as_float32(found, facts)
+        raise RefusedFileError(f"is damaged or malicious: {claimed} bytes of tensors in a file of {size}")
+    return _as_float32(tensors, facts)
 
 
-def _as_float32(found: dict[str, Tensor], facts: list[str]) -> dict[str, Tensor]:
-    others = [one.dtype for one in found.values() if one.is_floating_point() and one.dtype != torch.float32]
+def _as_float32(tensors: dict[str, Tensor], facts: list[str]) -> dict[str, Tensor]:
+    others = [one.dtype for one in tensors.values() if one.is_floating_point() and one.dtype != torch.float32]
     for dtype in dict.fromkeys(others):
         name = str(dtype).removeprefix("torch.")
         facts.append(
@@ -198,7 +196,7 @@ def _as_float32(found: dict[str, Tensor], facts: list[str]) -> dict[str, Tensor]
     try:
         return {
             name: (one.float() if one.is_floating_point() else one).detach().contiguous()
-            for name, one in found.items()
+            for name, one in tensors.items()
         }
-    except RuntimeError as error:  # PyTorch knows dtypes that it cannot convert
+    except RuntimeError as error:  # PyTorch has dtypes that it cannot convert
         raise RefusedFileError(f"has tensors that cannot be converted to float32: {error}") from None
