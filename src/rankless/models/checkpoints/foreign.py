@@ -45,9 +45,7 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if reading.is_folder(path):
-        raise UserError(
-            f"{path}: is not a file; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)"
-        )
+        raise UserError(f"{path}: is a folder; expected a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors)")
     try:
         with io.BufferedReader(reading.opened(path)) as file:
             return unwrap(_content(path, file), key, size=os.fstat(file.fileno()).st_size)
