@@ -192,8 +192,8 @@ def by_order(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: s
     names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (ours, theirs))
     if len(names) != len(others):
         raise UserError(
-            f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be matched "
-            "by order; leave --by-order out, or give another model"
+            f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be "
+            "matched by order; leave --by-order out, or give another model"
         )
     return {name: theirs[other] for name, other in zip(names, others, strict=True)}
 
