@@ -118,8 +118,6 @@ def test_all_that_stays_is_listed_at_once(tmp_path):
     faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: already exists")
     listed = [f"{number:02}: already exists" in fault for number, fault in enumerate(faults)]
     assert listed == [True] * 20 + [False]
-        False
-    ]
     assert faults[-1].startswith("… and 5 more; nothing was changed; give another name or folder, or --force")
 
 
