@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rankless.data.index import annotation_cache, file_states
-from rankless.data.index.annotation_cache import Key, cached, forget
+from rankless.data.index.annotation_cache import cached, forget
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.errors import UserError
 from rankless.files import cache_folder
@@ -46,7 +46,7 @@ class Data:
         return validate(raw, "voc"), [folder, *raw.depends]
 
     def open(self, rescan: bool = False) -> Annotations:
-        return cached(Key(str(self.root), "train", "voc"), self.read, rescan=rescan)
+        return cached(str(self.root), "train", "voc", self.read, rescan=rescan)
 
     def widths(self) -> list[float]:
         found: list[float] = self.open().boxes[:, 2].tolist()
@@ -151,18 +151,18 @@ def test_every_change_is_noticed(data: Data, change: str) -> None:
 def test_a_missing_file_that_comes_is_noticed(data: Data, tmp_path: Path) -> None:
     wanted = tmp_path / "classes.txt"
     read = lambda: (data.read()[0], [str(wanted)])  # noqa: E731
-    key = Key(str(tmp_path / "other"), "train", "voc")
-    cached(key, read)
-    cached(key, read)
+    key = str(tmp_path / "other"), "train", "voc"
+    cached(*key, read)
+    cached(*key, read)
     assert data.times == 1
     wanted.write_text("")
-    cached(key, read)
+    cached(*key, read)
     assert data.times == 2
 
 
 def test_splits_and_formats_are_kept_apart(data: Data) -> None:
     for split, format in (("train", "voc"), ("val", "voc"), ("train", "coco")):
-        cached(Key(str(data.root), split, format), data.read)
+        cached(str(data.root), split, format, data.read)
     assert data.times == 3
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankless.data.formats.registry import format_named, recognize
-from rankless.data.index.annotation_cache import Key, cached
+from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted
@@ -58,7 +58,7 @@ def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False
         raw = page.read(path, split)
         return validate(raw, name), raw.depends
 
-    known = cached(Key(str(path), split, name), read, rescan=rescan)
+    known = cached(str(path), split, name, read, rescan=rescan)
     # Reported again: another opening may have named the format, or the data by another path.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"

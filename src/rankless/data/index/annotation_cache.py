@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rankless.data.index.annotations import Annotations
@@ -36,56 +36,36 @@ State = tuple[int, int]
 Read = Callable[[], tuple[Annotations, list[str]]]
 
 
-@dataclass(frozen=True)
-class Key:
-    """What was read: one split.
-
-    Attributes:
-        root: absolute.
-        split: its name.
-        format: the format's name.
-    """
-
-    root: str
-    split: str
-    format: str
-
-    def folder(self) -> Path:
-        """The folder of all that is cached of it."""
-        name = hashlib.sha256(json.dumps([self.root, self.split, self.format]).encode()).hexdigest()[:32]
-        return cache_folder() / "annotations" / name
-
-
-def cached(key: Key, read: Read, *, rescan: bool = False) -> Annotations:
+def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = False) -> Annotations:
     """What ``read`` gives, or has given before and would give again.
 
     Args:
-        key: what is read.
+        root: absolute; with the names of the split and of the format the key of what is cached.
+        split, format: names.
         read: reads it: the split, and every file and folder whose change makes it out of date.
         rescan: whether it is read again though nothing seems to have changed.
 
     Raises:
         UserError: what ``read`` raises, or the files change while they are read.
     """
-    store = key.folder()
+    key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
+    store = cache_folder() / "annotations" / key
     if not rescan and (annotations := _valid(store)):
         return annotations
     with ExitStack() as stack:
         try:
             stack.enter_context(
-                locked(
-                    store, lambda: say(f"waiting for another process that reads {key.root}", file=sys.stderr)
-                )
+                locked(store, lambda: say(f"waiting for another process that reads {root}", file=sys.stderr))
             )
             _clear(store, rescan)
         except OSError as error:
-            made, *_ = _steady(key, read)
+            made, *_ = _steady(root, read)
             return _private(made, f"{store.parent} cannot be written to ({error.strerror or error})")
         if not rescan and (annotations := _valid(store)):  # the one that was waited for
             return annotations
         started = time.time()
         with storing_in(store / _CHUNKS):
-            made, depends, states = _steady(key, read)
+            made, depends, states = _steady(root, read)
         try:
             annotations = _published(store, made, depends, states)
             remove_others(store / _CHUNKS, started - 1)
@@ -134,20 +114,20 @@ def _is_whole(annotations: Annotations) -> bool:
     )
 
 
-def _steady(key: Key, read: Read) -> tuple[Annotations, list[str], list[State]]:
+def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
     """What ``read`` gives when nothing changes meanwhile, and all that it depends on, with states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # what changed before now has an older time than what changes from now on
         started = time.time_ns() - TICK // 2
         made, depends = read()
-        depends = list(dict.fromkeys([key.root, *depends]))
+        depends = list(dict.fromkeys([root, *depends]))
         states = [state(path) for path in depends]
         changed = touched_since(depends, started)  # asked for last, so that nothing slips between
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed}: changed while {key.root} was read, {_TRIES} times; wait until nothing writes there, and "
+        f"{changed}: changed while {root} was read, {_TRIES} times; wait until nothing writes there, and "
         "start again"
     )
 
