@@ -130,7 +130,7 @@ def test_help_imports_nothing_heavy(words):
         (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a fraction"),
         (
             ["split", "cells", "--out", "new", "--val", "20%"],
-            "--val has '20%': expected a share between 0 and 1, such as 0.2",
+            "--val has '20%': expected a fraction between 0 and 1, such as 0.2",
         ),
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: it already exists"),

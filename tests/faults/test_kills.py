@@ -57,7 +57,7 @@ def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expec
 def test_ranks_and_loader_processes_die_with_the_launcher(tmp_path: Path, expected: dict[str, Any]) -> None:
     folder = tmp_path / "run"
     # Slow enough that it would go on for long if nothing ended it.
-    with Run(folder, 2, "workers=1", environment={"FAULT_SLEEP": "0.5"}) as run:
+    with Run(folder, 2, "workers=1", environment={"FAULT_SLEEP": "0.2"}) as run:
         run.until(lambda: run.step() >= 4)
         before = {process.kind for process in run.processes()}
         kill(run.pid("launcher"))

@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except UserError as error:
-        return _tell(error)
+        return _report(error)
     except CycloptsError as error:
-        return _tell(in_our_words(error))
+        return _report(in_our_words(error))
     except KeyboardInterrupt:
         words = sys.argv[1:] if arguments is None else arguments
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"
@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if told := of_the_system(error):
-            return _tell(told)
+        if problem := of_the_system(error):
+            return _report(problem)
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
 
 
-def _tell(error: UserError) -> int:
-    for fault in error.problems:
-        print(f"error: {fault}", file=sys.stderr)
+def _report(error: UserError) -> int:
+    for problem in error.problems:
+        print(f"error: {problem}", file=sys.stderr)
     return error.exit_code

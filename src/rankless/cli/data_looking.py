@@ -73,25 +73,25 @@ def check(
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
-    from rankless.curation.fixing import fix as mend
+    from rankless.curation.fixing import fix as write_fixed
     from rankless.files.work_folder import refuse_existing
 
-    place = out or beside(root, "fixed")
+    target = out or beside(root, "fixed")
     if fix:
-        must_be_outside(root, place)
-        refuse_existing(place)
-    found = look(root, format, split, quick=quick)
-    fixed = mend(found, place, drop_faulty=drop_faulty, link=link) if fix else None
+        must_be_outside(root, target)
+        refuse_existing(target)
+    checked = look(root, format, split, quick=quick)
+    fixed = write_fixed(checked, target, drop_faulty=drop_faulty, link=link) if fix else None
     if as_json:
-        report = found.as_json()
+        report = checked.as_json()
         if fixed is not None:
             report["fixed"] = {"out": str(fixed.out), "changes": fixed.changes}
         print_json(report)
     else:
-        print_check(found)
+        print_check(checked)
         if fixed is not None:
             print_fix(fixed)
-    return 0 if found.ok else 1
+    return 0 if checked.ok else 1
 
 
 @app.command(
@@ -127,12 +127,12 @@ def stats(
 
         output(out, force=force)  # before the data is read
     data = open_data_set(root, format, split, examined=True)
-    found = statistics(data)
+    stats = statistics(data)
     replaced = plot(data, out, force=force) if out is not None else False
     if as_json:
-        print_json(found.as_json())
+        print_json(stats.as_json())
     else:
-        print_statistics(found)
+        print_statistics(stats)
         if out is not None:
             say(f"\ndrawn: {out}" + (" (replaced)" if replaced else ""))
     return 0
@@ -183,7 +183,7 @@ def show(
     from rankless.curation.looking import select
 
     contact_sheet.output(out, force=force)  # before the data is read
-    found = select(
+    selected = select(
         root,
         format,
         split=split,
@@ -192,10 +192,10 @@ def show(
         class_name=class_name,
         augmented=recipe_for if augmented else None,
     )
-    replaced = contact_sheet.write(found, out, force=force)
-    unreadable = sum(one.image is None for one in found.shown)
+    replaced = contact_sheet.write(selected, out, force=force)
+    unreadable = sum(one.image is None for one in selected.shown)
     failed = f", {unreadable} not readable" if unreadable else ""
-    say(f"{found.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
+    say(f"{selected.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
     return 0
 
 
@@ -250,18 +250,18 @@ def anchors(
     size = None if image_size is None else _size(image_size)
     from rankless.curation.fitting_anchors import fitted_anchors
 
-    found = fitted_anchors(root, format, split=split, model=model, count=number, size=size, seed=seed)
+    fitted = fitted_anchors(root, format, split=split, model=model, count=number, size=size, seed=seed)
     if as_json:
-        print_json(found.as_json())
+        print_json(fitted.as_json())
         return 0
-    default = found.default
-    height, width = found.image_size
-    anchors, boxes = counted(len(found.anchors), "anchor"), counted(found.boxes, "box", "boxes")
+    default = fitted.default
+    height, width = fitted.image_size
+    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
     say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
     published = f"with the {len(default.anchors)} of {model} {default.average_iou:.4f}"
-    say(f"average IoU {found.average_iou:.4f}; {published}\n")
-    say(found.recipe_line)
-    if len(found.anchors) != len(default.anchors):
+    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
+    say(fitted.recipe_line)
+    if len(fitted.anchors) != len(default.anchors):
         say(f"\n{model} takes {counted(len(default.anchors), 'anchor')}: leave --count out to find as many")
     return 0
 

@@ -64,8 +64,8 @@ def split(
     /,
     *,
     out: Out,
-    val: Annotated[str, Parameter(help="Share for validation.", metavar="SHARE")] = "0.2",
-    test: Annotated[str, Parameter(help="Share for a test split.", metavar="SHARE")] = "0",
+    val: Annotated[str, Parameter(help="Fraction for validation.", metavar="FRACTION")] = "0.2",
+    test: Annotated[str, Parameter(help="Fraction for a test split.", metavar="FRACTION")] = "0",
     stratify: Annotated[bool, Parameter(help="Give each class equal shares in all splits."), flag] = False,
     group: Annotated[
         str | None,
@@ -87,7 +87,7 @@ def split(
     as_json: Json = False,
 ) -> int:
     """Divide the images of a data set into train, val and test, whatever splits it has."""
-    shares = _share("--val", val), _share("--test", test)
+    fractions = _fraction("--val", val), _fraction("--test", test)
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
 
@@ -96,8 +96,8 @@ def split(
         out,
         format,
         splits=source,
-        val=shares[0],
-        test=shares[1],
+        val=fractions[0],
+        test=fractions[1],
         stratify=stratify,
         group=group,
         seed=seed,
@@ -110,11 +110,11 @@ def split(
     return 0
 
 
-def _share(option: str, text: str) -> float:
+def _fraction(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"{option} has '{text}': expected a share between 0 and 1, such as 0.2") from None
+        raise UserError(f"{option} has '{text}': expected a fraction between 0 and 1, such as 0.2") from None
 
 
 @app.command(
@@ -179,7 +179,7 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
                 {
                     "split": one.split,
                     "images": one.images,
-                    "unreadable": [[fault.path, fault.reason] for fault in one.unreadable],
+                    "unreadable": [[problem.path, problem.reason] for problem in one.unreadable],
                 }
                 for one in done
             ]
@@ -190,7 +190,7 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
         say(f"{one.split}: {counted(one.images, 'image')}{failed}")
         for note in one.notes:
             say(f"  {note}")
-        for fault in one.unreadable[:20]:
-            say(f"  {fault.path}: {fault.reason}")
+        for problem in one.unreadable[:20]:
+            say(f"  {problem.path}: {problem.reason}")
     print("a training finds them with data.cache=disk")
     return 0

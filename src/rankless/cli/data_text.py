@@ -30,28 +30,28 @@ _THEN = {
 }
 
 
-def print_check(found: Checked) -> None:
+def print_check(checked: Checked) -> None:
     """Each split with what was found, then the verdict."""
-    say(f"{found.data.root}: {found.data.title}")
-    for name, each in found.data.splits.items():
+    say(f"{checked.data.root}: {checked.data.title}")
+    for name, each in checked.data.splits.items():
         say(f"\n{name}: {_counted(each)}")
-        for sentence in found.notes(name):
+        for sentence in checked.notes(name):
             say(f"  · {sentence}")
-        stops = "stops" if found.too_many_unreadable(name) else "replaced"
-        _print_findings(found.findings[name], {"replaced": _THEN[stops]})
-        if not found.notes(name) and not found.findings[name].counts:
+        stops = "stops" if checked.too_many_unreadable(name) else "replaced"
+        _print_findings(checked.findings[name], {"replaced": _THEN[stops]})
+        if not checked.notes(name) and not checked.findings[name].counts:
             say("  nothing found")
-    if found.between.counts or found.classes:
+    if checked.between.counts or checked.classes:
         say("\nbetween the splits")
-        for sentence in found.classes:
+        for sentence in checked.classes:
             say(f"  ✗ {sentence} ({_THEN['stops']})")
-        _print_findings(found.between)
-    if found.quick:
+        _print_findings(checked.between)
+    if checked.quick:
         say("\nheaders only: no image was decoded, none compared with another")
-    if found.ok:
+    if checked.ok:
         say("\nnothing is wrong")
         return
-    say(f"\nwrong: {counted(found.wrong, 'finding')} (✗); {remedy(found)}")
+    say(f"\nwrong: {counted(checked.wrong, 'finding')} (✗); {remedy(checked)}")
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
@@ -111,10 +111,10 @@ def print_division(done: Divided) -> None:
     _print_more(len(names))
 
 
-def print_statistics(found: Statistics) -> None:
+def print_statistics(stats: Statistics) -> None:
     """A table of everything in numbers, one of the classes, and remarks."""
-    splits = found.splits
-    say(f"{found.root}: {found.format}\n")
+    splits = stats.splits
+    say(f"{stats.root}: {stats.format}\n")
     table = _table("", *splits)
     for title, cells in _rows(list(splits.values())):
         if any(cells):
@@ -122,9 +122,9 @@ def print_statistics(found: Statistics) -> None:
     _print(table)
     say("(a · b · c: least, median and most)\n")
     _print_classes(splits)
-    if found.remarks:
+    if stats.remarks:
         say()
-        for remark in found.remarks:
+        for remark in stats.remarks:
             say(remark)
 
 

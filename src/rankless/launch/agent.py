@@ -1,4 +1,4 @@
-"""Torch's elastic agent for the ranks of one machine, with the manners that a person expects.
+"""Torch's elastic agent for the ranks of one machine, with the behavior that a person expects.
 
 It restarts the ranks when one dies, but not when they ended on purpose: an error of the user's would only
 come again. When it is asked to stop it lets the ranks finish their step and save.

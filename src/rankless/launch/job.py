@@ -115,7 +115,7 @@ def notes(path: Path) -> list[Path]:
 
 
 def read_notes(path: Path) -> list[dict[str, Any]]:
-    """What the notes beside the job at ``path`` say, rank 0's first."""
+    """Read the notes beside the job at ``path`` say, rank 0's first."""
     return [json.loads(note.read_text(encoding="utf-8")) for note in notes(path)]
 
 

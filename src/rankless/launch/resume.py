@@ -136,7 +136,7 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
         return
     raise UserError(
         f"{run.path} cannot go on with other data: data.root is {before.data.root} in the run, "
-        f"{recipe.data.root} now, and {why}; expected the same data, wherever it lies: give its place, "
+        f"{recipe.data.root} now, and {why}; expected the same data, wherever it lies: give its path, "
         "or start again in another --run"
     )
 

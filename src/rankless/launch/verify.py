@@ -39,7 +39,7 @@ class WorldResult:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What :func:`verify` found.
+    """The result of :func:`verify`.
 
     Attributes:
         steps: steps of each world.

@@ -185,7 +185,7 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
     try:
         check(predictions)
     except UnsendableError as error:
-        who, what = f"predict() of {_named(task)}", f"{error.found} (prediction{error.position})"
+        who, what = f"predict() of {_named(task)}", f"{error.description} (prediction{error.position})"
         if what.startswith("a tensor on "):
             raise UserError(f"{who} returned {what}; expected predictions on the CPU, as of .cpu()") from None
         raise UserError(

@@ -47,16 +47,16 @@ class UnsendableError(TypeError):
     """A value of a type that is not sent.
 
     Attributes:
-        found: what it is, as a phrase.
+        description: what it is, as a phrase.
         position: where it is in the whole, such as ``[3].mask``.
     """
 
-    def __init__(self, found: str) -> None:
-        super().__init__(found)
-        self.found, self.position = found, ""
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self.description, self.position = description, ""
 
     def __str__(self) -> str:
-        return f"{self.position or 'it'} is {self.found}"
+        return f"{self.position or 'it'} is {self.description}"
 
 
 def pack(value: Any) -> Tensor:
@@ -185,7 +185,7 @@ class _Writer:
         if not _is_data(made):
             module = "" if made.__module__ == "builtins" else f"{made.__module__}."
             raise UnsendableError(f"a value of type {module}{made.__qualname__}")
-        if _found(made.__module__, made.__qualname__) is not made:
+        if _loaded(made.__module__, made.__qualname__) is not made:
             raise UnsendableError(f"of class {made.__qualname__}, which is not at a module's top level")
         if issubclass(made, tuple):
             names: tuple[str, ...] = made._fields
@@ -225,8 +225,8 @@ class _Reader:
         if name == "tensor":
             return self.tensor(*parts)
         if name in ("array", "scalar"):
-            found = self.array(*parts)
-            return found if name == "array" else found[()]
+            array = self.array(*parts)
+            return array if name == "array" else array[()]
         if name in ("bytes", "bytearray"):
             data = self.blob(parts[0]).tobytes()
             return data if name == "bytes" else bytearray(data)
@@ -241,8 +241,8 @@ class _Reader:
 
     def tensor(self, name: str, gradient: bool, *shape: int) -> Tensor:
         dtype = _DTYPES[name]
-        found = torch.from_numpy(self.blob(math.prod(shape) * dtype.itemsize)).view(dtype).reshape(shape)
-        return found.requires_grad_() if gradient else found
+        tensor = torch.from_numpy(self.blob(math.prod(shape) * dtype.itemsize)).view(dtype).reshape(shape)
+        return tensor.requires_grad_() if gradient else tensor
 
     def array(self, name: str, *shape: int) -> NDArray[Any]:
         dtype = np.dtype(name)
@@ -275,7 +275,7 @@ def _number_or_text(name: str, text: str) -> Any:
 
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     """A class that this process has loaded; nothing is imported for a sender."""
-    made = _found(module, qualname)
+    made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
             f"{module}.{qualname} is not a data class that was loaded here; import it with the task"
@@ -285,11 +285,11 @@ def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
     return made, list(names)
 
 
-def _found(module: str, qualname: str) -> Any:
-    found: Any = sys.modules.get(module)
+def _loaded(module: str, qualname: str) -> Any:
+    member: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(name)  # no __getattr__ of anybody's runs
-    return found
+        member = getattr(member, "__dict__", {}).get(name)  # no __getattr__ of anybody's runs
+    return member
 
 
 def _is_data(made: type) -> bool:

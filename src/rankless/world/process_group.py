@@ -1,4 +1,4 @@
-"""Join the other ranks: the one place that reads what torchrun, Slurm or Kubernetes set.
+"""Join the other ranks: the only page that reads what torchrun, Slurm or Kubernetes set.
 
 A process that nobody launched is a world of one; nothing below knows the difference.
 """

@@ -136,8 +136,8 @@ def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
     Raises:
         torch.distributed.DistStoreError: some rank did not come in time.
     """
-    found, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    store = dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(found))
+    outer, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store = dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(outer))
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
     store.set(f"word/{rank}", word)
     words: list[str] = []
