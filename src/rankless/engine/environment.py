@@ -108,10 +108,10 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     Raises:
         UserError: on every rank, where versions, data or backend differ, or ``cpu_isa`` could not be had.
     """
-    own = describe(world.device)
-    must = {name: value for name, value in own["versions"].items() if name not in _MAY_DIFFER}
+    mine = describe(world.device)
+    must = {name: value for name, value in mine["versions"].items() if name not in _MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
-    gathered = world.gather([must, own])
+    gathered = world.gather([must, mine])
     errors: list[str] = []
     warnings: list[str] = []
     if gathered is not None:
@@ -125,7 +125,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
             )
     if errors := world.broadcast(errors):
         raise UserError(errors)
-    return own, warnings
+    return mine, warnings
 
 
 def record(path: Path, now: Environment, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
@@ -137,7 +137,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
         now: what rank 0 computes with.
         world: the ranks.
         step: the last step that is done.
-        launched: what the launcher says of the start: when, and with which command.
+        launched: the launcher's record of the start: its time and command.
 
     Returns:
         Warnings for a person: what differs from the start before and so changes the weights to come.
@@ -181,7 +181,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         why = f" ({reason(error)})"
     except (ValueError, RecursionError):
         pass
-    return [], [f"{path} cannot be read{why}, so nobody knows what the run has computed with so far"]
+    return [], [f"{path} cannot be read{why}, so the environment of the run so far is unknown"]
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:

@@ -61,8 +61,8 @@ def _backbone_of(model: nn.Module) -> list[nn.Module]:
         )
     parts = method()
     modules = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, nn.Module) else [parts]
-    own = {id(module) for module in model.modules()}
-    strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in own]
+    inside = {id(module) for module in model.modules()}
+    strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in inside]
     if strangers or not modules:
         raise UserError(
             f"model.freeze: backbone() of {kind} gave {', '.join(strangers) or 'nothing'}: expected modules "

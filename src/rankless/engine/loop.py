@@ -74,7 +74,7 @@ def train(
         recipe: with its precision resolved.
         run: where everything is written, by rank 0 alone.
         resume: go on from the newest whole checkpoint, if there is one.
-        launched: what the launcher says of this start, for the record: when, and with which command.
+        launched: the launcher's record of this start: its time and command.
         task: None opens the one that the recipe names.
         stop: looked at after every step, and before every batch of an evaluation.
         dry_run: end early.
@@ -178,13 +178,13 @@ class _Loop:
         if advice := self.waiting.step(seconds, waited):
             self.sinks.event("waiting", done, advice)
 
-    def _report_replaced(self, done: int, own: Sequence[Unreadable]) -> None:
+    def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
         """Report images that could not be read; every rank calls it with those that it met.
 
         Raises:
             UserError: on every rank, the state saved, when there are more than ``data.max_bad`` allows.
         """
-        for one in self.state.unreadable.meet(self.world, own):
+        for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():

@@ -1,4 +1,4 @@
-"""Steps and epochs: the arithmetic that says what step is what, from the recipe and the number of images.
+"""Steps and epochs, computed from the recipe and the number of images.
 
 Steps cut one endless stream of images into global batches, so an epoch's boundary may fall inside a step
 and no image is dropped or doubled. The step that finishes an epoch's last image belongs to that epoch.
@@ -66,9 +66,9 @@ class StepSchedule:
             )
         return found
 
-    def lines(self, start: int, own: range) -> Iterator[Line]:
-        """The images of each own micro-batch of every step from ``start`` on."""
+    def lines(self, start: int, mine: range) -> Iterator[Line]:
+        """Yield the images of each of this rank's micro-batches of every step from ``start`` on."""
         recipe = self.recipe
         for step in range(start, self.steps):
-            for micro in own:
+            for micro in mine:
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))

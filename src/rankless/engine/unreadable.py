@@ -30,13 +30,13 @@ class UnreadableImages:
         self.trained: dict[int, Unreadable] = {}
         self.scored: dict[int, Unreadable] = {}
 
-    def meet(self, world: World, own: Sequence[Unreadable]) -> list[Unreadable]:
+    def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
         """Exchange what the ranks could not read in a step; every rank must call it.
 
         Returns:
             The new ones, by number; the same on every rank.
         """
-        gathered = world.gather(list(own))
+        gathered = world.gather(list(mine))
         images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
         return _added(self.trained, images)
 

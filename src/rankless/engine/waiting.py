@@ -1,20 +1,20 @@
-"""How much of a run's time goes by waiting for images, and what to do when it is much."""
+"""The fraction of a run's time spent waiting for images, and advice if it is large."""
 
 from __future__ import annotations
 
 from collections import deque
 
 STEPS = 100
-"""Advice is of so many steps at least: the first ones wait for the loader processes to start."""
+"""Advice needs at least this many steps: the first ones wait for the loader processes to start."""
 MUCH = 0.2
-"""… in which a larger share of the time than this was spent waiting."""
+"""Advice is given above this fraction of the time."""
 
 
 class Waiting:
     """The seconds of this rank, step by step.
 
     Attributes:
-        seconds, waited: of all steps so far, and how many of them went by waiting.
+        seconds, waited: of all steps so far, and those of them spent waiting.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Waiting:
         self.recent.append((seconds, waited))
         if self.advised or len(self.recent) < STEPS:
             return ""
-        share = sum(w for _, w in self.recent) / max(sum(s for s, _ in self.recent), 1e-9)
-        if share <= MUCH:
+        fraction = sum(w for _, w in self.recent) / max(sum(s for s, _ in self.recent), 1e-9)
+        if fraction <= MUCH:
             return ""
         self.advised = True
         return (
-            f"{share:.0%} of the last {STEPS} steps' time went by waiting for images: more `workers`, or "
+            f"{fraction:.0%} of the last {STEPS} steps' time went by waiting for images: more `workers`, or "
             "data.cache (ram or disk), may help; neither changes the weights, so --resume takes them too"
         )
 
     def summary(self) -> str:
         """A sentence for the end."""
-        share = self.waited / self.seconds if self.seconds else 0.0
-        return f"{share:.0%} of {self.seconds:.1f} s went by waiting for images"
+        fraction = self.waited / self.seconds if self.seconds else 0.0
+        return f"{fraction:.0%} of {self.seconds:.1f} s went by waiting for images"

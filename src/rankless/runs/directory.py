@@ -252,8 +252,8 @@ def holds_weights(folder: Path) -> bool:
 
 
 def _preferred(folder: Path) -> Path:
-    """The averaged weights in a checkpoint; the model's own where no average belongs there."""
-    averaged, own = folder / "ema.safetensors", folder / "model.safetensors"
+    """Return the averaged weights in a checkpoint, or the model's if the run has no average."""
+    averaged, plain = folder / "ema.safetensors", folder / "model.safetensors"
     if averaged.is_file():
         return averaged
     try:
@@ -261,16 +261,16 @@ def _preferred(folder: Path) -> Path:
     except OSError as error:
         raise UserError(f"{folder / checksums.NAME}: cannot be read ({error})") from None
     if listed is None and not (folder / "state.json").exists():
-        return own
-    for path in (averaged, own):
+        return plain
+    for path in (averaged, plain):
         if path.name in (listed or {}) and not path.is_file():
             raise UserError(
                 f"{path}: is missing, but {checksums.NAME} beside it lists it; take another checkpoint, or "
                 "another copy of this one"
             )
-    if own.name not in (listed or {}):
+    if plain.name not in (listed or {}):
         raise UserError(
             f"{folder / checksums.NAME}: is missing or damaged, so nothing shows that this checkpoint is "
-            f"whole; take another checkpoint, or give the file itself: {own}"
+            f"whole; take another checkpoint, or give the file itself: {plain}"
         )
-    return own
+    return plain

@@ -1,7 +1,7 @@
-"""Tasks of the user's own: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
+"""Custom tasks: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
-A file that is no module of a package, such as a script, is imported under a private name that tells its path,
-so that every process which meets one of its classes (a loader that unpickles an example, say) can import it.
+A file that is not a module of a package, such as a script, is imported under a private name that encodes its
+path, so that every process that needs one of its classes (such as a loader) can import it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rankless.user_code import is_users
 BUILT_IN = ("detect", "classify")
 _opening = False
 
-# With it the import system takes this page for a package, and files by path are its modules.
+# This makes the import system treat this page as a package, with files by path as its modules.
 __path__: list[str] = []
 _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """Finds the modules whose names tell a path; entered into ``sys.meta_path`` below."""
+    """Finds the modules whose names encode a path; added to ``sys.meta_path`` below."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
@@ -49,10 +49,10 @@ if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finde
 
 
 def open_custom(recipe: Recipe) -> Task:
-    """The task of the user's own that ``recipe.task`` names.
+    """Open the custom task that ``recipe.task`` names.
 
     Raises:
-        UserError: no such file, module or class, or one that is no task.
+        UserError: no such file, module or class, or it is not a task.
     """
     with _no_training():
         made = load_class(recipe.task, "task")
@@ -62,14 +62,14 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Raise where a file, and not the person, names the code that would be run.
+    """Refuse to run code that a file names, and not the user.
 
     Args:
         task: what the recipe inside ``source`` names.
         source: a weights file, whoever made it.
 
     Raises:
-        UserError: it is no built-in task.
+        UserError: it is not a built-in task.
     """
     if task not in BUILT_IN:
         raise UserError(
@@ -79,20 +79,20 @@ def refuse_unasked(task: str, source: Path) -> None:
 
 
 def absolute(task: str) -> str:
-    """``task`` of a recipe as it holds in any working directory: a file's path is made absolute."""
-    place, _, name = task.rpartition(":")
-    return f"{Path(place).resolve()}:{name}" if _is_file(place) else task
+    """Make the file's path in ``task`` absolute, so that it is valid in any working directory."""
+    origin, _, name = task.rpartition(":")
+    return f"{Path(origin).resolve()}:{name}" if _is_file(origin) else task
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """The name by which other processes find a class.
+    """Return the name by which other processes find a class.
 
     Args:
-        task: the class, or its name, which stays as it is.
+        task: the class, or its name, which is returned unchanged.
         kind: what it is, for messages: a ``task`` or a ``sink``.
 
     Raises:
-        UserError: no other process can find it: it stands in a notebook, or inside a function.
+        UserError: other processes cannot find it: it is defined in a notebook, or inside a function.
     """
     if isinstance(task, str):
         return task
@@ -121,10 +121,10 @@ def name_of(task: type | str, kind: str = "task") -> str:
 
 
 def refuse_while_opening() -> None:
-    """A training must not begin inside another's import of the task.
+    """Refuse to start a training during the import of a task.
 
     Raises:
-        UserError: it would.
+        UserError: a task is being imported.
     """
     if _opening:
         raise UserError(
@@ -144,7 +144,7 @@ def _no_training() -> Iterator[None]:
 
 
 def load_class(task: str, kind: str) -> Any:
-    """The class of the user's that ``package.module:Class`` or ``file.py:Class`` names.
+    """Import the class that ``package.module:Class`` or ``file.py:Class`` names.
 
     Args:
         task: the name.
@@ -153,19 +153,19 @@ def load_class(task: str, kind: str) -> Any:
     Raises:
         UserError: no such file, module or class.
     """
-    place, _, name = task.rpartition(":")
-    if not place:
+    origin, _, name = task.rpartition(":")
+    if not origin:
         known = f"{' or '.join(map(repr, BUILT_IN))}, or for a task of your own " if kind == "task" else ""
         raise UserError(f"{kind} is '{task}': expected {known}'package.module:Class' or 'file.py:Class'")
     task = f"{kind} is '{task}'"
-    module = _file(Path(place), task) if _is_file(place) else _module(place, task)
+    module = _file(Path(origin), task) if _is_file(origin) else _module(origin, task)
     made = getattr(module, name, None)
     if made is None:
         classes = [
             n for n, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)
         ]
         known = f"; it has {', '.join(classes)}" if classes else ""
-        raise UserError(f"{task}: '{place}' has no '{name}'{known}")
+        raise UserError(f"{task}: '{origin}' has no '{name}'{known}")
     return made
 
 
@@ -173,8 +173,8 @@ def _is_of(made: type, module: ModuleType) -> bool:
     return made.__module__ == module.__name__
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(".py")
+def _is_file(origin: str) -> bool:
+    return origin.endswith(".py")
 
 
 def _module(name: str, task: str) -> ModuleType:
@@ -218,10 +218,10 @@ def _look_in(folder: Path) -> None:
 
 
 def _importable(name: str, file: Path) -> str:
-    """A module's name where a fresh process in this folder finds it by that, else the path of its file."""
+    """Return a module's name if a new process in this folder can import it, else the path of its file."""
     file = file.resolve()
     installed = not is_users(str(file)) or any(
-        file.is_relative_to(place) for place in map(sysconfig.get_path, ("purelib", "platlib"))
+        file.is_relative_to(folder) for folder in map(sysconfig.get_path, ("purelib", "platlib"))
     )
     loose = "." not in name and file.stem == name
     return str(file) if loose and not installed and file.parent != Path.cwd() else name
