@@ -101,9 +101,8 @@ def import_weights(
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
         partial, classes = partial or truncated, classes or known
         if class_names is not None and len(class_names) != known and not truncated:
-            raise UserError(
-                f"--names {names}: {counted(len(class_names), 'name')}, but the network has {known}"
-            )
+            given = counted(len(class_names), "name")
+            raise UserError(f"--names {names}: {given}, but the network has {known}")
     else:
         recipe = _recipe(model, overrides)
         checkpoint = read_checkpoint(source, key)
