@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import multiprocessing.process
@@ -62,6 +63,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         UNMARKED.clear()
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: no garbage collection has to walk through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

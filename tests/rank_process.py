@@ -57,6 +57,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a function prints is no answer
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    gc.freeze()  # what has been imported stays
     while True:
         try:
             job = pickle.load(sys.stdin.buffer)

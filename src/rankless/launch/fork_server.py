@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -222,6 +223,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
             signal.signal(number, signal.SIG_DFL)
     for module in _PRELOADED:
         importlib.import_module(module)
+    gc.freeze()  # no collection in a rank has to walk through what has been imported, or copies its pages
     requests = connection.makefile("r", encoding="utf-8")
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
