@@ -22,6 +22,9 @@ from rankless.recipe.fields import (
     get,
 )
 
+BoxSimilarity = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
+"""Similarities of two boxes, of which 1 minus is a box loss: the names in :mod:`rankless.geometry.boxes`."""
+
 
 @dataclass(frozen=True, config=config)
 class Loss:
@@ -61,7 +64,7 @@ class _YoloLoss(Loss):
     box: Literal["auto"] | NotNegative = "auto"
     objectness: Literal["auto"] | NotNegative = "auto"
     classes: Literal["auto"] | NotNegative = "auto"
-    box_loss: Literal["auto", "mse", "iou", "giou", "diou", "ciou", "eiou", "siou"] = "auto"
+    box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
     gamma: NotNegative = 2.0
     alpha: Literal["none"] | Fraction = "none"
@@ -130,7 +133,7 @@ class AnchorFreeLoss(Loss):
 
     name: Literal["anchor-free"] = "anchor-free"
     assign: Literal["simota", "task-aligned"] = "task-aligned"
-    box_loss: Literal["iou", "giou", "diou", "ciou", "eiou", "siou"] = "giou"
+    box_loss: BoxSimilarity = "giou"
     box: NotNegative = 2.5
     classes: NotNegative = 1.0
     dfl: NotNegative = 0.5
@@ -194,7 +197,7 @@ class AutoLoss(Loss):
     box: Literal["auto"] | NotNegative = "auto"
     objectness: Literal["auto"] | NotNegative = "auto"
     classes: Literal["auto"] | NotNegative = "auto"
-    box_loss: Literal["auto", "mse", "iou", "giou", "diou", "ciou", "eiou", "siou"] = "auto"
+    box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
     gamma: Literal["auto"] | NotNegative = "auto"
     alpha: Literal["auto", "none"] | Fraction = "auto"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.heads.anchor_free.codec import AnchorFreeHead
-from rankless.models.heads.anchor_free.loss import BOX_LOSSES, AnchorFreeLoss
+from rankless.models.heads.anchor_free.loss import AnchorFreeLoss
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch
 
@@ -112,7 +113,7 @@ def test_without_positives_all_is_finite_and_connected(loss, truths, bins):
 
 
 @pytest.mark.parametrize("bins", [0, 6])
-@pytest.mark.parametrize("box_loss", BOX_LOSSES)
+@pytest.mark.parametrize("box_loss", SIMILARITIES)
 @pytest.mark.parametrize("value", [0.0, 30.0, -30.0, 1e4, -1e4])
 def test_a_training_that_ran_away_still_has_a_finite_gradient(box_loss, value, bins):
     raw = [torch.full_like(r, value).requires_grad_() for r in make_raw(bins, 2, 3, torch.float32)]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, cast, get_args
 
+from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
 from rankless.models.darknet.cfg_sections import OptionReader
 from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss
@@ -16,7 +17,7 @@ from rankless.models.layers import Activation
 
 MOST_CHANNELS = 65536
 _ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
-_BOX_LOSSES = get_args(BoxLoss)
+_BOX_LOSSES = ("mse", *SIMILARITIES)
 
 
 class LayerReader(OptionReader):

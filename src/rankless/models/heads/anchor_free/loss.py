@@ -10,7 +10,7 @@ soft target and for the distributions of the distances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,11 +23,6 @@ from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neig
 from rankless.models.heads.truths import Truths
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
-
-# Similarities of two boxes; the loss is 1 minus the similarity.
-BOX_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    name: getattr(boxes, name) for name in ("iou", "giou", "diou", "ciou", "eiou", "siou")
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class AnchorFreeLoss:
         positive = targets.positive.unsqueeze(-1)
         # The others compare a unit box with itself, so that they contribute nothing, not even 0 · infinity.
         unit = _unit_box(placed)
-        similarity = BOX_LOSSES[self.options.box_loss](
+        similarity = boxes.SIMILARITIES[self.options.box_loss](
             torch.where(positive, placed, unit), torch.where(positive, targets.boxes, unit)
         )
         return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rankless.geometry.boxes import to_xyxy
+from rankless.recipe.loss_kinds import BoxSimilarity
 
 # exp(8) = 2981 anchors are far larger than any image, and the square is far from overflowing float32; a run
 # that diverges then shows huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
-BoxLoss = Literal["mse", "iou", "giou", "diou", "ciou", "eiou", "siou"]
+BoxLoss = Literal["mse", BoxSimilarity]
 
 
 @dataclass(frozen=True)
