@@ -57,6 +57,7 @@ ALLOWED = {
     # Loader processes, over pipes that only they and the rank that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
+    ("data/loader_server.py", "multiprocessing"),
     # Only written: what does not pickle is reported before it is sent.
     ("data/loader.py", "pickle"),
     ("data/index/scan_worker.py", "multiprocessing"),

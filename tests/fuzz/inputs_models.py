@@ -189,7 +189,7 @@ _bombs = st.builds(
 @st.composite
 def _checkpoint(draw: st.DrawFn, content: st.SearchStrategy[bytes]) -> Case:
     entries: dict[str, Entry] = {"w.pt": draw(content), "n.cfg": seeds.CFG.encode(), **seeds.EVIL}
-    words: tuple[str, ...] = ("import", "w.pt", "--model", "yolov4-tiny", "model.cfg=n.cfg", "--out", "out")
+    words: tuple[str, ...] = ("import", "w.pt", "model.cfg=n.cfg", "--out", "out")
     more = [
         "--partial",
         "--by-order",
@@ -230,7 +230,7 @@ TARGET_VERBS: tuple[tuple[str, ...], ...] = (
     ("digest", "w"), ("predict", "w", "a.png", "--out", "out"), ("evaluate", "w", "--devices", "1"),
     ("export", "w", "--format", "darknet", "--out", "out"), ("predict", "w", "a.png", "--out", "out",
     "--json"),
-    ("import", "w", "--model", "yolov4-tiny", "model.cfg=n.cfg", "--out", "out"),
+    ("import", "w", "model.cfg=n.cfg", "--out", "out"),
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_it_works_or_is_a_sentence(judge: Judge, kind: str) -> None:
 
 _WEIGHTS: dict[str, Entry] = {"w": seeds.weights(), "a.png": seeds.encoded_image(), **seeds.darknet()}
 _CFG: dict[str, Entry] = {"n.cfg": seeds.CFG.encode()}
-_IMPORT = ("--model", "yolov4-tiny", "model.cfg=n.cfg", "--out", "out")
+_IMPORT = ("model.cfg=n.cfg", "--out", "out")
 SOUND = {
     **{f"check {kind}": Case(("data", "check", "data"), make()) for kind, make in seeds.DATA.items()},
     "cfg": Case(

@@ -176,10 +176,12 @@ def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
     if model is not None and named:
         raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
     name = model or (named[-1] if named else None)
+    if name is None and any(word.startswith("model.cfg=") for word in overrides):
+        return load.default(overrides)
     if name is None:
         raise UserError(
             "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
-            "timm/convnext_tiny (rankless models lists them), or --cfg FILE for Darknet's"
+            "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
         )
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
     return load.default([*task, f"model.name={json.dumps(name)}", *overrides])
