@@ -190,6 +190,7 @@ def test_a_step_that_fits_nowhere_is_told_before_it(capsys: pytest.CaptureFixtur
     assert not Path("runs").exists() or not any(Path("runs").rglob("*.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_large_and_deep_recipes(capsys: pytest.CaptureFixture[str]):
     file = Path("r.yaml")

@@ -137,6 +137,7 @@ def test_a_mistake_is_told_and_nothing_is_written(place, capsys, words, sentence
     assert not (place / "o").exists()
 
 
+@pytest.mark.slow
 def test_the_same_network_under_other_names_is_taken_by_order(tmp_path, monkeypatch, capsys):
     """A DenseNet-BC as other projects name it: dense1.0.bn1, trans1.conv1, fc."""
     monkeypatch.chdir(tmp_path)

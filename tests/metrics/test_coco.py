@@ -276,6 +276,7 @@ def ap_with_ignored(detections, truths, label: int, threshold: float) -> float |
     return float(np.mean([max(precision[recall >= r], default=0.0) for r in np.linspace(0, 1, 101)]))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_ignored_truths_count_neither_way(seed):

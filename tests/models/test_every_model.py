@@ -88,6 +88,7 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
         assert (low.float() - one).abs().max() < 0.1 * one.abs().max() + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     model = any_detector(name)
@@ -161,6 +162,7 @@ def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str
     assert both == [alone, alone]
 
 
+@pytest.mark.slow
 def test_batch_norms_are_plain() -> None:
     for name in zoo.MODELS:
         with torch.device("meta"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankless.models.listing import listed
 from rankless.models.zoo import MODELS
 
 
+@pytest.mark.slow
 def test_every_model_is_listed_once_with_its_published_size() -> None:
     rows = {row.name: row for row in listed()}
     assert set(MODELS) <= set(rows)

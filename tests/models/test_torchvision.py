@@ -125,6 +125,7 @@ def test_the_loss_is_torchvisions(name: str) -> None:
     assert found.sum.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_image_is_faster_rcnns() -> None:
     model = detector(FASTER).train()
     model.network.train()
@@ -142,6 +143,7 @@ def test_the_loss_of_an_image_is_faster_rcnns() -> None:
     assert float(found.count) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_losses_of_parts_of_a_batch_add_up(name: str) -> None:
     """Only then does a division by the global count make the gradient independent of the micro-batches."""
@@ -158,6 +160,7 @@ def test_the_losses_of_parts_of_a_batch_add_up(name: str) -> None:
     assert together.count == first.count + second.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_images_without_objects_have_a_loss_and_every_gradient(name: str) -> None:
     model = detector(name).train()
@@ -176,6 +179,7 @@ def everything(network: Any) -> None:
         part.nms_thresh = 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_boxes_and_scores_are_torchvisions(name: str) -> None:
     model = detector(name).eval()

@@ -236,6 +236,7 @@ def test_nothing_of_a_class_runs_when_it_is_made() -> None:
     assert same(unpack(pack(Unreadable(1, "a", "b"))), Unreadable(1, "a", "b"))
 
 
+@pytest.mark.slow
 def test_many_predictions_take_little_more_memory_than_their_bytes() -> None:
     images, classes = 20_000, 1000
     scores = torch.arange(images * classes, dtype=torch.float32).reshape(images, classes)

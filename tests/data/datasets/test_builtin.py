@@ -79,6 +79,7 @@ def test_split_is_stratified(train: DigitScenes, val: DigitScenes) -> None:
 # ----- determinism ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Sample]) -> None:
     other = DigitScenes("train", 12, seed=3)
     for index in (11, 0, 7):
@@ -104,6 +105,7 @@ def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
     assert out.stdout.decode().split() == [digest(samples[5]), digest(samples[2]), "False"]
 
 
+@pytest.mark.slow
 def test_scenes_do_not_depend_on_threads_or_global_generators(samples: list[Sample]) -> None:
     before = torch.get_num_threads()
     torch.manual_seed(1)
@@ -186,6 +188,7 @@ def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
 # ----- the ink --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sample]) -> None:
     checked = 0
     for index in range(40):
@@ -220,6 +223,7 @@ def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> N
             assert abs(luma[ink].median() - luma[paper].median()) > 25
 
 
+@pytest.mark.slow
 def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
     """The nearest neighbor among scikit-learn's own digits agrees, as far as a warped digit lets it."""
     known = DigitScenes("train", 1)._digits

@@ -142,6 +142,7 @@ def test_lines_tell_what_they_leave_out(folder, data):
     assert len(set(lost)) == len(lost) and of.count("train") == of.count("val")
 
 
+@pytest.mark.slow
 @settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_all_formats_one_after_another_change_nothing(folder, data):

@@ -82,6 +82,7 @@ def test_pixels_count_from_one_and_the_last_is_inside(tmp_path: Path) -> None:
     assert data.notes[0].startswith(f"{tmp_path}: read as Pascal VOC because it has 'Annotations'")
 
 
+@pytest.mark.slow
 @given(
     box=st.tuples(st.integers(1, 40), st.integers(1, 20)).flatmap(
         lambda p: st.tuples(*map(st.just, p), st.integers(p[0], 40), st.integers(p[1], 20))

@@ -90,6 +90,7 @@ class Net(nn.Module):
         return [self.heads[0](fine), self.heads[1](self.coarse(fine))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assign", ["task-aligned", "simota"])
 @pytest.mark.parametrize("bins", [0, 12])
 def test_learns_four_images_by_heart(assign, bins):
