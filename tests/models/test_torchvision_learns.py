@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -37,7 +38,10 @@ def share_found(task: Detect, model: nn.Module, batch: DetectionBatch) -> float:
     return float(torch.cat(hits).float().mean())
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "ssdlite" in name])  # the smallest
+THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if THOROUGH or "ssdlite" in name])  # the smallest
 def test_scenes_are_learnt_by_heart(name: str) -> None:
     recipe = Recipe(
         model=Model(name=name, image_size=SIDE),
