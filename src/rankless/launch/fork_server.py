@@ -193,15 +193,26 @@ def start(task: str | None = None) -> None:
     launcher = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    pid = _forked()
+    # In the server they stay blocked, and in its ranks until each listens: those requests are the launcher's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+    try:
+        pid = _forked()
+    except OSError:  # no room for a process; the ranks will say so
+        pid = -1
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
+        if pid < 0:
+            return
         _running = ForkServer(ours, pid)
         atexit.register(_running.close)
         return
     try:
         ours.close()
-        _serve(theirs, launcher)
+        with contextlib.suppress(
+            OSError
+        ):  # no room for another process; then they are started without this one
+            _serve(theirs, launcher)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -217,7 +228,6 @@ def _serve(connection: socket.socket, launcher: int) -> None:
     """Fork ranks until the launcher has gone."""
     die_with_parent(launcher)
     os.setsid()  # a terminal's Ctrl-C is the launcher's
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)  # for the ranks, too: each unblocks them when it listens
     for number in ASKS:
         if callable(signal.getsignal(number)):  # the launcher's; what it ignores its ranks ignore
             signal.signal(number, signal.SIG_DFL)
