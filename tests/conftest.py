@@ -202,17 +202,17 @@ ema: {decay: 0.95}
 def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A recipe: 21 training and 11 validation images of 64 × 64, bright rectangles of two classes."""
     folder = tmp_path_factory.mktemp("shapes")
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):
         (folder / "images" / split).mkdir(parents=True)
         (folder / "labels" / split).mkdir(parents=True)
         for number in range(count):
-            image = chance.integers(0, 90, (64, 64, 3), dtype=np.uint8)
+            image = rng.integers(0, 90, (64, 64, 3), dtype=np.uint8)
             lines = []
-            for _ in range(chance.integers(1, 4)):
-                label = int(chance.integers(2))
-                x, y = chance.integers(0, 40, 2)
-                w, h = chance.integers(12, 24, 2)
+            for _ in range(rng.integers(1, 4)):
+                label = int(rng.integers(2))
+                x, y = rng.integers(0, 40, 2)
+                w, h = rng.integers(12, 24, 2)
                 image[y : y + h, x : x + w, label] = 250
                 lines.append(f"{label} {(x + w / 2) / 64} {(y + h / 2) / 64} {w / 64} {h / 64}")
             Image.fromarray(image).save(folder / "images" / split / f"{number:02}.png")

@@ -25,7 +25,7 @@ def rankless(*words: str, check: str = "pass") -> subprocess.CompletedProcess[st
     )
 
 
-def faults(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """The lines on stderr of a command that must exit with 2."""
     assert cli.main(words) == 2
     out, err = capsys.readouterr()
@@ -170,14 +170,14 @@ def test_the_module_runs():
     ],
 )
 def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):
-    (line,) = faults(capsys, *words)
+    (line,) = problems(capsys, *words)
     assert sentence in line
     assert not calls.asked
 
 
-def test_every_fault_of_a_recipe_has_its_line(calls, capsys):
+def test_every_error_of_a_recipe_has_its_line(calls, capsys):
     Path("my.yaml").write_text("epochs: 0\noptim: {lrr: 1}\n")
-    assert faults(capsys, "train", "my.yaml", "lr=1") == [
+    assert problems(capsys, "train", "my.yaml", "lr=1") == [
         "my.yaml:1: 'epochs' is 0: expected a whole number of at least 1",
         "my.yaml:2: key 'optim.lrr': no such key; did you mean 'optim.lr'?",
         "command line: key 'lr': no such key; did you mean 'optim.lr'?",
@@ -213,7 +213,7 @@ def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_reader_that_leaves_early_is_no_fault():
+def test_a_reader_that_leaves_early_is_no_error():
     code = "import sys; from rankless.cli import main; sys.exit(main(['recipes', '--schema']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()  # type: ignore[union-attr]

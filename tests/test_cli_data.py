@@ -161,7 +161,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words
         (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an ending)"),
     ],
 )
-def test_what_is_no_data_set_is_said_first(capsys, files, said):
+def test_what_is_no_data_set_is_reported_first(capsys, files, said):
     Path("new").mkdir()
     for name in files:
         Path("new", name).write_text("")

@@ -92,15 +92,15 @@ def annotation(name: str, boxes: list[tuple[str, int, int, int, int]]) -> str:
     return f"<annotation><filename>{name}</filename>{objects}</annotation>"
 
 
-def put_image(root: Path, chance: np.random.Generator, number: int, stem: str) -> None:
+def put_image(root: Path, rng: np.random.Generator, number: int, stem: str) -> None:
     """An image with bright rectangles, and its annotation; some numbers have a fault."""
-    width, height = (320, 240) if number == LARGE else (int(chance.integers(60, 90)), 72)
-    pixels = chance.integers(0, 90, (height, width, 3), dtype=np.uint8)
+    width, height = (320, 240) if number == LARGE else (int(rng.integers(60, 90)), 72)
+    pixels = rng.integers(0, 90, (height, width, 3), dtype=np.uint8)
     boxes = []
-    for _ in range(chance.integers(1, 4)):
-        label = int(chance.integers(2))
-        x, y = (int(value) for value in chance.integers(0, 36, 2))
-        w, h = (int(value) for value in chance.integers(12, 24, 2))
+    for _ in range(rng.integers(1, 4)):
+        label = int(rng.integers(2))
+        x, y = (int(value) for value in rng.integers(0, 36, 2))
+        w, h = (int(value) for value in rng.integers(12, 24, 2))
         pixels[y : y + h, x : x + w, label] = 250
         boxes.append((("red", "green")[label], x, y, x + w, y + h))
     exif = Image.Exif()
@@ -125,12 +125,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = folder / "voc"
     for each in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / each).mkdir(parents=True)
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for split, count in (("train", IMAGES), ("val", SCORED)):
         # Not in the order of their names, which another format has to keep all the same.
         stems = [f"{split}-{number * 7 % count:02}" for number in range(count)]
         for number, stem in enumerate(stems):
-            put_image(root, chance, number if split == "train" else -1, stem)
+            put_image(root, rng, number if split == "train" else -1, stem)
         (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(stems) + "\n")
     for name in ("coco", "darknet"):
         assert cli.main(["data", "convert", str(root), "--to", name, "--out", str(folder / name)]) == 0

@@ -46,11 +46,11 @@ def test_all_other_text_stays_as_it_is():
 
 
 @given(st.text())
-def test_a_fault_moves_no_cursor_and_forges_no_line(text: str):
-    (fault,) = UserError(f"a.yaml: '{text}'").problems
-    for line in fault.split("\n")[1:]:
+def test_an_error_moves_no_cursor_and_forges_no_line(text: str):
+    (problem,) = UserError(f"a.yaml: '{text}'").problems
+    for line in problem.split("\n")[1:]:
         assert line.startswith(" ")
-    assert not set(fault.replace("\n", "")) & set(HARMFUL)
+    assert not set(problem.replace("\n", "")) & set(HARMFUL)
 
 
 def test_a_line_break_before_indented_text_stays():
@@ -63,19 +63,19 @@ def test_a_line_break_before_indented_text_stays():
 
 
 def test_a_value_of_megabytes_is_shortened_and_its_cure_stays():
-    (fault,) = UserError(f"a.yaml: 'x' is {'y' * 5_000_000}: expected a number").problems
-    assert len(fault) < LONGEST
-    assert fault.startswith("a.yaml: 'x' is yyy")
-    assert fault.endswith("yyy: expected a number")
-    assert "characters" in fault
-    (fault,) = TaskError("failed\n" + "  a line\n" * 100_000).problems
-    assert len(fault.splitlines()) < 110
+    (problem,) = UserError(f"a.yaml: 'x' is {'y' * 5_000_000}: expected a number").problems
+    assert len(problem) < LONGEST
+    assert problem.startswith("a.yaml: 'x' is yyy")
+    assert problem.endswith("yyy: expected a number")
+    assert "characters" in problem
+    (problem,) = TaskError("failed\n" + "  a line\n" * 100_000).problems
+    assert len(problem.splitlines()) < 110
 
 
-def test_of_thousands_of_faults_the_first_are_told_and_the_last():
-    told = UserError([*(f"{number}.jpg: cannot be read" for number in range(20_000)), "replace them"])
-    assert len(told.problems) == MOST_PROBLEMS + 2
-    assert told.problems[MOST_PROBLEMS:] == ("… and 19,975 more", "replace them")
+def test_of_thousands_of_errors_the_first_are_reported_and_the_last():
+    reported = UserError([*(f"{number}.jpg: cannot be read" for number in range(20_000)), "replace them"])
+    assert len(reported.problems) == MOST_PROBLEMS + 2
+    assert reported.problems[MOST_PROBLEMS:] == ("… and 19,975 more", "replace them")
     for count in (1, MOST_PROBLEMS, MOST_PROBLEMS + 1):
         assert len(UserError(map(str, range(count))).problems) == count
 
@@ -102,9 +102,9 @@ def test_printable_is_quick_and_escapes_what_cannot_be_seen():
     ],
 )
 def test_what_the_system_refuses_is_a_sentence(error: BaseException, words: str):
-    told = of_the_system(error)
-    assert told is not None
-    assert words in told.problems[0]
+    reported = of_the_system(error)
+    assert reported is not None
+    assert words in reported.problems[0]
 
 
 @pytest.mark.parametrize(

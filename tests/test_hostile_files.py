@@ -45,7 +45,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "d"
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def reported(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """What a command says on its standard error before it exits with 2."""
     code = main([str(word) for word in words])
     said = capsys.readouterr().err
@@ -89,22 +89,22 @@ def test_a_path_that_is_no_file_is_a_sentence_in_every_verb(capsys: pytest.Captu
         for verb in VERBS:
             if place == "" and verb[-1] in ("{}/o", "model.cfg={}"):
                 continue  # that is a folder that can be made, and no cfg
-            told(capsys, *(word.format(place) for word in verb))
+            reported(capsys, *(word.format(place) for word in verb))
 
 
 @pytest.mark.parametrize("verb", [["convert", "--to", "coco"], ["pack"], ["split"]])
 @pytest.mark.usefixtures("data")
 def test_the_root_of_the_file_system_is_no_data_set(capsys: pytest.CaptureFixture[str], verb: list[str]):
-    assert "the whole file system" in told(capsys, "data", verb[0], "/", *verb[1:], "--out", "o")
+    assert "the whole file system" in reported(capsys, "data", verb[0], "/", *verb[1:], "--out", "o")
 
 
 @pytest.mark.parametrize("name", ["pipe.yaml", "pipe.cfg", "pipe.json", "pipe.csv", "pipe.txt", "pipe.tar"])
 @pytest.mark.usefixtures("data")
 def test_a_pipe_is_not_waited_for(capsys: pytest.CaptureFixture[str], name: str):
     os.mkfifo(name)
-    told(capsys, "data", "check", name)
-    told(capsys, "train", name)
-    told(capsys, "train", "digits", f"data.root={name}")
+    reported(capsys, "data", "check", name)
+    reported(capsys, "train", name)
+    reported(capsys, "train", "digits", f"data.root={name}")
 
 
 def test_pipes_and_loops_within_a_data_set(data: Path, capsys: pytest.CaptureFixture[str]):
@@ -134,7 +134,7 @@ def test_an_image_without_an_end_is_not_copied(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        said = told(capsys, "data", verb[0], "d", *verb[1:], "--out", "o")
+        said = reported(capsys, "data", verb[0], "d", *verb[1:], "--out", "o")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "zero.png: cannot be copied to --out o: it is a device, expected a regular file" in said
@@ -158,7 +158,7 @@ def test_an_image_without_an_end_is_not_copied(
 )
 @pytest.mark.usefixtures("data")
 def test_a_number_of_thousands_of_digits(capsys: pytest.CaptureFixture[str], words: list[str]):
-    told(capsys, *words)
+    reported(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -174,17 +174,19 @@ def test_a_number_of_thousands_of_digits(capsys: pytest.CaptureFixture[str], wor
         ("model.name=densenet121 model.densenet.growth=1000000", "from 1 to 4,096"),
     ],
 )
-def test_a_digit_too_many_is_told_with_the_limit(capsys: pytest.CaptureFixture[str], key: str, limit: str):
-    assert limit in told(
+def test_a_digit_too_many_is_reported_with_the_limit(
+    capsys: pytest.CaptureFixture[str], key: str, limit: str
+):
+    assert limit in reported(
         capsys, "train", *(["digits-classify"] if "densenet" in key else ["digits"]), *key.split()
     )
 
 
 @pytest.mark.parametrize("recipe", ["yolov4-tiny", "resnet18"])
 @pytest.mark.usefixtures("data")
-def test_a_step_that_fits_nowhere_is_told_before_it(capsys: pytest.CaptureFixture[str], recipe: str):
+def test_a_step_that_fits_nowhere_is_reported_before_it(capsys: pytest.CaptureFixture[str], recipe: str):
     keys = ["model.image_size=16384", "batch.micro=64", "batch.images=64", "data.root=d"]
-    said = told(capsys, "train", recipe, *keys)
+    said = reported(capsys, "train", recipe, *keys)
     assert "a micro-batch of 64 images of 16,384 × 16,384 pixels takes at least" in said
     assert "GB of memory, and " in said
     assert not Path("runs").exists() or not any(Path("runs").rglob("*.jsonl"))
@@ -195,22 +197,22 @@ def test_a_step_that_fits_nowhere_is_told_before_it(capsys: pytest.CaptureFixtur
 def test_large_and_deep_recipes(capsys: pytest.CaptureFixture[str]):
     file = Path("r.yaml")
     file.write_text("# " + "x" * 10_000_000)
-    assert "more than the 1,048,576 that it may have" in told(capsys, "train", file)
+    assert "more than the 1,048,576 that it may have" in reported(capsys, "train", file)
     file.write_text("a: " + "[" * 100_000)
-    told(capsys, "train", file)
+    reported(capsys, "train", file)
     file.write_text("".join(f"k{number}: 1\n" for number in range(3000)))
-    assert "more than 1,000 keys" in told(capsys, "train", file)
+    assert "more than 1,000 keys" in reported(capsys, "train", file)
     file.write_text('model: {name: "' + "y" * 900_000 + '"}')
-    assert "no such model" in told(capsys, "train", file)
+    assert "no such model" in reported(capsys, "train", file)
     file.write_text('data: {root: "a\\0b"}')
-    told(capsys, "train", file)
+    reported(capsys, "train", file)
 
 
 @pytest.mark.usefixtures("data")
 def test_process_substitution_says_what_to_do(capsys: pytest.CaptureFixture[str]):
     ends = os.pipe()
     try:
-        said = told(capsys, "train", f"/dev/fd/{ends[0]}")
+        said = reported(capsys, "train", f"/dev/fd/{ends[0]}")
     finally:
         for end in ends:
             os.close(end)
@@ -336,7 +338,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
     state = zoo.build(recipe.model, 1).state_dict()
     weights.save(Path("w.safetensors"), state, recipe=recipe, class_names=["cat"])
     monkeypatch.setattr(memory, "available", lambda: 1 << 30)
-    said = told(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
+    said = reported(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
     assert (
         "w.safetensors: an image of 16,384 × 16,384 pixels, which its recipe asks for, takes at least" in said
     )

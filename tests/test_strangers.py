@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / f"{name}.py").write_text(MARKING)
     tasks = {"builtin": "detect", "module": "stranger:Task", "file": f"{place / 'stranger.py'}:Task"}
     for name, task in tasks.items():
-        told = replace(recipe, task=task)
-        weights.save(place / f"{name}.safetensors", state, recipe=told, class_names=NAMES)
+        reported = replace(recipe, task=task)
+        weights.save(place / f"{name}.safetensors", state, recipe=reported, class_names=NAMES)
     return place
 
 
@@ -80,7 +80,7 @@ def test_no_verb_runs_what_a_file_names(
     assert "stranger" not in sys.modules
 
 
-def test_what_to_do_is_told(folder: Path) -> None:
+def test_what_to_do_is_reported(folder: Path) -> None:
     file = folder / "module.safetensors"
     with pytest.raises(UserError) as raised:
         local.evaluate(file)
@@ -90,10 +90,10 @@ def test_what_to_do_is_told(folder: Path) -> None:
     )
 
 
-def test_what_is_told_is_safe_to_paste(folder: Path, tmp_path: Path) -> None:
+def test_what_is_reported_is_safe_to_paste(folder: Path, tmp_path: Path) -> None:
     found = weights.load(folder / "module.safetensors")
-    told = replace(found.recipe, task="x;touch y\x1b[2J:T")
-    weights.save(tmp_path / "w.safetensors", found.state, recipe=told, class_names=NAMES)
+    reported = replace(found.recipe, task="x;touch y\x1b[2J:T")
+    weights.save(tmp_path / "w.safetensors", found.state, recipe=reported, class_names=NAMES)
     with pytest.raises(UserError) as raised:
         local.evaluate(tmp_path / "w.safetensors")
     assert r"give --task 'x;touch y\x1b[2J:T'" in raised.value.problems[0]

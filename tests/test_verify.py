@@ -122,7 +122,7 @@ def test_red_exits_with_1_and_names_step_and_tensor(small_recipe: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_compared_is_told() -> None:
+def test_what_cannot_be_compared_is_reported() -> None:
     with pytest.raises(UserError, match="one number alone has nothing to be compared with"):
         verify(Recipe(), [2], 3, print)
     with pytest.raises(UserError, match=r"--worlds has 9, 12, but a step has only 8 micro-batches"):

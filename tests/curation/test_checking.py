@@ -74,7 +74,7 @@ def test_as_many_bytes_are_no_leak(tmp_path):
     assert check(str(root)).ok
 
 
-def test_a_image_twice_in_a_split_is_told_and_does_not_fail(tmp_path):
+def test_a_image_twice_in_a_split_is_reported_and_does_not_fail(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     shutil.copy(root / "images/train-000.png", root / "images/train-002.png")
     found = check(str(root))
@@ -101,7 +101,7 @@ def test_the_outcome_of_a_finding_decides(tmp_path, box, kind, ok):
     assert report["splits"]["train"]["findings"][kind]["count"] == 1
 
 
-def test_a_mended_copy_has_nothing_wrong(tmp_path):
+def test_a_fixed_copy_has_nothing_wrong(tmp_path):
     bad = [[[1, 1, 9, 9, 3], [5, 5, 9, 9, 1]], [[1, 1, 99, 9, 0]], *GOOD]
     root = detection(tmp_path / "d", {"train": bad, "val": GOOD})
     cut_short(root / "images/train-003.png")
@@ -188,7 +188,7 @@ def test_a_split_of_which_nothing_is_left_is_not_written(tmp_path):
     assert not (tmp_path / "clean").exists()
 
 
-def test_class_folders_are_checked_and_mended_too(tmp_path):
+def test_class_folders_are_checked_and_fixed_too(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 3, "dog": 2}, "val": {"cat": 1, "dog": 1}})
     shutil.copy(root / "train/cat/000.png", root / "val/cat/000.png")
     cut_short(root / "train/dog/001.png")

@@ -61,31 +61,31 @@ def test_images_are_linked_or_copied(tmp_path, how):
     assert old.samefile(new) is (how == "link")
 
 
-def test_a_box_moved_by_a_hair_is_told(after):
+def test_a_box_moved_by_a_hair_is_reported(after):
     def move(content):
         box = content["splits"]["train"][0]["boxes"][0]
         box[0] = float(np.nextafter(np.float32(box[0]), np.float32(2)))
 
-    (told,) = after(move)
-    assert "train-000.png: it has 'cat' at [1.0000001" in told
-    assert "expected 'cat' at [1.0, 1.0, 9.0, 9.0]" in told
+    (reported,) = after(move)
+    assert "train-000.png: it has 'cat' at [1.0000001" in reported
+    assert "expected 'cat' at [1.0, 1.0, 9.0, 9.0]" in reported
 
 
-def test_another_class_is_told(after):
-    (told,) = after(lambda content: content["splits"]["val"][0]["boxes"][0].__setitem__(4, 0))
-    assert told.endswith("it has 'cat' at [3.0, 3.0, 9.0, 9.0]; expected 'eel' at [3.0, 3.0, 9.0, 9.0]")
+def test_another_class_is_reported(after):
+    (reported,) = after(lambda content: content["splits"]["val"][0]["boxes"][0].__setitem__(4, 0))
+    assert reported.endswith("it has 'cat' at [3.0, 3.0, 9.0, 9.0]; expected 'eel' at [3.0, 3.0, 9.0, 9.0]")
 
 
-def test_a_lost_box_is_told(after):
-    (told,) = after(lambda content: content["splits"]["train"][0]["boxes"].pop())
-    assert told.endswith("train-000.png: it has 1 box; expected 2")
+def test_a_lost_box_is_reported(after):
+    (reported,) = after(lambda content: content["splits"]["train"][0]["boxes"].pop())
+    assert reported.endswith("train-000.png: it has 1 box; expected 2")
 
 
-def test_a_lost_image_is_told(after):
+def test_a_lost_image_is_reported(after):
     assert after(lambda content: content["splits"]["train"].pop()) == ["train: 1 image; expected 2"]
 
 
-def test_an_exchanged_image_is_told(after):
+def test_an_exchanged_image_is_reported(after):
     def exchange(content):
         entries = content["splits"]["train"]
         entries[0]["file"], entries[1]["file"] = entries[1]["file"], entries[0]["file"]
@@ -122,12 +122,12 @@ def test_an_unknown_format_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_faulty_data_is_not_converted(tmp_path):
+def test_bad_data_is_not_converted(tmp_path):
     with pytest.raises(UserError, match="class out of range"):
         convert(str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 5]]]})), "small", tmp_path / "out")
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_what_is_left_out_is_reported(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
     assert said.startswith("train: 1 box reaches over the edge of the image, clipped")

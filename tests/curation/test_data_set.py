@@ -73,7 +73,7 @@ def test_an_unknown_format_names_the_known_ones(tmp_path):
         open_data_set(str(tmp_path), "cooc")
 
 
-def test_faults_stop_unless_they_are_to_be_examined(tmp_path):
+def test_errors_stop_unless_they_are_to_be_examined(tmp_path):
     root = str(detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 7]]]}))
     with pytest.raises(UserError, match="class out of range"):
         open_data_set(root)

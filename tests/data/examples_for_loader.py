@@ -26,8 +26,8 @@ class Noise(DetectionImages):
     def read(self, index: int) -> Sample:
         if index == 13:
             raise UnreadableImage("thirteen.jpg", "cut short")
-        chance = torch.Generator().manual_seed(index)
-        image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=chance)
+        rng = torch.Generator().manual_seed(index)
+        image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8, generator=rng)
         return Sample(
             image, torch.tensor([5.0, 5, 30, 30]).repeat(index % 4, 1), torch.zeros(index % 4).long()
         )

@@ -40,8 +40,8 @@ def test_average_iou_against_torchvision(sizes: list, priors: list) -> None:
 def test_close_to_the_best_there_is(count: int) -> None:
     """Each anchor tried at every width and height of the data."""
     for seed in range(6):
-        chance = np.random.default_rng(seed)
-        sizes = np.exp(chance.uniform(3, 4.5, (8 - count, 2))).round(2)
+        rng = np.random.default_rng(seed)
+        sizes = np.exp(rng.uniform(3, 4.5, (8 - count, 2))).round(2)
         places = list(itertools.product(sorted(set(sizes[:, 0])), sorted(set(sizes[:, 1]))))
         shared = np.minimum(sizes[:, None], np.array(places)[None]).prod(2)
         iou = shared / (sizes.prod(1)[:, None] + np.array(places).prod(1) - shared)
@@ -53,17 +53,17 @@ def test_close_to_the_best_there_is(count: int) -> None:
 
 
 def test_clusters_that_lie_apart_are_found() -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     centers = np.array([[10.0, 12], [80, 20], [25, 90], [150, 160]])
-    sizes = (centers[:, None] * np.exp(chance.normal(0, 0.03, (4, 200, 2)))).reshape(-1, 2)
+    sizes = (centers[:, None] * np.exp(rng.normal(0, 0.03, (4, 200, 2)))).reshape(-1, 2)
     found = np.array(kmeans_anchors(sizes, 4, 5))
     assert np.abs(found / centers - 1).max() < 0.01  # both from the smallest area to the largest
 
 
 @pytest.mark.parametrize("count", [3, 6, 9])
 def test_not_worse_than_scikit_learn(count: int) -> None:
-    chance = np.random.default_rng(count)
-    side, shape = np.exp(chance.uniform(2.5, 5.5, 2000)), np.exp(chance.normal(0, 0.4, 2000))
+    rng = np.random.default_rng(count)
+    side, shape = np.exp(rng.uniform(2.5, 5.5, 2000)), np.exp(rng.normal(0, 0.4, 2000))
     sizes = np.stack((side * shape, side / shape), 1)
     centers = np.exp(KMeans(count, n_init=5, random_state=0).fit(np.log(sizes)).cluster_centers_)
     assert average_iou(sizes, kmeans_anchors(sizes, count, 0)) >= average_iou(sizes, centers)
@@ -98,14 +98,14 @@ def test_as_many_sizes_as_anchors_are_the_anchors() -> None:
 
 def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
     """And nothing is decoded for them: the images end after their headers."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for folder in ("images", "labels"):
         (tmp_path / folder / "train").mkdir(parents=True)
     (tmp_path / "classes.txt").write_text("x")
     for number, size in enumerate([(90, 60), (200, 320), (31, 77)]):
-        noise = chance.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        noise = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / f"images/train/{number}.jpg")
-        rows = [f"0 .5 .5 {chance.uniform(0.1, 1):.3f} {chance.uniform(0.1, 1):.3f}" for _ in range(number)]
+        rows = [f"0 .5 .5 {rng.uniform(0.1, 1):.3f} {rng.uniform(0.1, 1):.3f}" for _ in range(number)]
         (tmp_path / f"labels/train/{number}.txt").write_text("\n".join(rows))
     data = open_images(str(tmp_path), "train", images=1, seed=0, size=(64, 64))
     items = [DetectionExamples(data, (64, 96), 0, None).item(index, 0) for index in range(3)]
@@ -148,10 +148,10 @@ def test_difficult_and_no_boxes() -> None:
 
 
 def test_flat_arrays_give_the_sizes_that_images_give_one_by_one() -> None:
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     counts = [2, 0, 3, 1, 4]
-    corners = chance.uniform(0, 20, (10, 2)).astype(np.float32)
-    boxes = np.concatenate((corners, corners + chance.uniform(0, 9, (10, 2)).astype(np.float32)), 1)
+    corners = rng.uniform(0, 20, (10, 2)).astype(np.float32)
+    boxes = np.concatenate((corners, corners + rng.uniform(0, 9, (10, 2)).astype(np.float32)), 1)
     flags = np.array([0, 1, 0, 0, 2, 0, 0, 3, 0, 0], np.uint8)
     path_bytes, path_ends = flat_paths([f"{number}.jpg" for number in range(5)])
     found = Annotations(

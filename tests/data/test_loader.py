@@ -69,7 +69,7 @@ def test_the_number_of_processes_changes_no_batch() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_faulty_image_is_told_as_itself(workers: int) -> None:
+def test_a_bad_image_is_reported_as_itself(workers: int) -> None:
     plan = lines([(0, 1), (0, 2)], [(0, 3), (0, 13)], [(0, 4)])
     batches = MicroBatches(Strict(), list, plan, workers=workers)
     assert next(batches) == [1, 2]
@@ -115,7 +115,7 @@ def test_a_stuck_process_does_not_hold_up_the_end() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> None:
+def test_an_error_in_the_users_own_code_is_reported_with_its_line(workers: int) -> None:
     with (
         MicroBatches(Facts(), list, lines([(0, 2)]), workers=workers) as batches,
         pytest.raises(TaskError) as caught,
@@ -128,7 +128,7 @@ def test_an_error_in_the_users_own_code_is_told_with_its_line(workers: int) -> N
 
 
 @pytest.mark.processes
-def test_a_fault_of_the_program_keeps_its_trace() -> None:
+def test_an_error_of_the_program_keeps_its_trace() -> None:
     examples = DetectionExamples(Noise(), (32, 32), 0, None)
     examples.images = [None]  # type: ignore[assignment]
     with (

@@ -62,8 +62,8 @@ class FaultyTask:
     class_names: tuple[str, ...] = ()
     score_name = "score"
 
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
         self.calls = 0
 
     def model(self) -> nn.Module:
@@ -80,19 +80,19 @@ class FaultyTask:
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
         step, leaf = divmod(self.calls, LEAVES)
         self.calls += 1
-        return self.loss_of(model, batch, self.fault if self.is_bad(step, leaf) else "")
+        return self.loss_of(model, batch, self.problem if self.is_bad(step, leaf) else "")
 
     def is_bad(self, step: int, leaf: int) -> bool:
-        return (step, leaf) == (BAD_STEP, BAD_LEAF) or self.fault == "large"
+        return (step, leaf) == (BAD_STEP, BAD_LEAF) or self.problem == "large"
 
-    def loss_of(self, model: nn.Module, batch: Tensor, fault: str) -> LossSum:
-        out = model(batch, fault != "unused")
+    def loss_of(self, model: nn.Module, batch: Tensor, problem: str) -> LossSum:
+        out = model(batch, problem != "unused")
         loss = out.float().square().sum()
-        if fault == "gradient":
+        if problem == "gradient":
             loss = loss + (out * 0).sum().abs().sqrt()  # finite itself
-        if fault == "large":
+        if problem == "large":
             loss = loss * 1e6
-        if fault == "loss":
+        if problem == "loss":
             loss = loss / 0
         return LossSum(loss, torch.tensor(float(len(batch))))
 
@@ -122,7 +122,7 @@ class Keyed(FaultyTask):
     """The fault is a matter of the images, as it is in life: they say which micro-batch they are of."""
 
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        return self.loss_of(model, batch[:, :4], self.fault if batch[0, 4] else "")
+        return self.loss_of(model, batch[:, :4], self.problem if batch[0, 4] else "")
 
 
 def rows(step: int, leaf: int, always: bool) -> Tensor:
@@ -131,9 +131,9 @@ def rows(step: int, leaf: int, always: bool) -> Tensor:
     return drawn
 
 
-def steps(world: World, changes: dict[str, Any], fault: str, count: int, always: bool) -> list[Any]:
+def steps(world: World, changes: dict[str, Any], problem: str, count: int, always: bool) -> list[Any]:
     """A digest after each step; the sentences of the one that failed, and whether it left no trace."""
-    task = Keyed(fault)
+    task = Keyed(problem)
     state = TrainingState(task, recipe(**changes), world, IMAGES)  # type: ignore[arg-type]
     state.training_mode()
     found: list[Any] = []
@@ -172,17 +172,17 @@ def each(world: World, cases: list[tuple[Any, ...]]) -> list[list[Any]]:
 
 @pytest.mark.processes
 def test_every_rank_refuses_the_step_alike(ranks: Any) -> None:
-    cases = [(way, fault) for way in WAYS for fault in FAULTS]
-    asked = [(WAYS[way], fault, 5, False) for way, fault in cases]
+    cases = [(way, problem) for way in WAYS for problem in FAULTS]
+    asked = [(WAYS[way], problem, 5, False) for way, problem in cases]
     answers = [answer for size in (1, 2, 3) for answer in ranks(size, each, asked)]
-    for place, (way, fault) in enumerate(cases):
+    for place, (way, problem) in enumerate(cases):
         first = answers[0][place]
         for answer in answers:
             *before, sentences, is_untouched, is_whole, repeats = answer[place]
             assert len(before) == BAD_STEP
-            assert FAULTS[fault] in sentences[0]
+            assert FAULTS[problem] in sentences[0]
             assert is_untouched and is_whole
-            assert repeats == (fault != "unused")
+            assert repeats == (problem != "unused")
             assert answer[place] == first or (way == "fast" and sentences == first[-4])
 
 
@@ -211,7 +211,7 @@ def test_fp16_gives_up_when_every_step_overflows(ranks: Any) -> None:
             assert is_untouched and is_whole and repeats
 
 
-def train(world: World, folder: str, fault: str, changes: dict[str, Any]) -> list[str]:
+def train(world: World, folder: str, problem: str, changes: dict[str, Any]) -> list[str]:
     settings: dict[str, Any] = {
         "epochs": 6,
         "evaluate": Evaluate(every=0),
@@ -220,23 +220,23 @@ def train(world: World, folder: str, fault: str, changes: dict[str, Any]) -> lis
     }
     try:
         run = RunDirectory(Path(folder))
-        loop.train(recipe(**settings), run, world, resume=False, task=FaultyTask(fault))  # type: ignore[arg-type]
+        loop.train(recipe(**settings), run, world, resume=False, task=FaultyTask(problem))  # type: ignore[arg-type]
     except UserError as error:
         return list(error.problems)
     return []
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, fault: str) -> None:
-    (said,) = ranks(1, train, str(tmp_path), fault, {})
+@pytest.mark.parametrize("problem", FAULTS)
+def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> None:
+    (said,) = ranks(1, train, str(tmp_path), problem, {})
     run = RunDirectory(tmp_path)
     assert run.pointed("last") == BAD_STEP and run.steps() == [BAD_STEP]
     saved = weights.load(run.step_directory(BAD_STEP) / "model.safetensors").state
     assert all(torch.isfinite(value).all() for value in saved.values())
-    assert FAULTS[fault] in said[0]
+    assert FAULTS[problem] in said[0]
     assert said[1].startswith(f"the checkpoint of step {BAD_STEP} is whole")
-    way = "--resume --run" if fault == "unused" else f"model.pretrained={run.step_directory(BAD_STEP)}"
+    way = "--resume --run" if problem == "unused" else f"model.pretrained={run.step_directory(BAD_STEP)}"
     assert way in said[1]
 
 

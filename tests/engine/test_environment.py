@@ -61,9 +61,9 @@ def test_ranks_that_are_alike_agree(ranks: Any) -> None:
 
 @pytest.mark.processes
 def test_other_versions_or_data_on_a_rank_are_an_error_on_all(ranks: Any) -> None:
-    told = ranks(3, agreement, {1: ("versions", {"torch": "9.9"})}, ["abc", "abc", "xyz"])
-    assert told[0] == told[1] == told[2]
-    versions, data = told[0]
+    reported = ranks(3, agreement, {1: ("versions", {"torch": "9.9"})}, ["abc", "abc", "xyz"])
+    assert reported[0] == reported[1] == reported[2]
+    versions, data = reported[0]
     assert versions == (
         f"the ranks differ in torch: {torch.__version__.partition('+')[0]} on rank 0, 2, 9.9 on rank 1; "
         "make it the same everywhere"
@@ -76,10 +76,10 @@ def test_other_versions_or_data_on_a_rank_are_an_error_on_all(ranks: Any) -> Non
 
 @pytest.mark.processes
 def test_ranks_that_round_differently_are_a_warning(ranks: Any) -> None:
-    told = ranks(2, agreement, {1: ("instruction_set", {"oneDNN": "AVX"})}, ["d", "d"])
-    (warning,) = told[0]
+    reported = ranks(2, agreement, {1: ("instruction_set", {"oneDNN": "AVX"})}, ["d", "d"])
+    (warning,) = reported[0]
     assert "AVX on rank 1; the weights depend on who computes what" in warning and "cpu_isa=avx2" in warning
-    assert told[1] == []
+    assert reported[1] == []
 
 
 def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> 
         ("large", "it has 1,099,"),
     ],
 )
-def test_a_record_that_is_no_file_or_too_large_is_told(tmp_path: Path, kind: str, why: str) -> None:
+def test_a_record_that_is_no_file_or_too_large_is_reported(tmp_path: Path, kind: str, why: str) -> None:
     file = tmp_path / "environment.json"
     if kind == "pipe":
         os.mkfifo(file)

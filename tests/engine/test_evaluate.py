@@ -103,24 +103,24 @@ def scores_in_order(
     world: World, count: int, bad: int, share: float, limit: int | None
 ) -> tuple[dict[str, Any], list[Unreadable]]:
     recipe = Recipe(batch=Batch(images=2, micro=2), data=Data(max_bad=share), precision="fp32")
-    told: list[Unreadable] = []
+    reported: list[Unreadable] = []
     task: Any = CountingSorted(count, bad)
     try:
-        found = evaluate(task, nn.Identity(), recipe, world, limit=limit, unreadable=told.extend)
+        found = evaluate(task, nn.Identity(), recipe, world, limit=limit, unreadable=reported.extend)
     except UserError as error:
-        return {"problems": list(error.problems)}, told
-    return found, told
+        return {"problems": list(error.problems)}, reported
+    return found, reported
 
 
 @pytest.mark.processes
 def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their_numbers(ranks: Any) -> None:
-    ((alone, told),) = ranks(1, scores_in_order, 7, 100, 0.5, None)
+    ((alone, reported),) = ranks(1, scores_in_order, 7, 100, 0.5, None)
     assert alone["images"] == list(range(7))
     # Predicted together: 1 and 3, 5 and 0, 2 and 4, 6: ten times the smallest, plus their number.
     assert alone["batches"] == [2, 12, 22, 12, 22, 2, 61]
-    assert alone["unreadable"] == 1 and told == [Unreadable(0, "0.jpg", "gone")]
+    assert alone["unreadable"] == 1 and reported == [Unreadable(0, "0.jpg", "gone")]
     for size in (2, 3):
-        assert ranks(size, scores_in_order, 7, 100, 0.5, None) == [(alone, told)] * size
+        assert ranks(size, scores_in_order, 7, 100, 0.5, None) == [(alone, reported)] * size
     # Of the first five alone: 1 and 3, 0 and 2, 4.
     first = ranks(1, scores_in_order, 7, 100, 0.5, 5)[0][0]
     assert first.keys() == {"predictions", "unreadable"}
@@ -128,7 +128,7 @@ def test_examples_may_have_an_order_of_their_own_and_are_scored_in_that_of_their
 
 
 @pytest.mark.processes
-def test_too_many_unreadable_images_are_a_fault_on_every_rank(ranks: Any) -> None:
+def test_too_many_unreadable_images_are_an_error_on_every_rank(ranks: Any) -> None:
     answers = ranks(2, scores_in_order, 9, 3, 0.3, None)
     assert answers == [answers[0]] * 2
     assert answers[0][0]["problems"] == [
@@ -144,7 +144,7 @@ def test_too_many_unreadable_images_are_a_fault_on_every_rank(ranks: Any) -> Non
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0.0, 1.0, 2.0]])
-def test_an_order_that_is_none_is_told(order: list[float]) -> None:
+def test_an_order_that_is_none_is_reported(order: list[float]) -> None:
     check_order(None, np.array([2, 0, 1]), 3)
     with pytest.raises(UserError, match=r"evaluation_order\(\) .* expected None, or an int64 array"):
         check_order(None, np.array(order), 3)

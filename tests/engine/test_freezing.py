@@ -260,8 +260,8 @@ def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks:
         if held(f"/{name}"):
             assert all(step[f"model/{name}"] == fingerprint(value) for step in expected[:RELEASE])
     entries = list(journal.read(RunDirectory(tmp_path / "one").journal))
-    told = [entry["text"] for entry in entries if entry.get("event") == "pretrained"]
-    assert told == [f"starting from the weights in {before}"]
+    reported = [entry["text"] for entry in entries if entry.get("event") == "pretrained"]
+    assert reported == [f"starting from the weights in {before}"]
     first = ranks(2, work, text, str(tmp_path / "two"), False, 3)
     before.unlink()
     second = ranks(3, work, text, str(tmp_path / "two"), True, 0)
@@ -289,8 +289,8 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
     assert said == [fingerprint(dict(trained))] * 2
     # Another file on another rank would give other weights there.
     safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
-    for (fault,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
-        assert "which is another file on rank 1 than on rank 0" in fault
+    for (problem,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
+        assert "which is another file on rank 1 than on rank 0" in problem
 
 
 def wrappers_left(world: World) -> list[bool]:
@@ -338,7 +338,7 @@ class Plain(nn.Module):
         (lambda net: 3, r"backbone\(\) of Plain gave int: expected modules"),
     ],
 )
-def test_a_backbone_that_cannot_be_held_is_told(backbone: Any, said: str) -> None:
+def test_a_backbone_that_cannot_be_held_is_reported(backbone: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Backbone(Plain(backbone))
 

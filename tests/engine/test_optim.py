@@ -196,14 +196,14 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
 
 def test_a_portable_adamw_takes_no_root_of_mkls(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(portable: bool) -> Tensor:
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         net = nn.Linear(50, 40)
         with torch.no_grad():
-            net.weight.normal_(generator=chance)
+            net.weight.normal_(generator=rng)
         made = optimizer(net, Optim(name="adamw", lr=0.01), portable=portable)
         for _ in range(3):
             for parameter in net.parameters():
-                parameter.grad = torch.randn(parameter.shape, generator=chance)
+                parameter.grad = torch.randn(parameter.shape, generator=rng)
             made.step()
         return net.weight.detach().clone()
 

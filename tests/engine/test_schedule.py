@@ -84,7 +84,7 @@ def test_a_resumed_run_draws_the_rest(schedule: StepSchedule, start: int) -> Non
         (1, 9, 2, ["1 training image, so each step takes", "the whole run (1 step) lies"]),
     ],
 )
-def test_what_can_hardly_be_meant_is_said(images: int, warmup: int, epochs: int, said: list[str]) -> None:
+def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: int, said: list[str]) -> None:
     recipe = Recipe(batch=Batch(images=4, micro=2), epochs=epochs, schedule=Schedule(warmup=warmup))
     found = StepSchedule(recipe, images).warnings()
     assert len(found) == len(said)

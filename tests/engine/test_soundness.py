@@ -41,9 +41,9 @@ class DrawsFromNumpy:
         net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         net.register_buffer("centers", torch.zeros(2))
         if self.is_drawn:
-            chance = np.random.default_rng(os.getpid())
-            net[2].weight.data = torch.from_numpy(chance.normal(size=(1, 3))).float()
-            net.centers += float(chance.normal())  # type: ignore[operator]
+            rng = np.random.default_rng(os.getpid())
+            net[2].weight.data = torch.from_numpy(rng.normal(size=(1, 3))).float()
+            net.centers += float(rng.normal())  # type: ignore[operator]
         return net
 
     def training_data(self) -> Rows:

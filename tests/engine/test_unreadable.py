@@ -86,7 +86,7 @@ def work(world: World, words: list[str], folder: str, resume: bool, stop_after: 
     return [str(done), *found]
 
 
-def told(run: RunDirectory) -> list[str]:
+def reported(run: RunDirectory) -> list[str]:
     """The images that the journal tells of, in its order."""
     events = [entry for entry in journal.read(run.journal) if entry.get("event") == "unreadable"]
     return [entry["text"].split(" cannot be read")[0] for entry in events]
@@ -114,7 +114,7 @@ def test_the_weights_do_not_know_who_met_a_damaged_image(ranks: Any, damaged: Pa
     images = damaged.parent / "images"
     wanted = [images / "train" / f"{n:02}.png" for n in DAMAGED] + [images / "val" / f"{SCORED:02}.png"]
     for run in (one, two, three):
-        assert Counter(told(run)) == Counter(map(str, wanted))  # each once, resumed or not
+        assert Counter(reported(run)) == Counter(map(str, wanted))  # each once, resumed or not
 
     lines = [entry for entry in numbers if "step" in entry]
     recipe = load(words[0], words[1:])
@@ -136,8 +136,8 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
     one, two = (RunDirectory(tmp_path / name) for name in ("one", "two"))
     (alone,) = ranks(1, work, words, str(one.path), False, 0)
     assert alone[0] == "stopped" and len(alone) == 4
-    for fault, number in zip(alone[1:3], DAMAGED, strict=True):
-        assert fault.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
+    for problem, number in zip(alone[1:3], DAMAGED, strict=True):
+        assert problem.startswith(f"{damaged.parent}/images/train/{number:02}.png cannot be read: ")
     assert alone[3].startswith("2 of the 21 training images cannot be read, which is more than data.max_bad")
     assert ranks(2, work, words, str(two.path), False, 0) == [alone] * 2
     assert one.pointed("last") == two.pointed("last")
@@ -156,7 +156,7 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
 
 
 @pytest.mark.processes
-def test_too_many_to_score_are_a_fault(ranks: Any, damaged: Path, tmp_path: Path) -> None:
+def test_too_many_to_score_are_an_error(ranks: Any, damaged: Path, tmp_path: Path) -> None:
     words = [str(damaged), *WORDS, "data.max_bad=0.1"]  # 2.1 of 21, 1.1 of 11
     cut(damaged.parent / "images" / "val" / "02.png")
     answers = ranks(2, work, words, str(tmp_path / "run"), False, 0)

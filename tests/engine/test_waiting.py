@@ -10,7 +10,7 @@ def advice(waited: list[float]) -> list[int]:
     return [step for step, seconds in enumerate(waited, 1) if waiting.step(1.0, seconds)]
 
 
-def test_when_it_is_said() -> None:
+def test_when_it_is_reported() -> None:
     assert advice([0.5] * 300) == [100]
     assert advice([0.19] * 500) == []
     assert advice([1.0] * 20 + [0.0] * 500) == []  # 20 of the first 100, which is not more than a fifth

@@ -63,8 +63,8 @@ class Images:
             raise UserError(f"stripes {index}: cannot be read; take the image out")
         if os.environ.get("FAULT_BUG") == f"item {index}":
             raise KeyError(f"image {index}")
-        chance = torch.Generator().manual_seed(1000 * epoch + index)
-        image = torch.randn(1, SIDE, SIDE, generator=chance)
+        rng = torch.Generator().manual_seed(1000 * epoch + index)
+        image = torch.randn(1, SIDE, SIDE, generator=rng)
         label = index % 2
         image += torch.arange(SIDE).remainder(2).view((1, SIDE) if label else (SIDE, 1))
         return image, label

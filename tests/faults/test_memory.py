@@ -23,7 +23,7 @@ HAS_NAMESPACES = not subprocess.run(
 ).returncode
 
 
-def told(run: Run) -> str:
+def reported(run: Run) -> str:
     """What the run ended with: one sentence, and nothing else that a person should not read."""
     assert run.wait() == 2, run.text()
     run.gone()
@@ -49,7 +49,7 @@ def told(run: Run) -> str:
 )
 def test_more_than_any_machine_has(tmp_path: Path, words: list[str], advice: str) -> None:
     with Run(tmp_path / "run", 2, *words, environment={"FAULT_MEMORY": str(10**15)}) as run:
-        last = told(run)
+        last = reported(run)
     assert re.match(
         r"error: out of memory: 931,322\.6 GiB more were asked for \([\d,.]+ [MG]iB are free\); ", last
     )
@@ -64,14 +64,14 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, A
         pages = int(Path(f"/proc/{rank}/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (256 << 20)
         resource.prlimit(rank, resource.RLIMIT_AS, (limit, limit))
-        last = told(run)
+        last = reported(run)
     assert last.startswith("error: out of memory: 512 MiB more were asked for (")
     assert "use a smaller batch.micro (now 2)" in last
     assert finish(folder, 1) == expected
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("problem", "said"),
     [
         ("memory", r"out of memory: 931,322\.6 GiB more were asked for \(.* are free\); use a smaller "
          r"batch\.micro \(now 2\)"),
@@ -79,7 +79,7 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, A
          r"device; use another layer or operation, or reduce: fast, .*"),
     ],
 )  # fmt: skip
-def test_an_evaluation_says_the_same(tmp_path: Path, fault: str, said: str) -> None:
+def test_an_evaluation_says_the_same(tmp_path: Path, problem: str, said: str) -> None:
     """One of two ranks fails; the other does not wait for it, and a person reads one line."""
     recipe = load_recipe(str(recipe_file(tmp_path / "run")))
     made, file = Small(recipe), tmp_path / "small.safetensors"
@@ -88,7 +88,7 @@ def test_an_evaluation_says_the_same(tmp_path: Path, fault: str, said: str) -> N
     done = subprocess.run(
         [sys.executable, "-m", "rankless", *map(str, words)],
         cwd=HERE,
-        env={**os.environ, "FAULT_SCORED": fault, "RANKLESS_CPU": "1"},
+        env={**os.environ, "FAULT_SCORED": problem, "RANKLESS_CPU": "1"},
         capture_output=True,
         text=True,
         timeout=150,
@@ -136,7 +136,7 @@ except UserError as error:
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="a small /dev/shm can only be mounted by root")
 @pytest.mark.parametrize("size", ["4k", "1m"])  # not even the semaphores; not the batches
-def test_a_small_shared_memory_is_told(tmp_path: Path, size: str) -> None:
+def test_a_small_shared_memory_is_reported(tmp_path: Path, size: str) -> None:
     command = f'mount -t tmpfs -o size={size} none /dev/shm && exec "{sys.executable}" -c "$0"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command, SCRIPT],

@@ -84,7 +84,7 @@ def test_nothing_of_a_start_is_left_in_the_callers_environment(
     assert variables() == before
 
 
-def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_an_error_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> None:
     batch = Batch(images=8, micro=2)
     # Of the four micro-batches of step 1, two ranks have two each: the last one is rank 1's.
     (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, batch)
@@ -97,7 +97,7 @@ def test_a_fault_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> Non
         assert "lost a peer" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "rank 1 found it"
 
 
-def test_an_error_in_the_users_code_is_told_at_once_with_its_lines(
+def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     folder = tmp_path / "run"

@@ -105,8 +105,8 @@ def test_an_output_that_was_changed_is_the_users(tmp_path):
     state = (tmp_path / "a").stat()
     (tmp_path / "a").write_text("mine")  # as long as before
     os.utime(tmp_path / "a", ns=(state.st_atime_ns, state.st_mtime_ns))
-    (fault,) = refused(tmp_path, lambda: write(tmp_path, {"a": "x", "b": "x"}), says="changed since")
-    assert str(tmp_path / "a") in fault
+    (problem,) = refused(tmp_path, lambda: write(tmp_path, {"a": "x", "b": "x"}), says="changed since")
+    assert str(tmp_path / "a") in problem
     shutil.copy(tmp_path / "b", tmp_path / "kept")
     refused(tmp_path, lambda: write(tmp_path, {"kept": "x"}), says="kept: already exists")
 
@@ -116,7 +116,7 @@ def test_all_that_stays_is_listed_at_once(tmp_path):
         (tmp_path / f"{number:02}").write_text("precious")
     files = {f"{number:02}": "x" for number in range(30)}
     faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: already exists")
-    listed = [f"{number:02}: already exists" in fault for number, fault in enumerate(faults)]
+    listed = [f"{number:02}: already exists" in problem for number, problem in enumerate(faults)]
     assert listed == [True] * 20 + [False]
     assert faults[-1].startswith("… and 5 more; nothing was changed; give another name or folder, or --force")
 

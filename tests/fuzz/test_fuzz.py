@@ -48,10 +48,10 @@ def test_it_works_or_is_a_sentence(judge: Judge, kind: str) -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
         for number, (case, _) in enumerate(wrong):
             (KEPT / f"test-{number}.json").write_text(to_json(case))
-        told = "\n".join(
+        reported = "\n".join(
             f"{verdict.outcome}: {case.words!r:.300}\n{verdict.detail}" for case, verdict in wrong
         )
-        pytest.fail(f"{len(wrong)} of {EACH}, kept in {KEPT}:\n{told}", pytrace=False)
+        pytest.fail(f"{len(wrong)} of {EACH}, kept in {KEPT}:\n{reported}", pytrace=False)
 
 
 # --- that what is damaged is sound before ------------------------------------------------------------------

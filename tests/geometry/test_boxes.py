@@ -23,9 +23,9 @@ quick = settings(max_examples=60, deadline=None)
 
 
 def random_boxes(count: int, seed: int = 0) -> Tensor:
-    chance = torch.Generator().manual_seed(seed)
-    corner = torch.rand(count, 2, dtype=torch.float64, generator=chance) * 100
-    size = torch.rand(count, 2, dtype=torch.float64, generator=chance) * 80 + 0.5
+    rng = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, dtype=torch.float64, generator=rng) * 100
+    size = torch.rand(count, 2, dtype=torch.float64, generator=rng) * 80 + 0.5
     return torch.cat((corner, corner + size), 1)
 
 

@@ -73,8 +73,8 @@ def test_every_pixel_lies_where_the_placement_says(height: int, width: int, zoom
 
 
 def test_resampling_agrees_with_another_library() -> None:
-    chance = np.random.default_rng(0)
-    small = Image.fromarray(chance.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
     source = small.resize((240, 160), Image.Resampling.BICUBIC)
     expected = np.asarray(source.resize((96, 64), Image.Resampling.BILINEAR)).astype(int)
     placed, where = letterbox(torch.from_numpy(np.array(source)).permute(2, 0, 1), (64, 96))

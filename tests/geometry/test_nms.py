@@ -21,13 +21,13 @@ from rankless.geometry.nms import nms
 
 def crowd(count: int, seed: int, levels: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes that overlap a lot, scores (of few levels, so that many are equal), and labels."""
-    chance = torch.Generator().manual_seed(seed)
-    corner = torch.rand(count, 2, dtype=torch.float64, generator=chance) * 40
-    boxes = torch.cat((corner, corner + torch.rand(count, 2, generator=chance, dtype=torch.float64) * 60), 1)
-    scores = torch.rand(count, generator=chance).double()
+    rng = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, dtype=torch.float64, generator=rng) * 40
+    boxes = torch.cat((corner, corner + torch.rand(count, 2, generator=rng, dtype=torch.float64) * 60), 1)
+    scores = torch.rand(count, generator=rng).double()
     if levels:
         scores = (scores * levels).floor() / levels
-    return boxes, scores, torch.randint(0, 3, (count,), generator=chance)
+    return boxes, scores, torch.randint(0, 3, (count,), generator=rng)
 
 
 def likeness(a: list[float], b: list[float], kind: str) -> float:

@@ -37,7 +37,7 @@ def test_what_this_machine_does_not_have(act: object, asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             torch.OutOfMemoryError(CARD),
@@ -47,10 +47,10 @@ def test_what_this_machine_does_not_have(act: object, asked: str) -> None:
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "the GPU is out of memory"),
     ],
 )
-def test_a_gpu_without_memory(error: Exception, told: str) -> None:
+def test_a_gpu_without_memory(error: Exception, reported: str) -> None:
     found = shortage(error)
     assert isinstance(found, ShortageError)
-    assert str(found) == told
+    assert str(found) == reported
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_sources_of_every_kind(target):
     }
     with pytest.raises(UserError) as error:
         page.find([str(root / "b"), *wrong])
-    for fault, words in zip(error.value.problems, wrong.values(), strict=True):
-        assert words in fault
+    for problem, words in zip(error.value.problems, wrong.values(), strict=True):
+        assert words in problem
     with pytest.raises(UserError, match="no images given"):
         page.find([])
 
@@ -200,7 +200,7 @@ def test_a_image_does_not_depend_on_its_neighbors(target):
     assert run(target, two, one).predictions() == alone
 
 
-def test_what_cannot_work_is_told(target, tmp_path):
+def test_what_cannot_work_is_reported(target, tmp_path):
     source = image(tmp_path / "a.png")
     with pytest.raises(UserError, match="device 'gpu'"):
         page.predict(target, [str(source)], out=tmp_path / "out", device="gpu")

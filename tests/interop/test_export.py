@@ -72,7 +72,7 @@ def test_an_error_brings_the_old_set_back(tmp_path: Path, monkeypatch: pytest.Mo
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_nothing_is_overwritten_and_faults_are_sentences(
+def test_nothing_is_overwritten_and_errors_are_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, _ = written(tmp_path)

@@ -125,7 +125,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a and --model is 'b'"]),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_and_nothing_is_written(place, capsys, words, sentences):
+def test_a_mistake_is_reported_and_nothing_is_written(place, capsys, words, sentences):
     (place / "names").write_text("cat\n\ndog")
     (place / "list").write_text('["cat"')
     (place / "x.weights").write_bytes(bytes(40))

@@ -75,7 +75,9 @@ def test_a_file_system_without_locks_is_no_other_training(
     )
 
 
-def test_another_error_of_the_lock_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_lock_is_reported_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

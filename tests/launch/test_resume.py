@@ -60,7 +60,7 @@ def test_other_data_in_another_place_is_refused(stopped: tuple[RunDirectory, Rec
     assert "what is annotated there differs from what the run was trained on" in str(caught.value)
 
 
-def test_data_that_cannot_be_told_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
+def test_data_that_cannot_be_reported_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
     run, recipe, _ = stopped
     (run.step_directory(3) / "state.json").write_text('{"images": 21, "data": null}')
     with pytest.raises(UserError, match="whether that is the same data cannot be determined"):

@@ -20,10 +20,10 @@ WEIGHTS = (0.5, 2.0, 1.0, 0.0, 3.0)
 
 
 def batch(count: int = 7, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return (
-        3 * torch.randn(count, classes, generator=chance),
-        torch.randint(classes, (count,), generator=chance),
+        3 * torch.randn(count, classes, generator=rng),
+        torch.randint(classes, (count,), generator=rng),
     )
 
 

@@ -165,7 +165,7 @@ def test_a_better_scored_stray_halves_precision():
     assert coco_scores([found(0, rows)], [truth([(0, 0, 50, 50, 1)])], NAMES)["AP"] == pytest.approx(0.5)
 
 
-def test_crowds_and_areas_are_told_apart():
+def test_crowds_and_areas_are_reported_apart():
     boxes, labels = truth([(0, 0, 50, 50, 0), (100, 100, 300, 300, 0)])
     marked = Truth(boxes, labels, crowd=torch.tensor([False, True]), areas=torch.tensor([100.0, 40000.0]))
     detections = [found(0, [(0, 0, 50, 50, 0.5, 0), (110, 110, 290, 290, 0.9, 0)])]

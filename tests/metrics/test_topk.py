@@ -21,9 +21,9 @@ def names(classes: int) -> list[str]:
 
 
 def random_answers(count: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(seed)
-    logs = (2 * torch.randn(count, classes, generator=chance, dtype=torch.float64)).log_softmax(1)
-    return logs, torch.randint(classes, (count,), generator=chance)
+    rng = torch.Generator().manual_seed(seed)
+    logs = (2 * torch.randn(count, classes, generator=rng, dtype=torch.float64)).log_softmax(1)
+    return logs, torch.randint(classes, (count,), generator=rng)
 
 
 @settings(deadline=None, max_examples=60)

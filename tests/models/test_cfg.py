@@ -37,7 +37,7 @@ def network_of(body: str, *, head: str = HEAD, net: str = NET) -> Network:
     return read_cfg(net + body + head).network
 
 
-def faults_of(text: str) -> list[str]:
+def problems_of(text: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         read_cfg(text)
     return list(caught.value.problems)
@@ -131,7 +131,7 @@ def test_letterbox_and_nms_are_the_files() -> None:
     assert (other.letterbox, other.nms) == (True, "diou")
 
 
-def test_what_is_not_used_is_said() -> None:
+def test_what_is_not_used_is_reported() -> None:
     (note,) = read_cfg(NET + HEAD + "jitter=.3\nrandom=1\n").notes
     assert "jitter (line 15), random (line 16)" in note
 
@@ -144,7 +144,7 @@ def test_a_layer_that_is_read_twice_computes(section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "fault"),
+    ("body", "problem"),
     [
         ("[lstm]\n", "model.cfg:4: section [lstm] is not supported; expected one of convolutional"),
         ("[convolutionl]\n", "model.cfg:4: section [convolutionl] is not supported; did you mean"),
@@ -161,13 +161,13 @@ def test_a_layer_that_is_read_twice_computes(section: str) -> None:
         ("hello\n", "model.cfg:4: 'hello': expected [section] or key=value"),
     ],
 )  # fmt: skip
-def test_a_fault_names_section_and_line(body: str, fault: str) -> None:
-    assert faults_of(NET + body + HEAD)[0].startswith(fault)
+def test_an_error_names_section_and_line(body: str, problem: str) -> None:
+    assert problems_of(NET + body + HEAD)[0].startswith(problem)
 
 
-def test_all_faults_come_at_once() -> None:
-    found = faults_of(NET + "[gru]\n[convolutional]\nsize=x\nstride=-1\n[crnn]\n" + HEAD)
-    assert [fault.split(": ")[0] for fault in found] == [f"model.cfg:{line}" for line in (4, 6, 7, 8)]
+def test_all_errors_come_at_once() -> None:
+    found = problems_of(NET + "[gru]\n[convolutional]\nsize=x\nstride=-1\n[crnn]\n" + HEAD)
+    assert [problem.split(": ")[0] for problem in found] == [f"model.cfg:{line}" for line in (4, 6, 7, 8)]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_no_text_gives_a_traceback(text: str, line: int, key: str) -> None:
         try:
             read_cfg(broken)
         except UserError as error:
-            assert all(len(fault) < 600 for fault in error.problems)
+            assert all(len(problem) < 600 for problem in error.problems)
 
 
 @pytest.mark.parametrize("name", [name for name, variant in MODELS.items() if not variant.anchor_free])

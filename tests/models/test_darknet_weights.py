@@ -28,13 +28,13 @@ TINY = with_classes(with_width(MODELS["yolov4-tiny"].network(), 0.125), 4)
 
 def with_statistics(model: DetectionModel) -> DetectionModel:
     """Numbers that show a missing or misplaced norm."""
-    chance = torch.Generator().manual_seed(2)
+    rng = torch.Generator().manual_seed(2)
     for m in model.modules():
         if isinstance(m, nn.BatchNorm2d):
-            nn.init.uniform_(m.weight, 0.5, 1.2, generator=chance)
-            nn.init.normal_(m.bias, 0, 0.1, generator=chance)
-            nn.init.normal_(m.running_mean, 0, 0.1, generator=chance)
-            nn.init.uniform_(m.running_var, 0.5, 1.5, generator=chance)
+            nn.init.uniform_(m.weight, 0.5, 1.2, generator=rng)
+            nn.init.normal_(m.bias, 0, 0.1, generator=rng)
+            nn.init.normal_(m.running_mean, 0, 0.1, generator=rng)
+            nn.init.uniform_(m.running_var, 0.5, 1.5, generator=rng)
     return model.eval()
 
 
@@ -96,7 +96,7 @@ def test_the_older_header_counts_in_32_bits(tmp_path: Path) -> None:
     assert all(torch.equal(old.state[name], tensor) for name, tensor in new.state.items())
 
 
-def test_variances_below_zero_are_mended_and_told(tmp_path: Path) -> None:
+def test_variances_below_zero_are_fixed_and_reported(tmp_path: Path) -> None:
     model = with_statistics(DetectionModel(TINY))
     state = model.state_dict()
     state["layers.0.norm.running_var"][1] = -2e-5
@@ -123,14 +123,14 @@ def test_classes_are_found_from_the_length(tmp_path: Path) -> None:
         (lambda b: b[:-4] + struct.pack("<f", float("nan")), "NaN or infinity"),
     ],
 )
-def test_a_damaged_file_is_told_in_a_sentence(change, words: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_in_a_sentence(change, words: str, tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=words):
         read_weights(path, TINY)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_weights(tmp_path / "none.weights", TINY)
 

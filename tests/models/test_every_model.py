@@ -49,8 +49,8 @@ def options_of(name: str) -> model_kinds.Model:
 
 
 def images(height: int = 64, width: int = 96) -> torch.Tensor:
-    chance = torch.Generator().manual_seed(5)
-    return torch.rand(2, 3, height, width, generator=chance).contiguous(memory_format=torch.channels_last)
+    rng = torch.Generator().manual_seed(5)
+    return torch.rand(2, 3, height, width, generator=rng).contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -115,7 +115,7 @@ def test_the_graph_is_captured_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_heads_and_backbone_are_told_apart(name: str) -> None:
+def test_heads_and_backbone_are_reported_apart(name: str) -> None:
     with torch.device("meta"):
         few, many = (any_detector(name, classes).state_dict() for classes in (CLASSES, 7))
         model = any_detector(name)

@@ -94,7 +94,7 @@ def test_a_strict_fit_tells_what_does_not():
     )
 
 
-def test_a_head_of_another_number_of_classes_is_told_as_such():
+def test_a_head_of_another_number_of_classes_is_reported_as_such():
     own = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)).state_dict()
     found = {**own, "1.weight": torch.ones(9, 3), "1.bias": torch.ones(9)}
     with pytest.raises(UserError, match=r"only the head differs.*--partial"):
@@ -126,7 +126,7 @@ def test_a_partial_fit_of_nothing_is_an_error():
             fit(own, found, partial=True)
 
 
-def test_values_that_are_no_numbers_are_told():
+def test_values_that_are_no_numbers_are_reported():
     own = nn.Linear(2, 2).state_dict()
     found = {**own, "bias": torch.tensor([1.0, torch.nan])}
     assert "1 tensor holds NaN or infinite values, such as bias" in fit(own, found).notes[-1]

@@ -158,7 +158,7 @@ def test_several_sets_of_tensors_must_be_chosen_from(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
-def test_other_precisions_become_float32_and_are_told(tmp_path, dtype):
+def test_other_precisions_become_float32_and_are_reported(tmp_path, dtype):
     state = {"w": torch.tensor([1.5, -0.25]).to(dtype), "n": torch.tensor(7), "flag": torch.tensor(True)}
     torch.save(state, tmp_path / "w")
     found = read_checkpoint(tmp_path / "w")
@@ -175,7 +175,7 @@ def test_tied_and_cut_out_tensors_are_whole(tmp_path):
     assert torch.equal(state["d"], torch.tensor([[4.0, 6.0], [8.0, 10.0]])) and state["e"].shape == (0, 4)
 
 
-def test_what_is_no_tensor_is_left_out_and_told(tmp_path):
+def test_what_is_no_tensor_is_left_out_and_reported(tmp_path):
     torch.save({"w": torch.ones(2), "epoch": 3, "names": ["cat"], 5: torch.ones(1)}, tmp_path / "w")
     found = read_checkpoint(tmp_path / "w")
     assert set(found.state) == {"w"}

@@ -59,7 +59,7 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
 
 
-def test_other_names_of_as_many_classes_are_told(tmp_path: Path) -> None:
+def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("a", "b", "c"))
     model = Net(3, seed=2)
     _, said = start_from(model, str(path), NAMES)
@@ -73,8 +73,8 @@ def test_a_file_without_a_recipe_will_do(tmp_path: Path, classes: int) -> None:
     state["body.0.weight"] = state["body.0.weight"].half()
     safetensors.torch.save_file(state, path)
     model = Net(3, seed=2)
-    told = start_from(model, str(path), NAMES)
-    assert len(told) == (1 if classes == 3 else 2)
+    reported = start_from(model, str(path), NAMES)
+    assert len(reported) == (1 if classes == 3 else 2)
     assert torch.equal(model.body[0].weight, state["body.0.weight"].float())
     assert model.body[0].weight.dtype == torch.float32
 
@@ -104,7 +104,7 @@ def test_a_runs_directory_means_its_best_weights(tmp_path: Path) -> None:
         (lambda s: s.pop("head.classes.bias"), r"missing     head.classes.bias"),
     ],
 )
-def test_what_does_not_fit_is_told_and_nothing_is_taken(tmp_path: Path, change: Any, said: str) -> None:
+def test_what_does_not_fit_is_reported_and_nothing_is_taken(tmp_path: Path, change: Any, said: str) -> None:
     state = values(Net(3, seed=1))
     change(state)
     weights.save(tmp_path / "w.safetensors", state, recipe=Recipe(), class_names=NAMES)
@@ -123,7 +123,7 @@ def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None
         start_from(model, str(path), NAMES)
 
 
-def test_no_file_is_told_with_the_key(tmp_path: Path) -> None:
+def test_no_file_is_reported_with_the_key(tmp_path: Path) -> None:
     for name, said in (("none.safetensors", "no such file"), ("x.pt", "looks like a pickle")):
         if said != "no such file":
             torch.save({}, tmp_path / name)
@@ -148,14 +148,14 @@ def test_timm_gives_what_it_has_published(monkeypatch: pytest.MonkeyPatch) -> No
     theirs = published("resnet18", pretrained=True).state_dict()
     model = build_classifier(Model(name="resnet18"), len(NAMES))
     fresh = model.fc.weight.detach().clone()
-    told = start_from(model, "timm", NAMES)
-    assert told[0] == "starting from the weights in timm's resnet18"
-    assert "initialized again" in told[1] and "fc.weight" in told[1]
+    reported = start_from(model, "timm", NAMES)
+    assert reported[0] == "starting from the weights in timm's resnet18"
+    assert "initialized again" in reported[1] and "fc.weight" in reported[1]
     assert torch.equal(model.layer4[1].conv2.weight, theirs["layer4.1.conv2.weight"])
     assert torch.equal(model.fc.weight, fresh)
 
 
-def test_timm_without_a_network_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_without_a_network_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> nn.Module:
         raise OSError("no route to host")
 

@@ -156,7 +156,7 @@ def test_load_into_lists_what_does_not_fit():
         weights.load_into(nn.Linear(2, 3), nn.Linear(2, 4).state_dict(), "w")
 
 
-def test_another_programs_file_is_told_apart(tmp_path):
+def test_another_programs_file_is_reported_apart(tmp_path):
     path = tmp_path / "w"
     safetensors.torch.save_file({"x": torch.ones(2)}, path)
     with pytest.raises(UserError, match="no recipe"):
@@ -178,7 +178,7 @@ def test_another_programs_file_is_told_apart(tmp_path):
         ("class_names", "[" * 9999),
     ],
 )
-def test_altered_metadata_is_told(tmp_path, key, text):
+def test_altered_metadata_is_reported(tmp_path, key, text):
     metadata = {"format": "rankless 1", "recipe": "{}", "class_names": "[]"} | {key: text}
     safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "w", metadata=metadata)
     with pytest.raises(UserError, match=f"w: .*{key}"):
@@ -203,7 +203,7 @@ def test_a_pickle_is_never_opened(tmp_path, zipped):
     assert not (tmp_path / "ran").exists()
 
 
-def test_missing_directory_and_empty_are_told(tmp_path):
+def test_missing_directory_and_empty_are_reported(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         weights.load(tmp_path / "none")
     with pytest.raises(UserError, match="directory"):
@@ -308,7 +308,7 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path, lengt
 
 @fuzz
 @given(at=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
-def test_a_changed_byte_is_told_or_changes_values_only(path, at, value):
+def test_a_changed_byte_is_reported_or_changes_values_only(path, at, value):
     content = bytearray(path.read_bytes())
     content[int(at * len(content))] = value
     other = path.with_name("changed")

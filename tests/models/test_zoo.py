@@ -202,6 +202,6 @@ def test_options_change_what_they_say():
     assert len(slopes) == len({id(m) for m in slopes}) == 19  # each convolution its own
 
 
-def test_no_classes_is_a_fault():
+def test_no_classes_is_an_error():
     with pytest.raises(UserError, match="0 classes"):
         build(model_kinds.Model(), classes=0)

@@ -63,9 +63,9 @@ def computed(cpu_isa: str, **environment: str) -> tuple[list[str], str, str, str
         env={**os.environ, "ONEDNN_VERBOSE": "1", **environment},
         capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
-    *told, last = done.stdout.splitlines()
+    *reported, last = done.stdout.splitlines()
     digests, aten, onednn = json.loads(last)
-    return digests, aten, onednn, next(line for line in told if ",cpu,isa:" in line).partition("isa:")[2]
+    return digests, aten, onednn, next(line for line in reported if ",cpu,isa:" in line).partition("isa:")[2]
 
 
 @needs_x86

@@ -16,10 +16,10 @@ from rankless.recipe.load import changed, default, dump, from_json, load, schema
 from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
 
 
-def faults_of(*overrides: str) -> list[str]:
+def problems_of(*overrides: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         default(overrides)
-    return [fault.removeprefix("command line: ") for fault in caught.value.problems]
+    return [problem.removeprefix("command line: ") for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_chosen_loss_has_its_keys():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "problem"),
     [
         (["loss.class_weights=balanced"],
          "key 'loss.class_weights': only cross-entropy and focal have it; this model's loss is yolov4"),
@@ -118,8 +118,8 @@ def test_a_chosen_loss_has_its_keys():
          "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off: leave it out"),
     ],
 )  # fmt: skip
-def test_a_key_of_another_kind_is_named_with_its_kind(overrides, fault):
-    assert faults_of(*overrides) == [fault]
+def test_a_key_of_another_kind_is_named_with_its_kind(overrides, problem):
+    assert problems_of(*overrides) == [problem]
 
 
 def test_all_at_once_with_their_lines(tmp_path):
@@ -129,7 +129,7 @@ def test_all_at_once_with_their_lines(tmp_path):
     )
     with pytest.raises(UserError) as caught:
         load(tmp_path / "r.yaml", ["evaluate.tta=full"])
-    shown = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.problems]
+    shown = [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
     assert [re.split("': |' is", one)[0] for one in shown] == [
         "r.yaml:4: key 'model.width",
         "r.yaml:5: key 'model.anchors",

@@ -96,7 +96,7 @@ def test_anchors_work():
         ("a: *b", ["f:1: column 4: this is not YAML: found undefined alias"]),
     ],
 )
-def test_faults_of_yaml(text, problems):
+def test_errors_of_yaml(text, problems):
     with pytest.raises(UserError) as caught:
         yaml12.read(text, "f")
     assert len(caught.value.problems) == len(problems)
@@ -107,17 +107,17 @@ def test_faults_of_yaml(text, problems):
 # --- problems of a recipe -----------------------------------------------------------------------------------
 
 
-def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
+def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
     """The faults of a file with this text, its folder left out."""
     file = folder / "r.yaml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         load(file, overrides)
-    return [fault.replace(f"{folder}/", "") for fault in caught.value.problems]
+    return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "problem"),
     [
         ("optim: {lrr: 1}", "key 'optim.lrr': no such key; did you mean 'optim.lr'?"),
         ("lr: 1", "key 'lr': no such key; did you mean 'optim.lr'?"),
@@ -179,11 +179,11 @@ def faults_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "optim.momentum is 0: give a momentum such as 0.9, or leave nesterov out"),
     ],
 )  # fmt: skip
-def test_a_fault_names_key_value_and_what_to_do(tmp_path, text, fault):
-    assert faults_of(tmp_path, text) == [f"r.yaml:1: {fault}"]
+def test_an_error_names_key_value_and_what_to_do(tmp_path, text, problem):
+    assert problems_of(tmp_path, text) == [f"r.yaml:1: {problem}"]
 
 
-def test_all_faults_come_at_once_in_the_order_of_the_lines(tmp_path):
+def test_all_errors_come_at_once_in_the_order_of_the_lines(tmp_path):
     text = """\
 batch:
   images: 20
@@ -196,8 +196,8 @@ optim:
 model: {image_size: 5}
 epochs: 4
 """
-    found = faults_of(tmp_path, text, "epochs=0", "optm.lr=3", "seed", "seed=1", "data.val=@")
-    assert [fault.split(" is ")[0] for fault in found] == [
+    found = problems_of(tmp_path, text, "epochs=0", "optm.lr=3", "seed", "seed=1", "data.val=@")
+    assert [problem.split(" is ")[0] for problem in found] == [
         "r.yaml:2: 'batch.micro'",
         "r.yaml:3: 'schedule.gamma'",
         "r.yaml:3: 'schedule.name'",
@@ -212,33 +212,33 @@ epochs: 4
     ]
 
 
-def test_a_clash_is_not_told_of_a_value_that_is_wrong_anyway(tmp_path):
-    assert len(faults_of(tmp_path, "batch: {images: many, micro: 7}")) == 1
+def test_a_clash_is_not_reported_of_a_value_that_is_wrong_anyway(tmp_path):
+    assert len(problems_of(tmp_path, "batch: {images: many, micro: 7}")) == 1
 
 
 def test_an_alias_gives_the_line_of_its_use(tmp_path):
     text = "loss: &x\n  box: 1\nmodel:\n  name: a\nema: *x\n"
-    assert faults_of(tmp_path, text) == ["r.yaml:5: key 'ema.box': no such key; did you mean 'loss.box'?"]
+    assert problems_of(tmp_path, text) == ["r.yaml:5: key 'ema.box': no such key; did you mean 'loss.box'?"]
 
 
 def test_many_aliases_of_aliases_do_not_explode(tmp_path):
     lines = ["a0: &a0 [1, 1]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
-    found = faults_of(tmp_path, "\n".join([*lines, "seed: *a29"]))
+    found = problems_of(tmp_path, "\n".join([*lines, "seed: *a29"]))
     assert len(found) == 27
     assert found[25] == "… and 5 more"
     assert max(map(len, found)) < 300
 
 
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "{}", "---\n"])
-def test_an_empty_file_is_a_fault(tmp_path, text):
-    assert faults_of(tmp_path, text) == [
+def test_an_empty_file_is_an_error(tmp_path, text):
+    assert problems_of(tmp_path, text) == [
         "r.yaml: the file is empty: expected at least one key, such as 'model:'"
     ]
 
 
 @pytest.mark.parametrize("text", ["- 1", "digits", "3"])
-def test_a_file_without_keys_is_a_fault(tmp_path, text):
-    assert "expected a section with keys among task, model" in faults_of(tmp_path, text)[0]
+def test_a_file_without_keys_is_an_error(tmp_path, text):
+    assert "expected a section with keys among task, model" in problems_of(tmp_path, text)[0]
 
 
 def test_a_source_that_is_not_there(tmp_path, monkeypatch):
@@ -401,7 +401,7 @@ def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
             assert isinstance(read(), Recipe)
         except UserError as error:
             assert error.problems
-            assert all(len(fault) > 20 for fault in error.problems)
+            assert all(len(problem) > 20 for problem in error.problems)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_whatever_is_read_gives_a_recipe_or_a_sentence(tmp_path_factory, text):
         ('{"optim": {"lr": NaN}}', "w: 'optim.lr' is nan"),
     ],
 )
-def test_json_with_faults(text, sentence):
+def test_json_with_errors(text, sentence):
     with pytest.raises(UserError) as caught:
         from_json(text, "w")
     assert str(caught.value).startswith(sentence)

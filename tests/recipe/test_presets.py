@@ -50,7 +50,7 @@ def test_what_is_written_wins_over_the_preset_wherever_it_stands(tmp_path):
     assert augment(tmp_path, "data: {augment: heavy}", "data.augment.mosaic=0").rotate == 5
 
 
-def test_none_is_all_off_and_light_is_the_defaults():
+def test_none_is_all_off_and_light_is_the_deerrors():
     assert Augment(preset="none") == OFF
     assert Augment(preset="light") == Augment()
     assert Augment(preset="yolov3").mosaic == 0
@@ -68,7 +68,7 @@ def test_only_values_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["data: {augment: havy}", "data: {augment: {preset: havy, flip: 0}}"])
-def test_an_unknown_preset_is_told_with_those_that_there_are(tmp_path, text):
+def test_an_unknown_preset_is_reported_with_those_that_there_are(tmp_path, text):
     with pytest.raises(UserError) as caught:
         augment(tmp_path, text)
     assert str(caught.value).endswith(
@@ -77,7 +77,7 @@ def test_an_unknown_preset_is_told_with_those_that_there_are(tmp_path, text):
     )
 
 
-def test_a_preset_hides_no_fault(tmp_path):
+def test_a_preset_hides_no_error(tmp_path):
     with pytest.raises(UserError) as caught:
         augment(tmp_path, "data: {augment: {preset: heavy, flip: 7, rotatee: 3}}")
     assert len(caught.value.problems) == 2

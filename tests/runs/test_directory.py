@@ -86,7 +86,7 @@ def test_without_an_average_the_weights_are_the_models(tmp_path: Path) -> None:
     assert weights_of(tmp_path) == run.step_directory(5) / "model.safetensors"
 
 
-def test_what_holds_no_weights_is_told(tmp_path: Path) -> None:
+def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such file or directory; expected a run"):
         weights_of(tmp_path / "nowhere")
     with pytest.raises(UserError, match="not a run directory"):

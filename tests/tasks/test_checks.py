@@ -48,7 +48,7 @@ def test_a_right_loss() -> None:
     checks.check_loss(Mine(), LossSum(LOSS, ONE, {"part": LOSS}))
 
 
-def test_all_faults_of_a_loss_at_once() -> None:
+def test_all_errors_of_a_loss_at_once() -> None:
     with pytest.raises(UserError) as caught:
         checks.check_loss(Mine(), LossSum(ONE, 3, {"a": 1}))  # type: ignore[arg-type, dict-item]
     assert len(caught.value.problems) == 3

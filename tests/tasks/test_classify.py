@@ -70,7 +70,7 @@ def test_a_image_to_predict_is_placed_as_in_evaluation(size, crop):
     assert not torch.equal(item.image, cropped.image)
 
 
-def test_the_published_input_is_the_default():
+def test_the_published_input_is_the_deerror():
     assert Classify(digits(image_size="auto"), NAMES).size == (224, 224)
 
 
@@ -115,12 +115,12 @@ def test_true_answers_score_one():
 
 def folders(root: Path, splits: dict[str, dict[str, int]]) -> Path:
     """Images whose class is a color."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for split, classes in splits.items():
         for label, (name, count) in enumerate(classes.items()):
             (root / split / name).mkdir(parents=True)
             for number in range(count):
-                image = chance.integers(0, 120, (24, 20, 3), dtype=np.uint8)
+                image = rng.integers(0, 120, (24, 20, 3), dtype=np.uint8)
                 image[..., label % 3] += 120
                 Image.fromarray(image).save(root / split / name / f"{number}.png")
     return root
@@ -138,7 +138,7 @@ def test_labels_mean_the_same_in_every_split(tmp_path):
     assert Classify(recipe, ("a", "b")).class_names == ("a", "b")  # opens no data
 
 
-def test_faults_of_the_recipe():
+def test_errors_of_the_recipe():
     with pytest.raises(UserError, match=r"model.name is 'yolov4-tiny'.*resnet18"):
         open_task(Recipe(task="classify"))
     with pytest.raises(UserError, match="has 2 numbers: expected 10"):

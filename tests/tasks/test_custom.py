@@ -82,7 +82,7 @@ def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path) -> Non
         ("eager.py:Mine", 'put the call of rankless.train under `if __name__ == "__main__":`'),
     ],
 )
-def test_what_cannot_be_found_is_told(
+def test_what_cannot_be_found_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

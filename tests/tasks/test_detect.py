@@ -235,7 +235,7 @@ def test_given_class_names_open_no_data():
         Detect(recipe())
 
 
-def test_data_with_other_classes_than_the_model_is_a_fault():
+def test_data_with_other_classes_than_the_model_is_an_error():
     task = Detect(digits(), NAMES)
     with pytest.raises(
         UserError, match=r"digits: the split 'val' .*10 \(0, 1, .*expected 3 \(cat, dog, owl\)"

@@ -19,8 +19,8 @@ LEAVES = (4, 6, 7, 8, 13)
 
 def leaf_vector(leaf: int, length: int) -> NDArray[np.float32]:
     """Numbers of very different sizes, so that another order of adding shows."""
-    chance = np.random.default_rng([leaf, length])
-    return (chance.normal(size=length) * 10.0 ** chance.uniform(-4, 4, length)).astype(np.float32)
+    rng = np.random.default_rng([leaf, length])
+    return (rng.normal(size=length) * 10.0 ** rng.uniform(-4, 4, length)).astype(np.float32)
 
 
 def reference(leaves: int, length: int, start: int, width: int) -> NDArray[np.float32]:

@@ -13,10 +13,10 @@ from rankless.world.process_group import World, is_lost_peer, join
 
 
 def talk(world: World) -> list[Any]:
-    told = world.broadcast({"from": world.rank, "text": "ü" * 1000})
+    reported = world.broadcast({"from": world.rank, "text": "ü" * 1000})
     gathered = world.gather([world.rank] * (1 + world.rank))
     world.barrier()
-    return [told["from"], len(told["text"]), gathered, world.is_first]
+    return [reported["from"], len(reported["text"]), gathered, world.is_first]
 
 
 @pytest.mark.processes
@@ -55,5 +55,5 @@ def test_more_ranks_than_micro_batches_are_refused() -> None:
         (ValueError("Timed out"), False),
     ],
 )
-def test_a_lost_peer_is_told_from_a_fault(error: Exception, lost: bool) -> None:
+def test_a_lost_peer_is_reported_from_an_error(error: Exception, lost: bool) -> None:
     assert is_lost_peer(error) == lost

@@ -257,11 +257,11 @@ def exchange(world: World) -> list[Any]:
     """Unequal lengths, NaNs, nothing at all, and several of each in a row."""
     sent = [Unreadable(world.rank, "a" * world.rank, "ü"), torch.full((1000 * world.rank,), float("nan"))]
     gathered = world.gather(sent)
-    told = world.broadcast({"of": world.rank, (1, 2): np.arange(world.rank + 3)})
+    reported = world.broadcast({"of": world.rank, (1, 2): np.arange(world.rank + 3)})
     world.barrier()
     empty = world.gather(None)
     shapes = [[one, tuple(row.shape), bool(row.isnan().all())] for one, row in gathered or ()]
-    return [shapes, told["of"], told[1, 2].tolist(), empty]
+    return [shapes, reported["of"], reported[1, 2].tolist(), empty]
 
 
 @pytest.mark.processes

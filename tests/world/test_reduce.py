@@ -44,8 +44,8 @@ def net(dropout: float, dtype: torch.dtype) -> Net:
 
 
 def images(step: int, leaf: int, dtype: torch.dtype) -> Tensor:
-    chance = np.random.default_rng([step, leaf])
-    return torch.from_numpy(chance.normal(size=(PER_MICRO, 3, 6, 5)) * 10 ** chance.uniform(-2, 1)).to(dtype)
+    rng = np.random.default_rng([step, leaf])
+    return torch.from_numpy(rng.normal(size=(PER_MICRO, 3, 6, 5)) * 10 ** rng.uniform(-2, 1)).to(dtype)
 
 
 def gradients_of(model: nn.Module) -> list[Tensor]:
@@ -208,14 +208,14 @@ def test_a_missing_gradient_counts_as_zero(ranks: Any, exact: bool) -> None:
         expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         bits = set()
         for size, answers in worlds.items():
-            told: dict[int, list[int]] = {}
+            reported: dict[int, list[int]] = {}
             for rank in range(size):
                 gradients, unused = answers[rank][case]
-                told |= unused
+                reported |= unused
                 bits.add(b"".join(g.tobytes() for g in gradients))
                 for got, wanted in zip(gradients, expected, strict=True):
                     np.testing.assert_allclose(got, wanted.numpy(), rtol=0, atol=1e-13)
-            assert told == dict.fromkeys(skipping, unused_numbers())
+            assert reported == dict.fromkeys(skipping, unused_numbers())
         assert len(bits) == 1 or not exact
 
 

@@ -69,8 +69,8 @@ def net(dtype: torch.dtype, share: float) -> Net:
 
 
 def images(step: int, leaf: int, dtype: torch.dtype) -> Tensor:
-    chance = np.random.default_rng([step, leaf])
-    return torch.from_numpy(chance.normal(leaf / 3, 1 + leaf, (PER_MICRO, 3, 6, 5))).to(dtype)
+    rng = np.random.default_rng([step, leaf])
+    return torch.from_numpy(rng.normal(leaf / 3, 1 + leaf, (PER_MICRO, 3, 6, 5))).to(dtype)
 
 
 def recipe(precision: str) -> Recipe:
@@ -192,7 +192,7 @@ def one_of_them_fails(world: World) -> list[str]:
 
 
 @pytest.mark.processes
-def test_a_fault_in_one_micro_batch_ends_all(ranks: Any) -> None:
+def test_an_error_in_one_micro_batch_ends_all(ranks: Any) -> None:
     assert ranks(1, one_of_them_fails) == [["an image without a label"]]
 
 
@@ -267,13 +267,15 @@ EVERYWHERE = ["both"] * 3
         ([["neither"] * 3, ["neither"] * 3], ""),
     ],
 )
-def test_micro_batches_that_call_other_norms_are_told(ranks: Any, ways: list[list[str]], said: str) -> None:
+def test_micro_batches_that_call_other_norms_are_reported(
+    ranks: Any, ways: list[list[str]], said: str
+) -> None:
     (found,) = ranks(1, meet, ways)
     assert [sentence.split("where ")[1].split(";")[0] for sentence in found] == ([said] if said else [])
 
 
 @pytest.mark.processes
-def test_ranks_that_call_other_norms_are_all_told(ranks: Any) -> None:
+def test_ranks_that_call_other_norms_are_all_reported(ranks: Any) -> None:
     """Each rank's own micro-batches agree, so that only the other ranks can tell."""
     for way in ("neither", "one", "other order"):
         answers = ranks(2, meet, [["both", "both", way, way]])
@@ -298,7 +300,7 @@ LEFT = "where one {}, another {};"
         (["both", "thrice", "both", "both"], ("has called its last norm", "calls 'first'")),
     ],
 )
-def test_a_rank_that_calls_other_norms_later_on_is_told_by_all(
+def test_a_rank_that_calls_other_norms_later_on_is_reported_by_all(
     ranks: Any, ways: list[str], said: tuple[str, str]
 ) -> None:
     """It alone could see it, and the others waited for it until it died."""
@@ -309,7 +311,9 @@ def test_a_rank_that_calls_other_norms_later_on_is_told_by_all(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ["one", "neither", "other order", "thrice"])
-def test_micro_batches_of_one_rank_that_part_in_the_first_run_are_told_by_all(ranks: Any, way: str) -> None:
+def test_micro_batches_of_one_rank_that_part_in_the_first_run_are_reported_by_all(
+    ranks: Any, way: str
+) -> None:
     for size in (2, 3):
         answers = ranks(size, meet, [["both", "both", "both", way]])
         assert answers[0] != [] and all(found == answers[0] for found in answers)

@@ -39,10 +39,10 @@ class Colored:
         self.seed = seed
 
     def __call__(self, number: int) -> Sample:
-        chance = np.random.default_rng(2 * self.seed + number)
-        height, width = chance.integers(60, 400, 2).tolist()
-        x, y = int(chance.integers(width - 30)), int(chance.integers(height - 30))
-        right, bottom = int(chance.integers(x + 20, width + 1)), int(chance.integers(y + 20, height + 1))
+        rng = np.random.default_rng(2 * self.seed + number)
+        height, width = rng.integers(60, 400, 2).tolist()
+        x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
+        right, bottom = int(rng.integers(x + 20, width + 1)), int(rng.integers(y + 20, height + 1))
         image = torch.zeros(3, height, width, dtype=torch.uint8)
         image[:, y:bottom, x:right] = COLORS[number][:, None, None]
         return Sample(image, torch.tensor([[x, y, right, bottom]]).float(), torch.tensor([number]))
@@ -50,11 +50,11 @@ class Colored:
 
 def noisy(number: int) -> Sample:
     """Images of noise with several boxes, labeled by the image."""
-    chance = np.random.default_rng(number)
-    height, width = chance.integers(40, 300, 2).tolist()
-    first = chance.uniform(0, 0.7, (number, 2)) * (width, height)
-    boxes = np.concatenate((first, first + chance.uniform(2, 12, (number, 2))), 1).astype(np.float32)
-    image = torch.from_numpy(chance.integers(0, 256, (3, height, width), dtype=np.uint8))
+    rng = np.random.default_rng(number)
+    height, width = rng.integers(40, 300, 2).tolist()
+    first = rng.uniform(0, 0.7, (number, 2)) * (width, height)
+    boxes = np.concatenate((first, first + rng.uniform(2, 12, (number, 2))), 1).astype(np.float32)
+    image = torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8))
     return Sample(image, torch.from_numpy(boxes), torch.full((number,), number))
 
 

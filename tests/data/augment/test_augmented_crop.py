@@ -31,10 +31,10 @@ def corner_of(image: torch.Tensor) -> tuple[int, int]:
     smallest=st.floats(0.01, 1),
 )
 def test_a_box_is_whole_or_not_there(seed: int, height: int, width: int, count: int, smallest: float) -> None:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     sides = np.array([width, height])
-    first = chance.uniform(0, 0.9, (count, 2)) * sides
-    last = np.minimum(first + chance.uniform(0.01, 0.3, (count, 2)) * sides, sides)
+    first = rng.uniform(0, 0.9, (count, 2)) * sides
+    last = np.minimum(first + rng.uniform(0.01, 0.3, (count, 2)) * sides, sides)
     boxes = torch.from_numpy(np.concatenate((first, last), 1)).float()
     source = numbered(height, width, boxes)
     part = cropped(source, smallest, np.random.default_rng(seed))

@@ -16,12 +16,12 @@ SIZE = (128, 128)
 
 def drawn(seed: int, height: int, width: int, color: int, count: int) -> Sample:
     """Black, with filled boxes of whole pixels of one color."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     boxes = []
     for _ in range(count):
-        x, y = int(chance.integers(width - 8)), int(chance.integers(height - 8))
-        right, bottom = x + int(chance.integers(4, 40)), y + int(chance.integers(4, 40))
+        x, y = int(rng.integers(width - 8)), int(rng.integers(height - 8))
+        right, bottom = x + int(rng.integers(4, 40)), y + int(rng.integers(4, 40))
         boxes.append([x, y, min(right, width), min(bottom, height)])
         image[color, y:bottom, x:right] = 255
     return Sample(image, torch.tensor(boxes).float().reshape(-1, 4), torch.full((count,), color))
@@ -29,11 +29,11 @@ def drawn(seed: int, height: int, width: int, color: int, count: int) -> Sample:
 
 @given(seed=st.integers(0, 10**6), count=st.integers(0, 20), others=st.integers(0, 20))
 def test_pasted_objects_are_in_their_boxes_and_cover_little(seed: int, count: int, others: int) -> None:
-    chance = np.random.default_rng(seed)
-    sides = chance.integers(20, 200, 4).tolist()
+    rng = np.random.default_rng(seed)
+    sides = rng.integers(20, 200, 4).tolist()
     one, other = drawn(seed, *sides[:2], 0, count), drawn(seed + 1, *sides[2:], 1, others)
     before = one.image.clone()
-    made = copy_paste(one, other, SIZE, chance)
+    made = copy_paste(one, other, SIZE, rng)
     assert torch.equal(one.image, before)
     assert torch.equal(made.boxes[:count], one.boxes) and made.labels[:count].eq(0).all()  # all stay
     pasted = made.boxes[count:]

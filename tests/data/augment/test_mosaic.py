@@ -29,18 +29,18 @@ class Drawn:
     """Black images with a filled rectangle each; the n-th that is read has the n-th color and label n."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         self.asked: list[int] = []
         self.shapes: list[tuple[int, int, tuple[int, ...]]] = []
 
     def __call__(self, number: int) -> Sample:
-        height, width = self.chance.integers(60, 400, 2).tolist()
-        x, y = int(self.chance.integers(0, width - 30)), int(self.chance.integers(0, height - 30))
+        height, width = self.rng.integers(60, 400, 2).tolist()
+        x, y = int(self.rng.integers(0, width - 30)), int(self.rng.integers(0, height - 30))
         box = (
             x,
             y,
-            int(self.chance.integers(x + 20, width + 1)),
-            int(self.chance.integers(y + 20, height + 1)),
+            int(self.rng.integers(x + 20, width + 1)),
+            int(self.rng.integers(y + 20, height + 1)),
         )
         image = torch.zeros(3, height, width, dtype=torch.uint8)
         image[:, box[1] : box[3], box[0] : box[2]] = COLORS[len(self.asked)][:, None, None]
@@ -222,8 +222,8 @@ class Six(DetectionImages):
         return f"six/{index}"
 
     def read(self, index: int) -> Sample:
-        chance = np.random.default_rng(index)
-        image = torch.from_numpy(chance.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
+        rng = np.random.default_rng(index)
+        image = torch.from_numpy(rng.integers(0, 256, (3, 70 + index, 90), dtype=np.uint8))
         return Sample(image, torch.tensor([[3.0, 4, 60, 50]]), torch.tensor([0]))
 
 
@@ -243,8 +243,8 @@ def test_the_order_of_calls_changes_no_bit() -> None:
 def test_the_chance_of_a_mosaic_and_the_last_epochs_without() -> None:
     plain = DetectionExamples(Six(), SIZE, 4, Augment())
 
-    def mosaics(chance: float, closed: int, epochs: int | None) -> list[int]:
-        options = Augment(mosaic=chance, close_mosaic=closed)
+    def mosaics(rng: float, closed: int, epochs: int | None) -> list[int]:
+        options = Augment(mosaic=rng, close_mosaic=closed)
         examples = DetectionExamples(Six(), SIZE, 4, options, epochs)
         return [
             sum(not torch.equal(examples.item(i, epoch).image, plain.item(i, epoch).image) for i in range(6))

@@ -41,9 +41,9 @@ def test_all_off_is_the_letterbox_bit_for_bit(height: int, width: int, seed: int
 
 @given(seed=st.integers(0, 10**6), height=st.integers(60, 400), width=st.integers(60, 400))
 def test_a_box_follows_its_pixels(seed: int, height: int, width: int) -> None:
-    chance = np.random.default_rng(seed)
-    x, y = int(chance.integers(0, width - 30)), int(chance.integers(0, height - 30))
-    box = (x, y, int(chance.integers(x + 20, width)), int(chance.integers(y + 20, height)))
+    rng = np.random.default_rng(seed)
+    x, y = int(rng.integers(0, width - 30)), int(rng.integers(0, height - 30))
+    box = (x, y, int(rng.integers(x + 20, width)), int(rng.integers(y + 20, height)))
     image, boxes, labels, _ = augment(sample(height, width, box), SIZE, MOVES, generator(seed))
     bright = (image[0] > 184).numpy()  # above the gray around, brighter than half
     if len(boxes) == 0:

@@ -70,9 +70,9 @@ def test_pixels_are_opencvs(chosen: Augment, seed: int) -> None:
 @given(options, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_boxes_are_torchvisions(chosen: Augment, seed: int, boxes_seed: int) -> None:
     warp = drawn_warp(chosen, SIZE, generator(seed))
-    chance = np.random.default_rng(boxes_seed)
-    first = chance.uniform(0, (100, 70), (6, 2))
-    boxes = torch.from_numpy(np.concatenate((first, first + chance.uniform(2, 26, (6, 2))), 1)).float()
+    rng = np.random.default_rng(boxes_seed)
+    first = rng.uniform(0, (100, 70), (6, 2))
+    boxes = torch.from_numpy(np.concatenate((first, first + rng.uniform(2, 26, (6, 2))), 1)).float()
     got = warped_boxes(boxes, warp)
     limits = torch.tensor([128.0, 96, 128, 96])
     expected = TF.perspective(
@@ -111,9 +111,9 @@ def test_a_turn_is_torchvisions(angle: float) -> None:
 @given(st.integers(0, 10**6), st.floats(-0.02, 0.02), st.floats(-0.02, 0.02))
 def test_of_a_box_across_the_horizon_the_visible_part_counts(seed: int, across: float, down: float) -> None:
     warp = np.array([[1, 0, 0], [0, 1, 0], [across, down, 1.0]])
-    chance = np.random.default_rng(seed)
-    first = chance.uniform(-150, 100, 2)
-    box = np.concatenate((first, first + chance.uniform(5, 200, 2)))
+    rng = np.random.default_rng(seed)
+    first = rng.uniform(-150, 100, 2)
+    box = np.concatenate((first, first + rng.uniform(5, 200, 2)))
     got = warped_boxes(torch.tensor(box[None]).float(), warp)[0].double().numpy()
     grid = np.stack(np.meshgrid(np.linspace(*box[[0, 2]], 60), np.linspace(*box[[1, 3]], 60)), -1).reshape(
         -1, 2
@@ -138,9 +138,9 @@ def test_what_lies_beyond_the_horizon_is_gray() -> None:
 
 
 def test_nothing_is_drawn_without_a_warp_and_parts_do_not_disturb_each_other() -> None:
-    chance = generator(3)
-    assert drawn_warp(Augment(), SIZE, chance) is None
-    assert chance.random() == generator(3).random()
+    rng = generator(3)
+    assert drawn_warp(Augment(), SIZE, rng) is None
+    assert rng.random() == generator(3).random()
     turn = drawn_warp(Augment(rotate=30), SIZE, generator(3))
     both = drawn_warp(Augment(rotate=30, shear=1e-9, perspective=1e-12), SIZE, generator(3))
     assert np.allclose(turn, both, atol=1e-6)

@@ -250,8 +250,8 @@ def test_labels_say_which_digit_was_drawn(val: DigitScenes) -> None:
 
 
 def test_no_color_leaves_the_headroom() -> None:
-    chance = Draws(generator(0, "colors"))
-    colors = np.array([color(chance, chance.uniform(HEADROOM, 255 - HEADROOM)) for _ in range(500)])
+    rng = Draws(generator(0, "colors"))
+    colors = np.array([color(rng, rng.uniform(HEADROOM, 255 - HEADROOM)) for _ in range(500)])
     assert colors.min() >= HEADROOM
     assert colors.max() <= 255 - HEADROOM
 
@@ -277,7 +277,7 @@ def test_names(val: DigitScenes) -> None:
     assert val.class_names == tuple("0123456789")
 
 
-def test_faults_are_told_together() -> None:
+def test_errors_are_reported_together() -> None:
     with pytest.raises(UserError) as raised:
         DigitScenes("test", 0, size=(16, 256))
     assert len(raised.value.problems) == 3

@@ -159,10 +159,10 @@ def test_a_warp_is_opencvs_with_zoom_shift_and_mirror_in_it():
     options = Augment(preset="none", flip=1.0, scale=0.3, translate=0.2, rotate=40.0, shear=15.0)
     for index in range(8):
         got = augment(source, (80, 100), options, key(index)).permute(1, 2, 0).numpy().astype(float)
-        chance = generator(*key(index))
-        chance.random(2)
-        *_, zoom, right, below = chance.uniform(-1, 1, 6)
-        warp = drawn_warp(options, (80, 100), chance)
+        rng = generator(*key(index))
+        rng.random(2)
+        *_, zoom, right, below = rng.uniform(-1, 1, 6)
+        warp = drawn_warp(options, (80, 100), rng)
         factor = 1.3**zoom
         stretch = np.array([[-100 / 120, 0, 100], [0, 80 / 90, 0], [0, 0, 1]])  # and mirrored
         left, top = 50 * (1 - factor) + 20 * right, 40 * (1 - factor) + 16 * below

@@ -29,11 +29,11 @@ class Drawn(DetectionImages):
         return f"drawn/{index}"
 
     def read(self, index: int) -> Sample:
-        chance = np.random.default_rng(index)
+        rng = np.random.default_rng(index)
         height, width = 60 + 10 * index, 90 - 5 * index
-        corner = chance.uniform(0, 30, (index, 2))
-        boxes = np.concatenate((corner, corner + chance.uniform(5, 25, (index, 2))), 1).astype(np.float32)
-        image = torch.from_numpy(chance.integers(0, 256, (3, height, width), dtype=np.uint8))
+        corner = rng.uniform(0, 30, (index, 2))
+        boxes = np.concatenate((corner, corner + rng.uniform(5, 25, (index, 2))), 1).astype(np.float32)
+        image = torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8))
         return Sample(image, torch.from_numpy(boxes), torch.arange(index) % 2)
 
 

@@ -126,8 +126,8 @@ def test_loader_processes_change_no_bit(workers: int) -> None:
     plan = [Line(step, micro_batch(20, 7, step, part, batch)) for step in range(2) for part in range(4)]
     examples = DetectionExamples(Noise(), SIZE, 7, HEAVY)
     expected = [collate(examples.items(line.images, line.step)) for line in plan]
-    told = {one for each in expected for one in each.unreadable}
-    assert told == {Unreadable(13, "thirteen.jpg", "cut short")}
+    reported = {one for each in expected for one in each.unreadable}
+    assert reported == {Unreadable(13, "thirteen.jpg", "cut short")}
     with MicroBatches(examples, collate, plan, workers=workers) as batches:
         for one, other in zip(expected, batches, strict=True):
             assert torch.equal(one.images, other.images) and torch.equal(one.boxes, other.boxes)

@@ -76,7 +76,7 @@ def test_what_was_kept_says_the_same(format: OneBoxEach) -> None:
     assert format.times == 3
 
 
-def test_what_was_kept_is_said_as_it_is_opened_now(
+def test_what_was_kept_is_reported_as_it_is_opened_now(
     format: OneBoxEach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command may have named the format, or the data by another path, when it was read."""
@@ -96,7 +96,7 @@ def test_what_was_kept_is_said_as_it_is_opened_now(
 
 
 @pytest.mark.parametrize(("before", "found"), [(True, "was 20 × 11"), (False, "could not be read")])
-def test_a_replaced_image_is_told(format: OneBoxEach, before: bool, found: str) -> None:
+def test_a_replaced_image_is_reported(format: OneBoxEach, before: bool, found: str) -> None:
     file = Path("data/1.png")
     if not before:
         file.write_bytes(b"half an image")

@@ -74,11 +74,11 @@ def opened(root: Path, split: str = "train") -> Annotations:
     return examine(str(root), split, "coco")
 
 
-def told(root: Path, split: str = "train") -> dict[str, int]:
+def reported(root: Path, split: str = "train") -> dict[str, int]:
     return opened(root, split).findings.counts
 
 
-def fault(root: Path, split: str = "train") -> str:
+def problem(root: Path, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
         opened(root, split)
     return str(caught.value)
@@ -140,7 +140,7 @@ def test_a_year_is_part_of_the_name_where_it_must_be(tmp_path):
     put(tmp_path, box(), file="annotations/instances_val2017.json", samples="val2017")
     (tmp_path / "annotations" / "captions_val2017.json").write_text("{}")
     assert coco.splits(tmp_path) == ["val", "train2014", "train2017"]
-    assert "no split 'train'; expected one of 'val', 'train2014', 'train2017'" in fault(tmp_path)
+    assert "no split 'train'; expected one of 'val', 'train2014', 'train2017'" in problem(tmp_path)
     assert opened(tmp_path, "train2014").path(0) == str(tmp_path / "train2014" / "a.jpg")
 
 
@@ -150,7 +150,7 @@ def test_splits_number_their_classes_alike(tmp_path):
     assert opened(tmp_path).class_names == opened(tmp_path, "val").class_names == ("cat", "owl", "dog")
     assert opened(tmp_path).labels.tolist() == [1]
     put(tmp_path, box(category=3), categories=[{"id": 3, "name": "owl"}])
-    assert "category 3 is called" in fault(tmp_path, "val")
+    assert "category 3 is called" in problem(tmp_path, "val")
 
 
 def test_a_category_that_only_groups_the_others_is_no_class(tmp_path):
@@ -229,7 +229,7 @@ def test_dirty_annotations(tmp_path, entry, counts):
 def test_numbers_beyond_all_range_cost_their_box_alone(tmp_path):
     file = put(tmp_path, box(1, bbox=(1, 1, 2, 2)), box(2, bbox=(1, 2, 123, 4)))
     file.write_text(file.read_text().replace("123", "1e999"))
-    assert told(tmp_path) == {"not finite": 1}
+    assert reported(tmp_path) == {"not finite": 1}
 
 
 def test_a_place_names_the_annotation(tmp_path):
@@ -251,7 +251,7 @@ def test_the_same_thing_twice(tmp_path):
     assert found.findings.counts == {"listed twice": 2, "repeated id": 1, "repeated": 1}
     assert found.offsets.tolist() == [0, 2, 3]
     put(tmp_path, box(1, 1), box(2, 2), images=[*images, {"id": 2, "file_name": "a.jpg"}])
-    assert told(tmp_path)["not understood"] == 1  # which image 2 is, nobody knows
+    assert reported(tmp_path)["not understood"] == 1  # which image 2 is, nobody knows
 
 
 def test_an_id_given_to_two_images_leaves_the_others_in_place(tmp_path):
@@ -286,16 +286,16 @@ def test_dirty_images(tmp_path, image, counts):
         images=[image, {"id": 1, "file_name": "a.jpg"}],
     )
     (tmp_path / "images" / "train" / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
-    assert told(tmp_path) == counts
+    assert reported(tmp_path) == counts
 
 
 def test_not_one_image_is_there(tmp_path):
     put(tmp_path, images=[{"id": 1, "file_name": "x/gone.jpg"}])
-    assert "not one of its images exists; the first: 'x/gone.jpg'; looked in" in fault(tmp_path)
+    assert "not one of its images exists; the first: 'x/gone.jpg'; looked in" in problem(tmp_path)
     put(tmp_path, images=[])
-    assert "it lists no image" in fault(tmp_path)
+    assert "it lists no image" in problem(tmp_path)
     put(tmp_path, images=[{"id": 1, "filename": "a.jpg"}])
-    assert "no entry of 'images' can be used; the first: id 1, file_name None, expected" in fault(tmp_path)
+    assert "no entry of 'images' can be used; the first: id 1, file_name None, expected" in problem(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_not_one_image_is_there(tmp_path):
 )
 def test_a_file_that_is_something_else(tmp_path, content, said):
     put(tmp_path).write_bytes(content)
-    assert said in fault(tmp_path)
+    assert said in problem(tmp_path)
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path):
+def test_a_byte_order_mark_is_no_error(tmp_path):
     file = put(tmp_path, box())
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert len(opened(tmp_path).boxes) == 1
@@ -369,7 +369,7 @@ def test_other_folders_are_not_taken_for_coco(tmp_path):
 # The box of a segmentation.
 
 
-def test_a_box_from_an_outline_is_told(tmp_path):
+def test_a_box_from_an_outline_is_reported(tmp_path):
     outline = [[4, 2, 9.5, 3, 6, 8.25], [20, 10, 22, 10, 22, 12]]
     put(tmp_path, box(bbox=None, segmentation=outline), box(2, bbox=(), segmentation="?"))
     found = opened(tmp_path)

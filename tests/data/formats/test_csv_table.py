@@ -185,7 +185,7 @@ def test_dirty_rows(tmp_path, row, counts):
         assert found.findings.first[next(iter(counts))][0].where == f"{tmp_path / 'train.csv'}:3"
 
 
-def test_pixels_where_shares_are_said(tmp_path):
+def test_pixels_where_shares_are_reported(tmp_path):
     put(tmp_path, "ImageID,LabelName,XMin,XMax,YMin,YMax", "a,cat,1,30,2,12", "b,cat,0,0.5,0,0.5")
     assert opened(tmp_path).findings.counts == {"not normalized": 1}
 

@@ -39,7 +39,7 @@ def described(folder: Path, text: str) -> str:
     return str(folder / "data.yaml")
 
 
-def faults_of(root: Path | str, split: str = "train") -> str:
+def problems_of(root: Path | str, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
         open_annotations(str(root), split)
     return str(caught.value)
@@ -127,8 +127,8 @@ def test_layouts_of_data_yaml(tmp_path: Path) -> None:
         "a",
         "b",
     ]
-    fault = faults_of(root, "other")
-    assert "'train', 'val', 'test'" in fault and "license" not in fault
+    problem = problems_of(root, "other")
+    assert "'train', 'val', 'test'" in problem and "license" not in problem
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -139,11 +139,11 @@ def test_layouts_of_folders(tmp_path: Path, swapped: bool) -> None:
     else:
         put(tmp_path, "train/a")
         put(tmp_path, "valid/b")
-    assert ": no class names" in faults_of(tmp_path)
+    assert ": no class names" in problems_of(tmp_path)
     (tmp_path / "classes.txt").write_bytes("\ufeffépée\r\nB\r\n".encode())
     data = open_annotations(str(tmp_path), "train")
     assert names(data) == ["a"] and data.class_names == ("épée", "B")
-    assert "'train', 'valid'" in faults_of(tmp_path, "test")
+    assert "'train', 'valid'" in problems_of(tmp_path, "test")
     assert splits(tmp_path) == ["train", "valid"]
     (tmp_path / "classes.txt").rename(tmp_path / "obj.names")
     assert names(open_annotations(str(tmp_path), "valid")) == ["b"]
@@ -159,7 +159,7 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     (tmp_path / "a/classes.txt").write_text("x")
     data = open_annotations(str(tmp_path / "a"), "train")
     assert names(data) == ["a"] and splits(tmp_path / "a") == ["train"] and "no splits" in data.notes[1]
-    assert "no split 'val'; expected one of 'train'" in faults_of(tmp_path / "a", "val")
+    assert "no split 'val'; expected one of 'train'" in problems_of(tmp_path / "a", "val")
     flat = tmp_path / "flat"
     flat.mkdir()
     for file in ("images/a.jpg", "labels/a.txt", "classes.txt"):
@@ -167,11 +167,11 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     assert names(open_annotations(str(flat), "train")) == ["a"] and splits(flat) == ["train"]
     for folder in (tmp_path / "a" / "labels", tmp_path / "a" / "images", tmp_path / "nowhere"):
         assert not recognize(folder)
-        assert "data.yaml" in faults_of(folder)
-    assert "digits" in faults_of(tmp_path / "nowhere")
+        assert "data.yaml" in problems_of(folder)
+    assert "digits" in problems_of(tmp_path / "nowhere")
 
 
-def test_images_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
+def test_images_outside_the_folders_of_splits_are_reported(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     put(tmp_path, "loose")
     (tmp_path / "classes.txt").write_text("x")
@@ -201,8 +201,8 @@ def test_missing_label_files_are_counted(tmp_path: Path) -> None:
     assert data.offsets.tolist() == [0, 1, 1]
     assert counts(data) == {"no label file": 1} and str(tmp_path / "images/train/b.jpg") in data.notes[-1]
     (tmp_path / "labels/train/a.txt").unlink()
-    fault = faults_of(root)
-    assert "not one of the 2" in fault and str(tmp_path / "labels/train/a.txt") in fault
+    problem = problems_of(root)
+    assert "not one of the 2" in problem and str(tmp_path / "labels/train/a.txt") in problem
 
 
 def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path) -> None:
@@ -236,12 +236,12 @@ def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path)
         ("0 .5 .5 .1 -1e300", "not normalized", ""),
     ],
 )
-def test_what_stops_is_told_with_its_place(tmp_path: Path, line: str, kind: str, found: str) -> None:
+def test_what_stops_is_reported_with_its_place(tmp_path: Path, line: str, kind: str, found: str) -> None:
     put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n")
     root = described(tmp_path, "train: images/train\nnames: [x, y]\n")
-    fault = faults_of(root)
-    assert f"{tmp_path / 'labels/train/a.txt'}:2: {kind}: " in fault and found in fault
-    assert "rankless data check" in fault
+    problem = problems_of(root)
+    assert f"{tmp_path / 'labels/train/a.txt'}:2: {kind}: " in problem and found in problem
+    assert "rankless data check" in problem
     assert examine(root, "train").boxes.shape == (1, 4)
 
 
@@ -268,14 +268,14 @@ def test_a_damaged_box_costs_that_box(tmp_path: Path, line: str, kind: str) -> N
     assert data.findings.first[kind][0].where == f"{tmp_path / 'labels/train/a.txt'}:2"
 
 
-def test_faults_come_all_at_once(tmp_path: Path) -> None:
+def test_errors_come_all_at_once(tmp_path: Path) -> None:
     put(tmp_path, "train/b", "9 .5 .5 .1 .1\n" * 25)
     put(tmp_path, "train/a", "0 .5 .5 .1\n0 .5 .5 .1 .1\nx .5 .5 0 .1\n")
     put(tmp_path, "train/c", b"\xff\xfe0\x00 \x00")
-    fault = faults_of(described(tmp_path, "train: images/train\nnames: [x, y]\n"))
+    problem = problems_of(described(tmp_path, "train: images/train\nnames: [x, y]\n"))
     for place in ("a.txt:1: not understood", "a.txt:3: not a number", "b.txt:1: class", "c.txt: unreadable"):
-        assert place in fault
-    assert "… and 20 more: class out of range" in fault
+        assert place in problem
+    assert "… and 20 more: class out of range" in problem
 
 
 def test_boxes_over_the_edge_are_clipped_and_counted(tmp_path: Path) -> None:
@@ -315,13 +315,13 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: " + "x" * 5000 + "\nnames: [x]\n", "does not exist"),
     ],
 )
-def test_faults_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
     put(tmp_path, "train/a")
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.txt").write_text("images/train/a.jpg\ngone.jpg\ndata.yaml\n")
     root = described(tmp_path, text)
-    assert said in faults_of(root)
-    assert root in faults_of(root) or "list.txt" in said
+    assert said in problems_of(root)
+    assert root in problems_of(root) or "list.txt" in said
 
 
 def test_a_image_listed_twice_counts_once(tmp_path: Path) -> None:
@@ -390,9 +390,9 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
         (("data/train.txt", "data/none.txt"), "'train: data/none.txt' does not exist"),
     ):
         (data / "obj.data").write_text(text.replace(*change))
-        assert said in faults_of(data)
+        assert said in problems_of(data)
     (data / "other.data").write_text(text)
-    assert "several .data files" in faults_of(data)
+    assert "several .data files" in problems_of(data)
 
 
 def test_names_in_both_unicode_forms_and_odd_endings(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_an_absolute_name_is_taken_as_it_is(root, tmp_path_factory):
     assert ImageSearch([root]).find(str(elsewhere / "a.jpg")) == str(elsewhere / "a.jpg")
 
 
-def test_each_folder_is_listed_once_and_told(root, monkeypatch):
+def test_each_folder_is_listed_once_and_reported(root, monkeypatch):
     listed = []
     listing = os.listdir
     monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listing(place))

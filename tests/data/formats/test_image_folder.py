@@ -116,7 +116,7 @@ def test_a_name_composed_otherwise_is_the_same_data(tmp_path):
     assert image_folder.read(apart, "val").names == ["zoo", "ä"]  # by code point
 
 
-def test_what_is_left_out_is_told(tmp_path):
+def test_what_is_left_out_is_reported(tmp_path):
     make(tmp_path, "train/a/1.png", "train/a/.2.png", "train/.cache/3.png", "train/4.png", "train/b/5.png")
     (tmp_path / "train/a/notes.txt").write_text("x")
     (tmp_path / "train/a/empty.png").touch()
@@ -160,13 +160,13 @@ def test_links_are_followed_once(tmp_path):
         (["1.png"], "train", None, "no images; looked in 0 class folders"),
     ],
 )  # fmt: skip
-def test_faults(tmp_path, files, split, names, words):
+def test_errors(tmp_path, files, split, names, words):
     make(tmp_path, *files)
     with pytest.raises(UserError, match=words):
         opened(tmp_path, split, names)
 
 
-def test_faults_of_the_place(tmp_path):
+def test_errors_of_the_place(tmp_path):
     with pytest.raises(UserError, match="no such file or folder at"):
         opened(tmp_path / "none", "train")
     (tmp_path / "file").touch()
@@ -196,7 +196,7 @@ def test_a_class_may_be_called_train(tmp_path):
         (["cat/1.txt", "dog/2.txt"], False),
     ],
 )
-def test_class_folders_are_told_from_detections(tmp_path, files, known):
+def test_class_folders_are_reported_from_detections(tmp_path, files, known):
     assert bool(image_folder.recognize(make(tmp_path, *files))) == known
 
 

@@ -30,7 +30,7 @@ def opened(root: Path, split: str = "train") -> Annotations:
     return examine(str(root), split, "lines")
 
 
-def fault(root: Path, split: str = "train") -> str:
+def problem(root: Path, split: str = "train") -> str:
     with pytest.raises(UserError) as caught:
         opened(root, split)
     return str(caught.value)
@@ -107,10 +107,10 @@ def test_images_that_are_not_there(tmp_path):
     put(tmp_path, "a.jpg 1,2,3,4,0", "gone.jpg 1,2,3,4,0", "")
     assert opened(tmp_path).findings.counts == {"no image": 1}
     put(tmp_path, "x/gone.jpg 1,2,3,4,0")
-    assert "not one of its images exists; the first: 'x/gone.jpg'" in fault(tmp_path)
+    assert "not one of its images exists; the first: 'x/gone.jpg'" in problem(tmp_path)
     put(tmp_path, "", images=())
-    assert "no split 'val'" in fault(tmp_path / "train.txt", "val")
-    assert "it has no line" in fault(tmp_path / "train.txt")
+    assert "no split 'val'" in problem(tmp_path / "train.txt", "val")
+    assert "it has no line" in problem(tmp_path / "train.txt")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_images_that_are_not_there(tmp_path):
 def test_class_names(tmp_path, place):
     put(tmp_path, "a.jpg 1,2,3,4,1")
     (tmp_path / "classes.txt").unlink()
-    assert "no class names beside train.txt; expected a 'classes.txt'" in fault(tmp_path)
+    assert "no class names beside train.txt; expected a 'classes.txt'" in problem(tmp_path)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_bytes(b"\xef\xbb\xbfein Hund\r\n\r\nK\xc3\xa4tzchen\r\n")
     assert opened(tmp_path).class_names == ("ein Hund", "Kätzchen")
@@ -136,7 +136,7 @@ def test_splits(tmp_path):
     assert len(opened(own)) == 1
 
 
-def test_a_mark_and_line_ends_of_windows_are_no_fault(tmp_path):
+def test_a_mark_and_line_ends_of_windows_are_no_error(tmp_path):
     put(tmp_path).write_bytes(b"\xef\xbb\xbfa.jpg 1,2,3,4,0\r\nb.jpg\r\n")
     assert lines.recognize(tmp_path)
     assert names(opened(tmp_path)) == ["a.jpg", "b.jpg"]

@@ -34,10 +34,10 @@ ARRAYS = ("sizes", "offsets", "boxes", "labels", "flags", "areas")
 
 
 def samples(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> list[str]:
-    chance = np.random.default_rng(len(names))
+    rng = np.random.default_rng(len(names))
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        image = chance.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        image = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
         Image.fromarray(image).save(root / name, format="PNG" if name.endswith("png") else "JPEG")
     return [str(root / name) for name in names]
 

@@ -64,7 +64,7 @@ def test_a_split_may_be_named_by_its_last_word():
         ("backup.tar.gz", (), False),
     ],
 )
-def test_shards_are_told_from_other_archives(tmp_path, name, members, known):
+def test_shards_are_reported_from_other_archives(tmp_path, name, members, known):
     tar(tmp_path / name, *members)
     assert bool(recognize(tmp_path)) == known == (looks_like_shards(tmp_path) is not None)
 
@@ -98,7 +98,7 @@ def test_class_names(tmp_path, name, content, names):
         ("classes.txt", b"\xff", "'utf-8' codec"),
     ],
 )
-def test_faults_of_class_names(tmp_path, name, content, words):
+def test_errors_of_class_names(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=words):
         class_names(tmp_path, [tar(tmp_path / "0.tar")])

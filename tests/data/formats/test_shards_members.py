@@ -159,7 +159,7 @@ def test_names_that_lead_out_of_the_archive_are_names_alone(tmp_path, monkeypatc
     assert shards
 
 
-def test_every_cut_is_told(tmp_path):
+def test_every_cut_is_reported(tmp_path):
     """Wherever an archive ends, but inside the zeros behind its end, it is told; what is whole is read."""
     whole = tar(tmp_path / "a.tar", [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y")]).read_bytes()
     end = 512 + 1024 + 2 * 1024
@@ -178,9 +178,10 @@ def test_a_damaged_header_is_not_the_end(tmp_path):
     content[1024 + 5] ^= 255
     (tmp_path / "a.tar").write_bytes(content)
     _, findings = found(tmp_path / "a.tar")
-    (told,) = findings.first["unreadable file"]
+    (reported,) = findings.first["unreadable file"]
     assert (
-        "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'" in told.problem
+        "damaged: no member and no end of the archive at byte 1024 after the member 'a.jpg'"
+        in reported.problem
     )
 
 

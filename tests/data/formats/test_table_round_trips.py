@@ -242,11 +242,11 @@ def test_names_that_are_no_text(tmp_path, format):
     assert Path(found.path(0)).read_bytes() == Path(image).read_bytes()
 
 
-def test_class_names_that_do_not_fit_are_told(folder, tmp_path):
+def test_class_names_that_do_not_fit_are_reported(folder, tmp_path):
     held = _one_box(folder)
     object.__setattr__(held, "class_names", ("cat ", "cat", "two\nlines"))
     for page in (lines, csv_table):
         (tmp_path / page.TITLE).mkdir()
-        (told,) = page.write(tmp_path / page.TITLE, {"train": held}, ImageFiles())
-        assert "class names do not fit and were changed; the first: 'cat '" in told
+        (reported,) = page.write(tmp_path / page.TITLE, {"train": held}, ImageFiles())
+        assert "class names do not fit and were changed; the first: 'cat '" in reported
     assert examine(str(tmp_path / "CSV"), "train", "csv").class_names == ("cat", "cat (1)", "two_lines")

@@ -52,7 +52,7 @@ def put(root: Path, name: str, *things: str, size: str = SIZE, split: str = "tra
     return file
 
 
-def faults_of(root: Path, split: str = "train") -> tuple[str, ...]:
+def problems_of(root: Path, split: str = "train") -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
         open_annotations(str(root), split)
     return caught.value.problems
@@ -123,7 +123,7 @@ def test_difficult_objects_are_no_targets_but_are_known(tmp_path: Path) -> None:
     assert counts(data.annotations) == {"difficult": 2}
 
 
-def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
+def test_what_is_left_out_or_fixed_is_counted(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((9, 3, 5, 6)), thing((5, 8, 9, 2)), thing((5, 5, 9, 9)))
     put(
         tmp_path,
@@ -156,7 +156,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
     assert data.findings.first["outside"][0].where == f"{tmp_path / 'Annotations/b.xml'}: object 1"
 
 
-def test_a_wrong_size_is_told_and_the_image_counts(tmp_path: Path) -> None:
+def test_a_wrong_size_is_reported_and_the_image_counts(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((1, 1, 40, 20)), size=SIZE.replace("40", "400"))
     put(tmp_path, "b", size="")
     put(tmp_path, "c", size="<size><width>x</width><height>20</height></size>")
@@ -169,7 +169,7 @@ def test_a_wrong_size_is_told_and_the_image_counts(tmp_path: Path) -> None:
     assert first.endswith("a.jpg: 40 × 20, its annotation says 400 × 20") and second.endswith("20 × 40")
 
 
-def test_a_image_turned_by_exif_and_annotated_as_stored_is_told(tmp_path: Path) -> None:
+def test_a_image_turned_by_exif_and_annotated_as_stored_is_reported(tmp_path: Path) -> None:
     put(tmp_path, "a", thing((1, 1, 15, 20)))
     put(tmp_path, "b", thing((1, 1, 15, 20)), size="<size><width>20</width><height>40</height></size>")
     exif = Image.Exif()
@@ -195,7 +195,7 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "fault"),
+    ("inside", "problem"),
     [
         (thing(name=""), "not understood: object 2 has no <name>"),
         (thing(("x", 1, 2, 3)), "not a number: object 2 ('cat'): <xmin> is 'x'; expected a number of pixels"),
@@ -207,10 +207,10 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
         ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "<polygon> that is not three"),
     ],
 )  # fmt: skip
-def test_what_stops_names_file_and_object(tmp_path: Path, inside: str, fault: str) -> None:
+def test_what_stops_names_file_and_object(tmp_path: Path, inside: str, problem: str) -> None:
     file = put(tmp_path, "a", thing(), inside)
-    (told, last) = faults_of(tmp_path)
-    assert told.startswith(f"{file}: ") and fault in told
+    (reported, last) = problems_of(tmp_path)
+    assert reported.startswith(f"{file}: ") and problem in reported
     assert "rankless data check" in last
     assert examine(str(tmp_path), "train").boxes.tolist() == [[2, 4, 12, 10]]
 
@@ -241,7 +241,7 @@ def test_a_polygon_without_a_box_becomes_its_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("content", "problem"),
     [
         (b"<annotation>", "unreadable file: not XML: no element found"),
         (b"", "unreadable file: not XML"),
@@ -251,12 +251,12 @@ def test_a_polygon_without_a_box_becomes_its_bounds(tmp_path: Path) -> None:
         (b'<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "unreadable file: a document type"),
     ],
 )
-def test_what_is_no_annotation(tmp_path: Path, content: bytes, fault: str) -> None:
+def test_what_is_no_annotation(tmp_path: Path, content: bytes, problem: str) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b", split="val").write_bytes(content)
     for split in ("train", "val"):  # another split's names would be unknown
-        (told, _) = faults_of(tmp_path, split)
-        assert f"b.xml: {fault}" in told
+        (reported, _) = problems_of(tmp_path, split)
+        assert f"b.xml: {problem}" in reported
 
 
 LAUGHS = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
@@ -302,7 +302,7 @@ def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -
     (tmp_path / "JPEGImages" / "b.jpg").unlink()
     put(tmp_path, "c", thing())
     (tmp_path / "JPEGImages" / "c.jpg").write_bytes(b"no image")
-    faults = faults_of(tmp_path)
+    faults = problems_of(tmp_path)
     assert "… and 14 more: not a number" in faults and "object 13 has no <name>" in faults[0]
     (tmp_path / "Annotations/a.xml").write_text(f"<annotation>{thing()}</annotation>")
     data = open_annotations(str(tmp_path), "train", max_bad=0.5)
@@ -315,11 +315,11 @@ def test_what_stops_comes_at_once_and_what_does_not_is_counted(tmp_path: Path) -
         open_annotations(str(tmp_path), "train", max_bad=0.4)
 
 
-def test_a_fault_of_another_split_waits_until_it_is_used(tmp_path: Path) -> None:
+def test_an_error_of_another_split_waits_until_it_is_used(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "b", thing(("x", 1, 2, 3)), split="val")
     assert len(open_annotations(str(tmp_path), "train")) == 1
-    assert "not a number" in faults_of(tmp_path, "val")[0]
+    assert "not a number" in problems_of(tmp_path, "val")[0]
 
 
 def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
@@ -332,27 +332,27 @@ def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     assert counts(data) == {"no label file": 1, "label without image": 1}
     assert data.findings.first["no label file"][0].where == str(tmp_path / "JPEGImages/b.jpg")
     assert data.findings.first["label without image"][0].where == str(tmp_path / "Annotations/stray.xml")
-    assert "not one of the 1 images of the split 'test'" in faults_of(tmp_path, "test")[0]
+    assert "not one of the 1 images of the split 'test'" in problems_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
-    assert "no annotation of any split has an object" in faults_of(tmp_path)[0]
+    assert "no annotation of any split has an object" in problems_of(tmp_path)[0]
 
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     put(tmp_path, "a", thing())
     put(tmp_path, "a", thing(), split="val")
     put(tmp_path, "a", thing(), split="cat_train")
-    (fault,) = faults_of(tmp_path, "other")
-    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; name" in fault
-    assert str(tmp_path / "ImageSets/Main/other.txt") in fault
+    (problem,) = problems_of(tmp_path, "other")
+    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; name" in problem
+    assert str(tmp_path / "ImageSets/Main/other.txt") in problem
     put(tmp_path, "a", thing(), split="trainval")
     put(tmp_path, "a", thing(), split="test")
     assert splits(tmp_path) == ["train", "val", "test"]
     assert len(open_annotations(str(tmp_path), "cat_train")) == 1  # what is not offered can still be had
     (tmp_path / "ImageSets/Main/empty.txt").write_text("\n \n")
-    assert "the split 'empty' has no images" in faults_of(tmp_path, "empty")[0]
+    assert "the split 'empty' has no images" in problems_of(tmp_path, "empty")[0]
     (tmp_path / "ImageSets/Main/odd.txt").write_bytes(b"\xff\xfea")
-    assert "odd.txt: cannot be read" in faults_of(tmp_path, "train")[0]
+    assert "odd.txt: cannot be read" in problems_of(tmp_path, "train")[0]
 
 
 def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
         data = open_annotations(str(tmp_path), "train")
         assert splits(tmp_path) == ["train"] and stems(data) == ["a", "b"]
         assert counts(data) == {"label without image": 1} and "all images are 'train'" in data.notes[1]
-        assert "no split 'val'; expected one of 'train'" in faults_of(tmp_path, "val")[0]
+        assert "no split 'val'; expected one of 'train'" in problems_of(tmp_path, "val")[0]
 
 
 def test_annotations_beside_their_images(tmp_path: Path) -> None:
@@ -420,12 +420,12 @@ def test_one_year_or_several(tmp_path: Path, between: str) -> None:
     assert data.labels.tolist() == [1, 2] and "VOC2007, VOC2012" in data.notes[1]
     assert stems(open_annotations(str(tmp_path), "VOC2012/train")) == ["b"]
     assert stems(open_annotations(str(tmp_path), "test")) == ["d"]
-    (fault,) = faults_of(tmp_path, "VOC2007/val")
-    assert "'VOC2007/test', 'VOC2007/train', 'VOC2012/train', 'VOC2012/val'" in fault
+    (problem,) = problems_of(tmp_path, "VOC2007/val")
+    assert "'VOC2007/test', 'VOC2007/train', 'VOC2012/train', 'VOC2012/val'" in problem
     assert splits(tmp_path) == ["train", "val", "test"]
 
 
-def test_it_is_told_apart_from_others(tmp_path: Path) -> None:
+def test_it_is_reported_apart_from_others(tmp_path: Path) -> None:
     put(tmp_path / "voc", "a", thing())
     assert recognize(tmp_path / "voc") and recognize(tmp_path)
     (tmp_path / "images" / "train").mkdir(parents=True)

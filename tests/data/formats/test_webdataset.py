@@ -55,8 +55,8 @@ def read(root: Path, split: str = "train") -> Annotations:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files to the collector
 def test_what_webdataset_writes_is_read(tmp_path):
-    chance = np.random.default_rng(0)
-    images = chance.integers(0, 256, (9, 8, 12, 3), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (9, 8, 12, 3), dtype=np.uint8)
     with webdataset.ShardWriter(str(tmp_path / "train-%06d.tar"), maxcount=4, verbose=0) as writer:
         for number, image in enumerate(images):
             writer.write({"__key__": f"sub/{number:04}", "png": image, "cls": number % 3})
@@ -163,7 +163,7 @@ def test_a_cut_shard_stops_a_training(tmp_path):
         (["train-00000.tar.gz"], "train", r"1 shard is compressed \('train-00000.tar.gz'\)"),
     ],
 )
-def test_faults_of_the_layout(tmp_path, files, split, words):
+def test_errors_of_the_layout(tmp_path, files, split, words):
     for name in files:
         shard(tmp_path / name, pairs(["0", "1"]))
     with pytest.raises(UserError, match=words):

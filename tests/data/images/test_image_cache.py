@@ -127,7 +127,7 @@ def test_the_examples_open_the_cache_and_say_so(known: Annotations) -> None:
     assert len([path for path in examples.images.images.folder.rglob("*") if path.is_file()]) == 1
 
 
-def test_where_there_are_no_files_nothing_is_kept_and_that_is_said() -> None:
+def test_where_there_are_no_files_nothing_is_kept_and_that_is_reported() -> None:
     digits = DigitScenes("val", 2, 0, (64, 64))
     examples = DetectionExamples(digits, (64, 64), 0, None, cache="disk")
     assert "data.cache is disk" in examples.notes[-1] and "caching is off" in examples.notes[-1]
@@ -255,7 +255,7 @@ def test_memory_without_room_or_missing_is_a_note(
     assert isinstance(cache, FileImages) and "No such file" in note
 
 
-def test_a_cache_folder_that_is_a_file_is_told(
+def test_a_cache_folder_that_is_a_file_is_reported(
     known: Annotations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")

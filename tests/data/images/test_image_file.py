@@ -104,7 +104,7 @@ def damaged(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in (*files, "float.tif", "folder.jpg", "missing.jpg")}
 
 
-def test_damage_is_told_with_the_path_and_a_reason(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_path_and_a_reason(tmp_path: Path) -> None:
     for path in damaged(tmp_path).values():
         with pytest.raises(UnreadableImage) as caught:
             read(path)
@@ -115,11 +115,11 @@ def test_damage_is_told_with_the_path_and_a_reason(tmp_path: Path) -> None:
         size(tmp_path / "missing.jpg")
 
 
-def test_the_fault_pickles() -> None:
-    fault = UnreadableImage("a.jpg", "cut short")
-    copy = pickle.loads(pickle.dumps(fault))
+def test_the_error_pickles() -> None:
+    problem = UnreadableImage("a.jpg", "cut short")
+    copy = pickle.loads(pickle.dumps(problem))
     assert isinstance(copy, UnreadableImage)
-    assert (copy.path, copy.reason, copy.problems) == ("a.jpg", "cut short", fault.problems)
+    assert (copy.path, copy.reason, copy.problems) == ("a.jpg", "cut short", problem.problems)
 
 
 def test_endings_are_compared_in_lower_case() -> None:

@@ -206,7 +206,7 @@ def test_the_content_decides_not_the_ending(tmp_path: Path) -> None:
     assert np.array_equal(read(tmp_path / "a.jpg").permute(1, 2, 0), PIXELS)
 
 
-def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
+def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     os.mkfifo(tmp_path / "pipe.jpg")
     started = time.monotonic()
@@ -246,7 +246,7 @@ def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
         read(tmp_path / f"a.{ending}")
 
 
-def test_a_hundred_megapixels_are_read_and_more_than_the_limit_told(tmp_path: Path) -> None:
+def test_a_hundred_megapixels_are_read_and_more_than_the_limit_reported(tmp_path: Path) -> None:
     flat("L", 77).resize((10000, 10000)).save(tmp_path / "large.jpg")
     assert size(tmp_path / "large.jpg") == (10000, 10000)
     found = read_for(tmp_path / "large.jpg", image_file.Shown((416, 416)))

@@ -39,7 +39,7 @@ def test_a_readable_image_is_itself() -> None:
 
 
 @given(st.sets(st.integers(0, 49), min_size=1, max_size=25), st.integers(0, 3))
-def test_a_damaged_one_is_replaced_by_a_readable_one_and_all_met_are_told(
+def test_a_damaged_one_is_replaced_by_a_readable_one_and_all_met_are_reported(
     damaged: set[int], seed: int
 ) -> None:
     for index in damaged:
@@ -58,7 +58,7 @@ def test_replacements_come_from_the_whole_data_and_hang_on_the_seed() -> None:
     assert sum(second[index] == drawn(index, {index}, count=400)[0] for index in range(50)) < 5
 
 
-def test_where_nothing_can_be_read_it_is_a_fault() -> None:
+def test_where_nothing_can_be_read_it_is_an_error() -> None:
     images = ReadableImages(Images(set(range(50))), 50, 0)
     with pytest.raises(UnreadableImage, match="cut short"):
         images.read(7)

@@ -267,7 +267,7 @@ def test_who_has_the_old_one_keeps_it(data: Data, cache: Path) -> None:
     assert not place.exists()
 
 
-def test_a_removed_cache_is_told(data: Data, cache: Path) -> None:
+def test_a_removed_cache_is_reported(data: Data, cache: Path) -> None:
     found = data.open()
     sent = pickle.dumps(found)
     assert len(sent) < 500

@@ -129,7 +129,7 @@ def test_what_changes_while_it_is_read_is_not_kept(files: list[tuple[str, ...]],
 
 
 @pytest.mark.processes
-def test_faults_cross_from_the_processes(files: list[tuple[str, ...]]) -> None:
+def test_errors_cross_from_the_processes(files: list[tuple[str, ...]]) -> None:
     with pytest.raises(UserError) as caught:
         scan(works.refusing, files, "files", chunk=5, processes=2)
     assert caught.value.problems[0].endswith(": bad")

@@ -227,13 +227,13 @@ def make_batch(lists: list[list[Truth]], padding: int = 0) -> DetectionBatch:
     return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
 
 
-def random_truths(chance: random.Random, count: int) -> list[Truth]:
+def random_truths(rng: random.Random, count: int) -> list[Truth]:
     truths = []
     for _ in range(count):
-        x1, y1 = chance.uniform(0, WIDTH - 4), chance.uniform(0, HEIGHT - 4)
-        x2, y2 = chance.uniform(x1 + 2, min(x1 + 60, WIDTH)), chance.uniform(y1 + 2, min(y1 + 60, HEIGHT))
+        x1, y1 = rng.uniform(0, WIDTH - 4), rng.uniform(0, HEIGHT - 4)
+        x2, y2 = rng.uniform(x1 + 2, min(x1 + 60, WIDTH)), rng.uniform(y1 + 2, min(y1 + 60, HEIGHT))
         # float32 is what batches carry; the reference then sees the very same numbers
-        truths.append((torch.tensor([x1, y1, x2, y2]).double().tolist(), chance.randrange(CLASSES)))
+        truths.append((torch.tensor([x1, y1, x2, y2]).double().tolist(), rng.randrange(CLASSES)))
     return truths
 
 
@@ -252,21 +252,21 @@ def hard_truths() -> list[Truth]:
 
 
 def make_raw(bins: int, batch: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     outputs = 4 * max(bins, 1) + CLASSES
     return [
-        torch.randn(batch, outputs, HEIGHT // s, WIDTH // s, generator=chance, dtype=torch.float64).to(dtype)
+        torch.randn(batch, outputs, HEIGHT // s, WIDTH // s, generator=rng, dtype=torch.float64).to(dtype)
         for s in STRIDES
     ]
 
 
 def case(name: str) -> DetectionBatch:
-    chance = random.Random(name)
+    rng = random.Random(name)
     lists = {
-        "random": [random_truths(chance, 4), random_truths(chance, 2)],
-        "hard": [hard_truths(), random_truths(chance, 3)],
-        "crowded": [random_truths(chance, 200), []],
-        "one-empty": [[], random_truths(chance, 3)],
+        "random": [random_truths(rng, 4), random_truths(rng, 2)],
+        "hard": [hard_truths(), random_truths(rng, 3)],
+        "crowded": [random_truths(rng, 200), []],
+        "one-empty": [[], random_truths(rng, 3)],
         "empty": [[], []],
     }
     return make_batch(lists[name])

@@ -25,8 +25,8 @@ CLASSES = 3
 
 
 def raw_of(head, shape=(3, 5), dtype=torch.float64):
-    chance = torch.Generator().manual_seed(1)
-    return torch.randn(2, head.outputs(CLASSES), *shape, generator=chance, dtype=torch.float64).to(dtype)
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(2, head.outputs(CLASSES), *shape, generator=rng, dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize(("bins", "outputs"), [(0, 7), (1, 7), (16, 67)])

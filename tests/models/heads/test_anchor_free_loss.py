@@ -71,12 +71,12 @@ def test_gradient_is_the_references_finite_differences(loss, name, bins):
     loss(raw, heads_of(bins), batch).sum.backward()
     fixed = []
     reference(loss, values, STRIDES, bins, batch, fixed)
-    chance = random.Random(1)
+    rng = random.Random(1)
     step = 1e-5
     for value, one in zip(values, raw, strict=True):
         flat = value.view(-1)
         steep = one.grad.flatten().abs().topk(6).indices.tolist()
-        for index in {*steep, *chance.sample(range(one.numel()), 3)}:
+        for index in {*steep, *rng.sample(range(one.numel()), 3)}:
             middle = flat[index].item()
             sides = []
             for side in (step, -step):

@@ -71,8 +71,8 @@ def test_at_the_right_offsets_nothing_is_left_to_learn(head):
 def test_the_gradient_of_the_squared_error_is_the_distance_from_the_right_value(head):
     # As Darknet's delta_yolo_box: (2 - w·h) times what is said less what is right; σ where it is a σ.
     truths, matches = one_truth(head)
-    chance = torch.Generator().manual_seed(0)
-    offsets = torch.randn(1, 1, 2, 4, dtype=torch.float64, generator=chance).requires_grad_()
+    rng = torch.Generator().manual_seed(0)
+    offsets = torch.randn(1, 1, 2, 4, dtype=torch.float64, generator=rng).requires_grad_()
     (gradient,) = torch.autograd.grad(squared_error(offsets, head, truths, matches, matches.hit), offsets)
     right, said = right_offsets(head), offsets.detach()
     logistic = torch.tensor([True, True, head.new_coords, head.new_coords])

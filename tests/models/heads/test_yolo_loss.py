@@ -205,14 +205,14 @@ def make_batch(lists: list[list[tuple[list[float], int]]], padding: int = 0) -> 
     return DetectionBatch(images, boxes, labels, valid, list(range(len(lists))), [])
 
 
-def random_truths(chance: random.Random, count: int) -> list[tuple[list[float], int]]:
+def random_truths(rng: random.Random, count: int) -> list[tuple[list[float], int]]:
     truths = []
     for _ in range(count):
-        x1, y1 = chance.uniform(0, WIDTH - 4), chance.uniform(0, HEIGHT - 4)
-        x2, y2 = chance.uniform(x1 + 2, min(x1 + 34, WIDTH)), chance.uniform(y1 + 2, min(y1 + 30, HEIGHT))
+        x1, y1 = rng.uniform(0, WIDTH - 4), rng.uniform(0, HEIGHT - 4)
+        x2, y2 = rng.uniform(x1 + 2, min(x1 + 34, WIDTH)), rng.uniform(y1 + 2, min(y1 + 30, HEIGHT))
         # float32 is what batches carry; the reference then sees the very same numbers
         box = torch.tensor([x1, y1, x2, y2]).double().tolist()
-        truths.append((box, chance.randrange(CLASSES)))
+        truths.append((box, rng.randrange(CLASSES)))
     return truths
 
 
@@ -230,22 +230,22 @@ def hard_truths() -> list[tuple[list[float], int]]:
 
 
 def make_raw(batch: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return [
-        torch.randn(
-            batch, 2 * (5 + CLASSES), HEIGHT // head.stride, WIDTH // head.stride, generator=chance
-        ).to(dtype)
+        torch.randn(batch, 2 * (5 + CLASSES), HEIGHT // head.stride, WIDTH // head.stride, generator=rng).to(
+            dtype
+        )
         for head in HEADS
     ]
 
 
 def case(name: str) -> DetectionBatch:
-    chance = random.Random(name)
+    rng = random.Random(name)
     lists = {
-        "random": [random_truths(chance, 4), random_truths(chance, 2)],
-        "hard": [hard_truths(), random_truths(chance, 3)],
-        "crowded": [random_truths(chance, 40), []],
-        "one-empty": [[], random_truths(chance, 3)],
+        "random": [random_truths(rng, 4), random_truths(rng, 2)],
+        "hard": [hard_truths(), random_truths(rng, 3)],
+        "crowded": [random_truths(rng, 40), []],
+        "one-empty": [[], random_truths(rng, 3)],
         "empty": [[], []],
     }
     return make_batch(lists[name])
@@ -279,12 +279,12 @@ def test_gradient_is_the_references_finite_differences(loss, name):
     values = [r.detach().clone() for r in raw]
     alphas: dict = {}
     reference(loss, values, batch, alphas)
-    chance = random.Random(1)
+    rng = random.Random(1)
     step = 1e-5
     for number, r in enumerate(raw):
         assert r.grad is not None
         steep = r.grad.flatten().abs().topk(25).indices.tolist()
-        for index in {*steep, *chance.sample(range(r.numel()), 15)}:
+        for index in {*steep, *rng.sample(range(r.numel()), 15)}:
             flat = values[number].view(-1)
             middle = flat[index].item()
             sides = []
@@ -336,8 +336,8 @@ def test_without_positives_all_is_finite_and_connected(loss, truths):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 def test_padding_and_what_lies_in_it_change_no_bit(loss):
-    chance = random.Random(5)
-    lists = [random_truths(chance, 200), []]
+    rng = random.Random(5)
+    lists = [random_truths(rng, 200), []]
     raw = [r.requires_grad_() for r in make_raw(2, 4, torch.float32)]
 
     def bits(batch):
