@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from rankless.errors import UserError
 from rankless.launch.fork_server import Forked, ForkServer
 from rankless.launch.job import LOST_PEER
-from rankless.launch.requests import ASKS, Requests
+from rankless.launch.requests import Requests, undisturbed
 from rankless.world.rendezvous import OneMachine
 
 GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
@@ -98,12 +98,8 @@ class Agent(LocalElasticAgent):
         """
         worker_group.spec.args = (*self.arguments, str(self.rendezvous.meeting))
         server = self.server if self.server and self.server.alive else None
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
-        try:
-            with _forked_from(server) if server else contextlib.nullcontext():
-                started: dict[int, Any] = super()._start_workers(worker_group)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with undisturbed(), _forked_from(server) if server else contextlib.nullcontext():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TWICE = 0.25  # seconds within which two signals are one: ``timeout`` and some schedulers send each twice
 _TORCH = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, no request comes; handlers that are replaced in it are put back.
+
+    PyTorch 2.9 sets its own when it starts processes, whatever its variable says; later ones obey it.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+    handlers = {number: signal.getsignal(number) for number in (*ASKS, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class Requests:
