@@ -33,7 +33,8 @@ def undisturbed() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                if handler is not None:  # not set from Python
+                    signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
