@@ -1,12 +1,18 @@
 """Finding images by the names that annotations give them."""
 
+import errno
 import os
+import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
+from rankless.data.datasets.opening import open_annotations
 from rankless.data.formats.folders import ImageSearch
+from rankless.errors import UserError
 
 
 @pytest.fixture
@@ -70,3 +76,28 @@ def test_each_folder_is_listed_once_and_reported(root, monkeypatch):
             search.find(name)
     assert len(listed) == len(set(listed)) == len(search.listed)
     assert {str(root), str(root / "val"), str(root / "train"), str(root / "gone")} <= set(search.listed)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_folder_that_cannot_be_listed_does_not_pass_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its images would be trained on as background; root may list everything, hence the stand-ins."""
+    for name in ("images/train", "labels/train"):
+        (tmp_path / name).mkdir(parents=True)
+    Image.new("RGB", (32, 32)).save(tmp_path / "images/train/a.png")
+    (tmp_path / "labels/train/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "classes.txt").write_text("a\n")
+    labels = str(tmp_path / "labels" / "train")
+    listdir = os.listdir
+
+    def refusing(folder: Any = ".") -> list[str]:
+        if os.fspath(folder) == labels:
+            raise OSError(number, os.strerror(number), labels)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    with pytest.raises(
+        UserError, match=re.escape(f"{labels}: cannot be listed ({os.strerror(number)}); expected")
+    ):
+        open_annotations(str(tmp_path), "train")

@@ -5,6 +5,7 @@ Nothing depends on the order in which a file system lists, or on the Unicode for
 
 from __future__ import annotations
 
+import errno
 import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -17,6 +18,7 @@ from rankless.data.index.raw import Raw
 from rankless.errors import UserError, counted
 from rankless.files import reading
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 
@@ -48,11 +50,16 @@ def composed(name: str) -> str:
 
 
 def subfolders(root: Path) -> list[Path]:
-    """The folders in ``root`` that are not hidden, by name; none where it cannot be listed."""
+    """The folders in ``root`` that are not hidden, by name; none where it is not a folder.
+
+    Raises:
+        UserError: it cannot be listed.
+    """
     try:
         with os.scandir(root) as listed:
             return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
-    except OSError:
+    except OSError as error:
+        _raise_unless_absent(str(root), error)
         return []
 
 
@@ -89,12 +96,24 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
                 yield entry
 
 
+def _raise_unless_absent(folder: str, error: OSError) -> None:
+    """Raise for a folder that is there: what it holds must not pass for missing."""
+    if error.errno not in _ABSENT:
+        raise UserError(
+            f"{folder}: cannot be listed ({error.strerror}); expected a folder that you may read; change its "
+            "permissions, or look at the disk"
+        ) from error
+
+
 class FolderNames:
-    """The names in one folder; empty where it cannot be listed.
+    """The names in one folder; empty where there is no such folder.
 
     Args:
         folder: need not exist.
         endings: in lower case; other files are passed over. None takes every name, and those of folders.
+
+    Raises:
+        UserError: the folder is there and cannot be listed.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -102,7 +121,10 @@ class FolderNames:
         try:
             names: list[str] = os.listdir(folder)  # noqa: PTH208 - a million names
             self.exists = True
-        except (OSError, ValueError):  # not there, no folder, or no name that a file can have
+        except ValueError:  # no name that a file can have
+            names, self.exists = [], False
+        except OSError as error:
+            _raise_unless_absent(folder, error)
             names, self.exists = [], False
         self.exactly = frozenset(names if endings is None else ())
         self.files: dict[str, str] = {}
