@@ -35,6 +35,13 @@ def test_nothing_of_it_stays(tmp_path: Path, others: tuple[str, ...]) -> None:
     assert run.exists() == bool(others)
 
 
+def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"recipe is 'digits'; expected a Recipe, such as rankless.load_recipe"
+    ):
+        train("digits", tmp_path / "run")  # type: ignore[arg-type]
+
+
 def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
     """It was stopped before its first checkpoint; its files are not for a refused start to remove."""
     run = RunDirectory(tmp_path / "run")

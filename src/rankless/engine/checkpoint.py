@@ -115,17 +115,20 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
         UserError: there are checkpoints, but every one is damaged.
     """
     recover(run)
-    steps = run.steps()
-    for step in reversed(steps):
+    damaged: list[str] = []
+    for step in reversed(run.steps()):
         folder = run.step_directory(step)
         if (problem := _problem(folder, step)) is None:
+            for each in damaged:
+                warn(f"checkpoint {each}; falling back to the one before")
             return step
-        warn(f"checkpoint {folder} is damaged ({problem}); falling back to the one before")
-    if steps:
-        raise UserError(
-            f"{run.checkpoints}: all {len(steps)} checkpoints are damaged; "
-            "start again in another run directory"
+        damaged.append(f"{folder} is damaged ({problem})")
+    if damaged:
+        advice = (
+            "expected a checkpoint that is whole; start again in another run directory, with "
+            "model.pretrained=FILE where one of the weights files can still be read"
         )
+        raise UserError([*damaged, f"{run.checkpoints}: {advice}"])
     return None
 
 

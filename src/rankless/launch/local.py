@@ -93,6 +93,10 @@ def train(
         UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
     """
     refuse_while_opening()
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+        )
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
