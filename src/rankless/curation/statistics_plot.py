@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet, spare
 from rankless.curation.statistics import box_centers, box_sides, readable_sizes
@@ -109,6 +109,7 @@ def _class_bars(axes: Any, splits: Splits, what: str) -> None:
     axes.set_yticks(rows, [cut[label].replace("$", r"\$") for label in shown], fontsize=9)
     axes.set_ylim(max(len(shown), 8) - 0.5, -0.6)  # from the top; few classes get no thicker bars
     axes.set_xlim(0, max(left.max(initial=1) * 1.28, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     more = f" (the {MOST_CLASSES} most frequent of {len(total)})" if len(total) > MOST_CLASSES else ""
     _finish(axes, f"{what.capitalize()} by class{more}", legend="lower right")
@@ -118,7 +119,7 @@ def _centers(axes: Any, figure: Figure, splits: Sequence[Annotations]) -> None:
     centers = np.concatenate([box_centers(each) for each in splits])
     heat, _, _ = np.histogram2d(centers[:, 1], centers[:, 0], bins=32, range=[[0, 1], [0, 1]])
     image = axes.imshow(heat, extent=(0, 1, 1, 0), cmap=_HEAT, aspect="auto", interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="boxes", fraction=0.05)
+    figure.colorbar(image, ax=axes, label="boxes", fraction=0.05, ticks=MaxNLocator(6, integer=True))
     _finish(axes, "Centers of the boxes", "x / image width", "y / image height", percent=True)
 
 
@@ -151,6 +152,7 @@ def _histogram(axes: Any, splits: Splits, values: Sequence[Any], bins: Any, titl
     most = max((float(each.max(initial=0)) for each in values), default=0)
     binned = {"bins": 30, "range": (0, 1.05 * most or 1)} if bins is None else {"bins": bins}
     axes.hist(values, stacked=True, color=_colors(splits), label=list(splits), **binned)
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     _finish(axes, title, label, "images", legend="best")
 
 
