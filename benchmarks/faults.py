@@ -352,7 +352,7 @@ def the_end(chain: Chain, tally: Tally) -> dict[str, Any]:
     """Let a run come to its end, and what it leaves behind."""
     if run := chain.run:
         tally.ending(f"{chain.place}, to its end", run, chain.ended(run), (0,))
-    if RunDirectory(chain.folder).pointed("last") == STEPS:
+    if newest(RunDirectory(chain.folder), lambda _: None) == STEPS:  # else its last checkpoint may be cut
         return outcome(chain.folder)
     return finish(chain.folder, chain.chance.choice([1, 2, 3]), *WORDS)
 
