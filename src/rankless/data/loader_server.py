@@ -10,12 +10,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from unittest.mock import patch
 
-from rankless.hardware.processes import name_process
+from rankless.hardware.processes import fork, name_process
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a rank to end, and that its loader processes must not hear."""
@@ -38,9 +37,7 @@ def fork_early() -> None:
 
 def _forked_server(_: str, __: Sequence[str], descriptors: Sequence[int]) -> int:
     """Do what the interpreter would do that multiprocessing means to start; the process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads, which are made for it
-        pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     try:

@@ -1,4 +1,4 @@
-"""A process's name, and its life bound to that of the one that started it."""
+"""Processes: forked, named, and bound to the life of the one that started them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import warnings
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 
@@ -21,6 +22,13 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def fork() -> int:
+    """``os.fork`` without its warning about threads: NumPy's are made for it; rule out others before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def name_process(name: str) -> None:

@@ -25,11 +25,10 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankless.hardware.processes import die_with_parent
+from rankless.hardware.processes import die_with_parent, fork
 from rankless.launch.requests import ASKS
 
 # What every rank imports besides what the launcher has.
@@ -196,7 +195,7 @@ def start(task: str | None = None) -> None:
     # In the server they stay blocked, and in its ranks until each listens: those requests are the launcher's.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
     try:
-        pid = _forked()
+        pid = fork()
     except OSError:  # no room for a process; the ranks will say so
         pid = -1
     if pid:
@@ -260,7 +259,7 @@ def _fork(request: dict[str, Any], private: Sequence[int]) -> int:
     """Fork a rank, which does not get the descriptors ``private``; it leads its group when this returns."""
     server = os.getpid()
     ready, leads = os.pipe()
-    pid = _forked()
+    pid = fork()
     if pid:
         os.close(leads)
         os.read(ready, 1)
@@ -281,12 +280,6 @@ def _fork(request: dict[str, Any], private: Sequence[int]) -> int:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
-
-
-def _forked() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads, which are made for it
-        return os.fork()
 
 
 def _rank(request: dict[str, Any], server: int) -> int:

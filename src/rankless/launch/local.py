@@ -93,10 +93,7 @@ def train(
         UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
     """
     refuse_while_opening()
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
-        )
+    _refuse_other_than_recipes(recipe)
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
@@ -128,6 +125,13 @@ def train(
             record_error(directory, error.problems)
             raise
         return _report(ending, directory, quiet=bool(dry_run_steps))
+
+
+def _refuse_other_than_recipes(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+        )
 
 
 def _begin(run: RunDirectory, recipe: Recipe) -> None:
