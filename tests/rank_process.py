@@ -45,7 +45,7 @@ def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, 
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
     )
     try:
-        return function(World(rank, size, torch.device("cpu")), *arguments)
+        return function(World(rank, size, torch.device("cpu"), rank), *arguments)
     finally:
         gc.collect()
         dist.destroy_process_group()

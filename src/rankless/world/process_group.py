@@ -38,16 +38,23 @@ class World:
         rank: this process's number in 0..size-1.
         size: how many processes.
         device: where this rank computes.
+        local_rank: its number among the ranks of its machine.
     """
 
     rank: int
     size: int
     device: torch.device
+    local_rank: int = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this is the rank that speaks and writes."""
         return self.rank == 0
+
+    @property
+    def is_first_here(self) -> bool:
+        """Whether this is the first rank of its machine, which keeps the machine's copy of what is saved."""
+        return self.local_rank == 0
 
     @property
     def backend(self) -> str:
@@ -141,7 +148,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         try:
-            yield World(rank, size, device)
+            yield World(rank, size, device, int(os.environ.get("LOCAL_RANK", str(rank))))
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
             gc.collect()
