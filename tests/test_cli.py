@@ -1,6 +1,7 @@
 """The command line: light to start, one clear sentence for a mistake, the right exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ class Calls:
     scores: dict[str, object] = field(default_factory=dict)
     ok: bool = True
 
-    def train(self, recipe, run, *, devices, resume):
+    def train(self, recipe, run, *, devices, resume, sinks):
+        self.sinks = sinks
         self.asked.append((recipe, run, devices, resume))
         return 5
 
@@ -62,7 +64,7 @@ class Calls:
 
     def predict(self, target, sources, *, out, confidence, force):
         self.asked.append((target, sources, out, confidence, force))
-        report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out)
+        report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out, best=0.2)
         report.exit_code = 1 if self.failed else 0
         report.as_json = lambda: {"images": []}
         return report
@@ -202,7 +204,7 @@ def test_a_bug_says_that_it_is_one(calls, capsys, monkeypatch):
 
 
 def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rankless.recipe.load.load", interrupt)
@@ -327,3 +329,43 @@ def test_recipes(capsys):
     assert json.loads(capsys.readouterr().out)["model"]["image_size"] == 256
     assert cli.main(["recipes", "--schema"]) == 0
     assert "optim" in json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["my.yaml", "optim.lr=-1"], "my.yaml:3: 'model.name' is 'yolov9': no such model; expected one of "),
+        (["optim.lr=-1", "model.name=resnet18"], "command line: 'model.name' is 'resnet18', which"),
+        (["optim.lr=-1", "task=classify"], "command line: 'model.name' is 'yolov4-tiny', which is not a cla"),
+        (["task=classify", "optim.lr=-1", "model.name=rsnet18"], "; did you mean 'resnet18'?"),
+    ],
+)
+def test_a_models_name_is_reported_with_all_else(calls, capsys, words, problem):
+    Path("my.yaml").write_text("epochs: 3\nmodel:\n  name: yolov9\n")
+    found = problems(capsys, "train", *words)
+    assert any(problem in one for one in found), found
+    assert any(one.startswith("command line: 'optim.lr' is -1") for one in found)
+    assert len(found) == 2
+
+
+def test_sinks_are_passed_on(calls, capsys):
+    assert cli.main(["train", "digits", "--run", "x", "--sink", "a:B", "--sink", "c.py:D"]) == 5
+    assert calls.sinks == ("a:B", "c.py:D")
+
+
+@pytest.mark.processes
+def test_an_output_that_cannot_be_written_is_named():
+    code = "import sys; from rankless.cli import main; sys.exit(main(['recipes']))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env=environment,
+        )
+    sentence = "the output could not be written (No space left on device); send it elsewhere"
+    assert (done.returncode, done.stderr) == (1, f"error: {sentence}\n")

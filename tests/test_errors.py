@@ -18,8 +18,11 @@ from rankless.errors import (
     counted,
     escaped,
     listed,
+    nearest,
     of_the_system,
+    one_of,
     printable,
+    remedy,
 )
 
 BIDI = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
@@ -125,3 +128,32 @@ def test_a_bug_stays_a_bug(error: BaseException):
 )
 def test_counts_agree_with_what_is_counted(count, words, said):
     assert counted(count, *words) == said
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("trian", "train"), ("--devces", "--devices"), ("YOLOV4_tiny", "yolov4-tiny"), ("foo", None),
+        ("nosuch", None), ("--fast", None), ("voc", None), ("", None),
+    ],
+)  # fmt: skip
+def test_only_what_is_near_is_suggested(word: str, meant: str | None):
+    known = ["train", "--devices", "--force", "yolov4-tiny", "coco", "touch"]
+    assert nearest(word, known) == (f"; did you mean '{meant}'?" if meant else "")
+
+
+def test_one_of_a_single_name_is_that_name():
+    assert one_of(["a", "b"]) == "one of a, b"
+    assert one_of({"a": 1}) == "a"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EACCES, "let this user write there"),
+        (errno.EPERM, "let this user write there"), (errno.EROFS, "make that file system writable"),
+        (errno.EIO, "fix that"),
+    ],
+)  # fmt: skip
+def test_room_is_advised_where_there_is_none(number: int, advice: str):
+    assert remedy(OSError(number, "")) == advice

@@ -7,6 +7,7 @@ shortened here, for all messages.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
@@ -19,6 +20,8 @@ LONGEST = 2000
 """Characters per line; the middle of a longer line is left out."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_SIMILAR = 0.75  # of 1; less far apart than this is a typo, more is another word
 _MOST_LINES = 100  # of one problem: a traceback, or a table of tensors
 
 # What moves the cursor or colors the terminal (Cc), ends a line unseen (U+2028, U+2029), reverses the text,
@@ -59,6 +62,12 @@ class TaskError(UserError):
         return _lines(problem.split("\n"))
 
 
+class OutputError(UserError):
+    """What a command has to say could not be written. The command line exits with 1."""
+
+    exit_code = 1
+
+
 class ShortageError(UserError):
     """Memory ran out; the caller that knows the recipe adds what to change in it."""
 
@@ -97,6 +106,48 @@ def of_the_system(error: BaseException) -> UserError | None:
     if isinstance(error, MemoryError):
         return UserError("there is not enough memory for this; give smaller files or sizes, or free some")
     return None
+
+
+def remedy(error: BaseException) -> str:
+    """Say what to do about a file that could not be written, as a part of a sentence."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _FORBIDDEN:
+        return "let this user write there"
+    if number == errno.EROFS:
+        return "make that file system writable"
+    return "make room" if number in _FULL else "fix that"
+
+
+def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """Return the known words that may have been meant, the most similar first.
+
+    Args:
+        word: as given; upper case, and the dashes before an option, make no difference.
+        known: what it may be.
+        count: at most so many are returned.
+    """
+    plain: dict[str, str] = {}
+    for one in known:
+        plain.setdefault(one.lstrip("-").lower(), one)
+    near = difflib.get_close_matches(word.lstrip("-").lower(), plain, n=count, cutoff=_SIMILAR)
+    return [plain[one] for one in near]
+
+
+def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{}'") -> str:
+    """Return ``; did you mean 'x'?`` with what :func:`similar` finds, or an empty text.
+
+    Args:
+        word, known, count: see there.
+        shown: how a word is written.
+    """
+    near = similar(word, known, count)
+    return f"; did you mean {' or '.join(map(shown.format, near))}?" if near else ""
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Write what is expected: ``one of a, b``, or ``a`` where that is all there is."""
+    every = list(names)
+    return f"one of {', '.join(every)}" if len(every) != 1 else every[0]
 
 
 def escaped(text: str) -> str:

@@ -44,7 +44,7 @@ def test_the_size_is_the_models_unless_given(root):
     ("options", "sentence"),
     [
         ({"model": "yolov4-tiny-anchor-free"}, "--model yolov4-tiny-anchor-free: it has no anchors"),
-        ({"model": "yolov9"}, "model.name is 'yolov9': no such model"),
+        ({"model": "yolov9"}, ".model.name. is 'yolov9': no such model"),
         ({"count": 4}, "3 different sizes, which is too few to find 4 anchors"),
         ({"split": "val"}, "the split 'val' has no boxes"),
     ],

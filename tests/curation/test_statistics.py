@@ -84,10 +84,10 @@ def test_nothing_is_no_number(data):
     assert val["unreadable"] == 1
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("ending", ["png", "JPG", "webp", "svg", "pdf"])
 def test_the_image_is_drawn(data, tmp_path, ending):
     plot(data, tmp_path / f"stats.{ending}")
-    begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    begin = {"png": b"\x89PNG", "JPG": b"\xff\xd8", "webp": b"RIFF", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert (tmp_path / f"stats.{ending}").read_bytes().startswith(begin)
 
 

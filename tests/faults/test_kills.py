@@ -49,7 +49,11 @@ def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expec
         assert parent(run.pid("rank 0")) == run.process.pid, "a new interpreter, as nothing is left to fork"
         assert run.wait() == 0, run.text()
         run.gone()
-        assert "was killed by SIGKILL; restarting from the newest checkpoint" in run.text()
+        died = "the process that forks the ranks was killed by SIGKILL, and they died with it"
+        assert f"{died}; restarting from the newest checkpoint" in run.text()
+        (death,) = run.events("death")
+        assert (death["text"], death["signal"], "rank" in death) == (died, "SIGKILL", False)
+        assert run.text().count("training in ") == 1
         assert not run.noise(), run.text()
     assert outcome(tmp_path / "run") == expected
 

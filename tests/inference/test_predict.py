@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from rankless.errors import UserError
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Evaluate, Model, Recipe
-from rankless.structures import Detections
+from rankless.structures import Detections, Letterbox
 from rankless.tasks.detect import Detect
 
 NAMES = ("dot", "red")
@@ -327,3 +328,27 @@ def test_annotated_images_of_an_earlier_call_go(target):
     third.write_bytes(b"no image")
     run(target, first)
     assert [file.name for file in run(target, third).removed] == ["a.png"]
+
+
+@pytest.mark.parametrize("nms", ["iou", "diou"])
+@pytest.mark.parametrize("agnostic", [False, True])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_lower_scores_displace_nothing(nms: Any, agnostic: bool, multi_label: bool) -> None:
+    """What is found above a confidence is the same where candidates below it take part."""
+    generator = torch.Generator().manual_seed(3)
+    corners = torch.rand(300, 2, generator=generator) * 40
+    boxes = torch.cat([corners, corners + 5 + 20 * torch.rand(300, 2, generator=generator)], 1)
+    scores = torch.rand(300, 3, generator=generator) ** 2
+
+    def found(confidence: float) -> Detections:
+        settings = Evaluate(
+            confidence=confidence, nms=nms, class_agnostic=agnostic, multi_label=multi_label, detections=40
+        )
+        task = Detect(Recipe(evaluate=settings), class_names=("a", "b", "c"))
+        return task._best(0, Letterbox(1.0, 0.0, 0.0, 64, 64), boxes, scores)
+
+    low, high = found(0.05), found(0.5)
+    above = low.scores > 0.5
+    assert int(above.sum()) > 0 and (len(above) == 40 or not above.all())
+    assert torch.equal(low.boxes[above], high.boxes) and torch.equal(low.scores[above], high.scores)
+    assert torch.equal(low.labels[above], high.labels)

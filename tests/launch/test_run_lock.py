@@ -69,3 +69,17 @@ def test_a_directory_is_a_runs_by_its_mark_and_by_what_an_earlier_version_record
     run.environment.write_text("{}")
     with pytest.raises(UserError, match="not a run directory"), locked(run, resume=True):
         pass
+
+
+def test_a_training_under_way_is_named_before_what_it_has_saved(tmp_path):
+    """``--resume`` would not help while another process trains there."""
+    run = RunDirectory(tmp_path / "run")
+    with locked(run, resume=False):
+        run.step_directory(3).mkdir(parents=True)
+        with (
+            pytest.raises(UserError, match="another process trains in this directory now"),
+            locked(run, False),
+        ):
+            pass
+    with pytest.raises(UserError, match=r"a run is there already .*--resume"), locked(run, False):
+        pass

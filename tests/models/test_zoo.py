@@ -185,7 +185,7 @@ def test_channels_are_multiples_of_eight(channels, width, expected):
 
 
 def test_unknown_model_is_named_with_the_nearest():
-    with pytest.raises(UserError, match=r"'YOLOv4_tiny'.*did you mean 'yolov4-tiny'.*yolov3-tiny"):
+    with pytest.raises(UserError, match=r"'YOLOv4_tiny'.*one of .*yolov3-tiny.*; did you mean 'yolov4-tiny'"):
         build(model_kinds.Model(name="YOLOv4_tiny"), classes=3)
 
 

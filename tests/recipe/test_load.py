@@ -447,3 +447,25 @@ def test_the_schema_describes_every_key():
     for definition in (whole, *whole["$defs"].values()):
         for name, key in definition["properties"].items():
             assert "$ref" in key or len(key["description"]) > 5, name
+
+
+def test_a_key_given_twice_hides_nothing_else(tmp_path):
+    text = (
+        "epochs: 0\noptim: {lr: 1}\noptim: {lr: 2}\nseed: !!set {x}\nema: {decay: 7}\nloss: {box: [!x 1]}\n"
+    )
+    found = problems_of(tmp_path, text, "epochs=-1")
+    assert [one.partition(": ")[0] for one in found] == [
+        "r.yaml:3",
+        "r.yaml:4",
+        "r.yaml:5",
+        "r.yaml:6",
+        "command line",
+    ]
+
+
+@pytest.mark.parametrize(
+    "key", ["model.foo", "optim.size", "data.augment.abc", "optim.zeros", "evaluate.word", "velocity"]
+)
+def test_nothing_far_away_is_suggested(tmp_path, key):
+    (problem,) = problems_of(tmp_path, "epochs: 1", f"{key}=1")
+    assert "did you mean" not in problem and "; expected one of " in problem

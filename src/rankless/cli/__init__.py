@@ -6,10 +6,10 @@ A recipe decides the numbers, and ``key=value`` changes it; options decide where
 from __future__ import annotations
 
 import io
-import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from cyclopts import App, CycloptsError
 
@@ -17,7 +17,8 @@ from rankless import __version__
 from rankless.cli import data, library, runs
 from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
-from rankless.errors import UserError, of_the_system
+from rankless.errors import OutputError, UserError, of_the_system
+from rankless.printing import discard_output
 
 app = App(
     name="rankless",
@@ -62,14 +63,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and not _can_be_flushed(sys.stdout):
+            discard_output(sys.stdout)
+            return _report(
+                OutputError(f"the output could not be written ({error.strerror}); send it elsewhere")
+            )
         if problem := of_the_system(error):
             return _report(problem)
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
+
+
+def _can_be_flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _report(error: UserError) -> int:

@@ -110,7 +110,7 @@ def stats(
     split: Splits = (),
     format: Format = "auto",
     out: Annotated[
-        Path | None, Parameter(help="Draw it as well: a .png, .svg or .pdf.", metavar="FILE")
+        Path | None, Parameter(help="Draw it as well: a .png, .jpg, .webp, .svg or .pdf.", metavar="FILE")
     ] = None,
     force: Force = False,
     as_json: Json = False,

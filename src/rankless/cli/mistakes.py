@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from cyclopts import (
     App,
     CoercionError,
@@ -14,7 +12,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, nearest, one_of, printable
 
 _EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the option is a switch"}
 
@@ -29,7 +27,7 @@ def in_our_words(error: CycloptsError) -> UserError:
     if isinstance(error, UnknownOptionError):
         word = error.token.keyword or error.token.value
         names = [name for one in error.argument_collection if one.parse for name in one.names]
-        return UserError(f"{printable(word)}: no such option{_near(word, names)}; {see}")
+        return UserError(f"{printable(word)}: no such option{nearest(word, names)}; {see}")
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
         if used:
@@ -48,15 +46,10 @@ def in_our_words(error: CycloptsError) -> UserError:
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
     app: App | None = error.app
     names = [name for name in (app or ()) if not name.startswith("-")]
-    expected = f": expected one of {', '.join(names)}" if names else ""
+    expected = f": expected {one_of(names)}" if names else ""
     word = _first(error)
-    return f"'{word}': no such command{expected}{_near(word, names)}; {see}"
+    return f"'{word}': no such command{expected}{nearest(word, names)}; {see}"
 
 
 def _first(error: CycloptsError) -> str:
     return printable((error.unused_tokens or ["?"])[0])
-
-
-def _near(word: str, names: list[str]) -> str:
-    match = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean '{match[0]}'?" if match else ""

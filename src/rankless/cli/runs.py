@@ -50,6 +50,16 @@ def train(
     ] = None,
     devices: Devices = "auto",
     resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in --run."), flag] = False,
+    sink: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="An observer of your own, package.module:Class or file.py:Class, whose code is run; "
+            "repeatable. A run does not remember it: give it again with --resume.",
+            negative="",
+            metavar="SINK",
+            show_default=False,
+        ),
+    ] = (),
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices."""
     from rankless.launch.run_lock import refuse_nothing
@@ -71,7 +81,7 @@ def train(
 
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
     fork_server.start(chosen.task)
-    return local.train(chosen, run, devices=count, resume=resume)
+    return local.train(chosen, run, devices=count, resume=resume, sinks=sink)
 
 
 @app.command(
@@ -171,6 +181,8 @@ def predict(
             best = image.classes[0]
             say(f"{image.source}: {best['name']} {best['score']:.0%}")
         say(_summary(report))
+        if report.images and not any(image.detections or image.classes for image in report.images):
+            say(_lower_confidence(report.best, 0.25 if confidence is None else confidence))
     return report.exit_code
 
 
@@ -186,6 +198,14 @@ def _summary(report: PredictionReport) -> str:
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'image')} of an earlier prediction removed")
     return f"{'; '.join(parts)}; results in {report.out}"
+
+
+def _lower_confidence(best: float, confidence: float) -> str:
+    """Say what to try where nothing was found."""
+    if not best:
+        return f"no score came near --confidence {confidence:g}; try --confidence 0.01, or train for longer"
+    lower = next(step for step in (0.2, 0.1, 0.05, 0.02, 0.01, 0.0) if step < best)
+    return f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"
 
 
 @app.command(

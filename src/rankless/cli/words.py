@@ -17,7 +17,8 @@ COMMANDS = Group("Commands", sort_key=0)
 ARGUMENTS = Group("Arguments", sort_key=1)
 OPTIONS = Group("Options", sort_key=2)
 
-_OTHER_THAN_DIGITS = ("task", "data.root", "data", "model", "model.name", "model.cfg")
+_MODEL = ("task", "model", "model.name", "model.cfg")
+_OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
 flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
@@ -66,8 +67,14 @@ def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
     Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
     and other models, so for those it is the defaults.
     """
+    from rankless.models.names import problem
     from rankless.recipe import load
 
+    # The models are heavy to import, and those that shipped recipes name exist.
+    is_named = name not in (None, *load.shipped()) or any(
+        word.partition("=")[0] in _MODEL for word in overrides
+    )
+    check = problem if is_named else None
     if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
-        return load.default(overrides), "run"
-    return load.load(name or "digits", overrides), name or "digits"
+        return load.default(overrides, check_name=check), "run"
+    return load.load(name or "digits", overrides, check_name=check), name or "digits"

@@ -16,7 +16,7 @@ from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
 
 FIRST = 20
@@ -117,7 +117,7 @@ def _must_hold(to: str, data: DataSet) -> None:
     if not data.has_boxes and to not in _CLASSES:
         raise UserError(
             f"--to {to}: {data.root} has a class for each image and no boxes, which this format "
-            f"cannot hold; expected one of {', '.join(_CLASSES)}"
+            f"cannot hold; expected {one_of(_CLASSES)}"
         )
 
 

@@ -18,9 +18,8 @@ from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.data.index.file_states import saved_names
 from rankless.data.index.findings import Findings
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, listed, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.recipe.keys import nearest
 
 UNION = "trainval"
 """Pascal VOC's list of two splits together: its images may be in another as well."""
@@ -127,7 +126,7 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
     """
     if name not in (*also, *NAMES):
         near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
-        raise UserError(f"{option} is '{name}': expected one of {', '.join((*also, *NAMES))}{near}")
+        raise UserError(f"{option} is '{name}': expected {one_of((*also, *NAMES))}{near}")
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:

@@ -21,7 +21,7 @@ from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.errors import UserError, listed
+from rankless.errors import UserError, listed, nearest
 from rankless.randomness import generator
 from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
@@ -144,7 +144,10 @@ def _looked(look: Callable[[int], Shown], order: Iterable[int]) -> Iterator[Show
 
 def _label(class_name: str | None, names: tuple[str, ...]) -> int | None:
     if class_name is not None and class_name not in names:
-        raise UserError(f"--class is '{class_name}': expected one of {listed(names)}")
+        raise UserError(
+            f"--class is '{class_name}': expected {'one of ' * (len(names) > 1)}{listed(names)}"
+            f"{nearest(class_name, names)}"
+        )
     return None if class_name is None else names.index(class_name)
 
 

@@ -19,6 +19,8 @@ from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
 
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
+"""What a plot's file may end in."""
 MOST_CLASSES = 40
 """Classes with a bar each; of more, the most frequent ones."""
 _COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
@@ -27,7 +29,7 @@ Splits = dict[str, Annotations]
 
 
 def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write, whose ending gives the format (png, svg, pdf).
+    """Check the file to write, whose ending gives the format: one of :data:`ENDINGS`.
 
     Args:
         out: its name; an earlier plot is replaced.
@@ -36,8 +38,8 @@ def output(out: Path, *, force: bool = False) -> Outputs:
     Raises:
         UserError: an unknown ending, or it cannot be written.
     """
-    if out.suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise UserError(f"--out {out}: expected a name that ends in .png, .svg or .pdf")
+    if out.suffix.lower() not in ENDINGS:
+        raise UserError(f"--out {out}: expected a name that ends in one of {', '.join(ENDINGS)}")
     return Outputs([out], verb="data stats", force=force)
 
 

@@ -36,8 +36,39 @@ from rankless.tasks.protocol import Examples, Task
 from rankless.user_code import explained
 from rankless.world.process_group import World
 
+# Keys and sections of a recipe that scoring reads nothing of.
+_UNUSED = (
+    "epochs", "seed", "loss", "optim", "schedule", "batch.images", "batch_norm", "reduce",
+    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "model.pretrained", "model.freeze",
+    "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
+)  # fmt: skip
+_USED = {"classify": ("data.augment", "data.augment.crop")}  # whether the middle of an image is shown
 SHOWN = 20
 """Number of unreadable images that are named if there are too many."""
+
+
+def refuse_unused(overrides: Sequence[str], task: str) -> None:
+    """Refuse changes to a recipe that change no score.
+
+    Args:
+        overrides: ``key=value``, as for :func:`rankless.recipe.load.load`.
+        task: of the recipe; a custom one may read any key.
+
+    Raises:
+        UserError: lists all of them.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    if any(key == "task" for key in keys) or task not in ("detect", "classify"):
+        return
+    unused = [
+        key
+        for key in keys
+        if key not in _USED.get(task, ()) and any(key == one or key.startswith(f"{one}.") for one in _UNUSED)
+    ]
+    if unused:
+        raise UserError(
+            f"command line: key '{key}': evaluation does not use it; leave it out" for key in unused
+        )
 
 
 def evaluate(

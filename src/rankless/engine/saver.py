@@ -11,12 +11,12 @@ from rankless.engine.divergence import DivergedError
 from rankless.engine.retention import Retention
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
-from rankless.errors import UserError
+from rankless.errors import UserError, remedy
 from rankless.files.writing import write_atomically
 from rankless.recipe.load import dump
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, remedy
+from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import announced
 from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer

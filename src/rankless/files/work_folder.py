@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import UserError, remedy
 from rankless.files.cache_folder import hold, remove_unheld
 
 
@@ -45,9 +45,11 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
         if made is not None and (source := _read_from(error, made)):
             message = f"{source}: cannot be copied to {option} {out}: {reason}; nothing was written"
         else:
+            advice = remedy(error)
+            free = _free(target) if advice == "make room" else ""
             message = (
-                f"{option} {out}: it cannot be written: {reason}{_free(target)}; "
-                "nothing was written; make room, or give another folder"
+                f"{option} {out}: it cannot be written: {reason}{free}; "
+                f"nothing was written; {advice}, or give another folder"
             )
         raise UserError(message) from error
 

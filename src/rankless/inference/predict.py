@@ -33,6 +33,9 @@ from rankless.structures import DetectionItem
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
+_LOOKED_AT = 0.05
+"""Scores from here on are known even if ``confidence`` is higher, to say what a lower one would find."""
+
 
 @dataclass(frozen=True)
 class ImageReport:
@@ -54,7 +57,7 @@ class ImageReport:
     classes: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PredictionReport:
     """The result of :func:`predict`.
 
@@ -65,6 +68,7 @@ class PredictionReport:
         failed: source and reason of each unreadable image.
         removed: annotated images of an earlier call in the same folder, which ``predictions.json`` no longer
             lists.
+        best: the highest score of any prediction, found or left out; 0.0 where none is known.
     """
 
     out: Path
@@ -72,6 +76,7 @@ class PredictionReport:
     images: list[ImageReport] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     removed: list[Path] = field(default_factory=list)
+    best: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -147,6 +152,7 @@ def predict(
             report.failed.append((source, error.reason))
         else:
             report.images.append(_annotated(source, image, view, finder, outputs, out / name))
+    report.best = finder.best
     lines = ",\n".join(json.dumps(prediction) for prediction in report.predictions())  # one image per line
     with outputs.writing(listing) as file:
         file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
@@ -200,10 +206,10 @@ class _DetectionFinder:
         self, loaded: weights.Weights, confidence: float | None, device: torch.device, source: str
     ) -> None:
         recipe = loaded.recipe
-        recipe = replace(
-            recipe,
-            evaluate=replace(recipe.evaluate, confidence=0.25 if confidence is None else float(confidence)),
-        )
+        self.confidence, self.best = 0.25 if confidence is None else float(confidence), 0.0
+        # What scores lower never displaces what scores higher: more candidates change nothing above it.
+        lowest = min(self.confidence, _LOOKED_AT)
+        recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=lowest))
         self.task = Detect(recipe, class_names=loaded.class_names)
         model = self.task.model()
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
@@ -224,9 +230,11 @@ class _DetectionFinder:
         item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
         with torch.inference_mode():
             (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.device))
+        self.best = max([self.best, *found.scores[:1].tolist()])
+        chosen = found.scores > self.confidence
         best: dict[Rectangle, tuple[float, int]] = {}
         for box, score, label in zip(
-            found.boxes.tolist(), found.scores.tolist(), found.labels.tolist(), strict=True
+            *(one[chosen].tolist() for one in (found.boxes, found.scores, found.labels)), strict=True
         ):
             best.setdefault(tuple(box), (score, label))  # best first
         names = self.task.class_names

@@ -33,7 +33,7 @@ class ClassFinder:
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
-        self.confidence = confidence
+        self.confidence, self.best = confidence, 0.0
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
         refuse_giant_image(self.task.size, source)
         model = self.task.model()
@@ -61,6 +61,7 @@ class ClassFinder:
             (found,) = self.task.predict(self.model, batch.to(self.device))
         scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
         names = self.task.class_names
+        self.best = max(self.best, float(scores[0]))
         rows = [
             {"score": round(score, 4), "label": label, "name": names[label]}
             for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)

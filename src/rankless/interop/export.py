@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
@@ -43,8 +43,7 @@ def export(target: Path, *, format: str, out: Path | None = None, force: bool = 
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
     """
     if format not in _FORMATS:
-        near = "; did you mean 'darknet'?" if "yolo" in format.lower() else ""
-        raise UserError(f"--format is '{format}': expected one of {', '.join(_FORMATS)}{near}")
+        raise UserError(f"--format is '{format}': expected {one_of(_FORMATS)}{nearest(format, _FORMATS)}")
     path = weights_of(target)
     loaded = weights.load(path)
     stem = out or Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))

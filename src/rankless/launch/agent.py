@@ -45,8 +45,9 @@ class Hooks:
         progress: a number that grows as the job gets on.
         saving: the id of the process that saves now, or None.
         cause: why a rank died, as a sentence, where it could report it before; asked once for each death.
-        died: called for every death that is not caused by another's: the rank, how its process ended (the
-            negative number of the signal that killed it), and that as a sentence. No rank is alive then.
+        died: called for every death that is not caused by another's: the rank (None for the process that
+            forks them), how its process ended (the negative number of the signal that killed it), and that as
+            a sentence. No rank is alive then.
         report: called with a sentence about what happened.
     """
 
@@ -54,7 +55,7 @@ class Hooks:
     progress: Callable[[], int]
     saving: Callable[[], int | None]
     cause: Callable[[int], str | None]
-    died: Callable[[int, int, str], None]
+    died: Callable[[int | None, int, str], None]
     report: Callable[[str], None]
 
 
@@ -97,7 +98,7 @@ class Agent(LocalElasticAgent):
         No signal comes to a rank before it listens: they are blocked until it unblocks them.
         """
         worker_group.spec.args = (*self.arguments, str(self.rendezvous.meeting))
-        server = self.server if self.server and self.server.alive else None
+        server = self.server
         with undisturbed(), _forked_from(server) if server else contextlib.nullcontext():
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
@@ -165,6 +166,12 @@ class Agent(LocalElasticAgent):
         reached = self.hooks.progress()
         self.stuck = 0 if reached > self.reached else self.stuck + 1
         self.reached = max(self.reached, reached)
+        server, self.server = self.server, self.server if self.server and self.server.alive else None
+        if server is not None and self.server is None:
+            text = f"the process that forks the ranks {_how(server.code or 0)}, and they died with it"
+            self.hooks.died(None, server.code or 0, text)
+            self.hooks.report(f"{text}; restarting from the newest checkpoint")
+            return
         # Of all that ended, those that a signal killed are the cause, then those with their own error.
         rank = min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
         causes = {r: self.hooks.cause(r) or f"rank {r} {_how(code)}" for r, code in codes.items()}

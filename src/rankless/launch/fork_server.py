@@ -98,6 +98,10 @@ class ForkServer:
     Args:
         connection: to the server's process.
         pid: that process.
+
+    Attributes:
+        alive: whether it lives, as far as is known.
+        code: its exit code when it has died; the negative number of the signal that killed it.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -105,6 +109,7 @@ class ForkServer:
         self._received = b""
         self._codes: dict[int, int] = {}
         self.alive = True
+        self.code: int | None = None
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
         """Fork a rank.
@@ -141,9 +146,13 @@ class ForkServer:
         """End the server, which kills what is left of its ranks."""
         self._connection.close()
         if self.alive:
-            self.alive = False
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+            self._reap()
+
+    def _reap(self) -> None:
+        self.alive = False
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(self._pid, 0)
+            self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[dict[str, Any]]:
         """What has come since, after waiting for it for at most ``seconds``; exit codes are noted."""
@@ -155,9 +164,7 @@ class ForkServer:
         except ConnectionError:
             data = b""
         if not data:
-            self.alive = False
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+            self._reap()
         *lines, self._received = (self._received + data).split(b"\n")
         messages = [json.loads(line) for line in lines]
         self._codes.update((m["ended"], m["code"]) for m in messages if "ended" in m)

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from rankless.engine.evaluate import refuse_unused
 from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped
+from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped, remedy
 from rankless.files.writing import write_atomically
 from rankless.hardware.cores import usable_cores
 from rankless.launch import fork_server
@@ -28,10 +29,11 @@ from rankless.launch.fork_server import ForkServer
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
-from rankless.launch.resume import check_resume
+from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked, removed_on_error
 from rankless.models.checkpoints import weights
-from rankless.printing import say
+from rankless.printing import discard_output, say
+from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.precision import resolve
@@ -106,6 +108,12 @@ def train(
         ranks = _ranks(devices, recipe)
     with locked(directory, resume):
         recipe = check_resume(directory, recipe) if resume else recipe
+        if resume and (step := finished_at(directory, recipe)):
+            say(
+                f"{run}: this run is finished, at step {step} of {step}; for more, give more epochs than "
+                f"{recipe.epochs}: rankless train --resume --run {run} epochs={2 * recipe.epochs}"
+            )
+            return 0
         recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
         if not resume:  # a run that goes on writes it when everything has been checked
             _begin(directory, recipe)
@@ -127,6 +135,23 @@ def train(
         return _report(ending, directory, quiet=bool(dry_run_steps))
 
 
+@contextmanager
+def _output_is_optional(run: RunDirectory) -> Iterator[None]:
+    """Inside, a standard output that cannot be written is reported, and no error: the run is what counts."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output(sys.stdout)
+        say(
+            f"warning: the run is finished and saved in {run.path}; the output could not be written "
+            f"({error.strerror or error})",
+            file=sys.stderr,
+        )
+
+
 def _refuse_other_than_recipes(recipe: object) -> None:
     if not isinstance(recipe, Recipe):
         raise UserError(
@@ -139,7 +164,7 @@ def _begin(run: RunDirectory, recipe: Recipe) -> None:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
     except OSError as error:
-        message = f"{run.path}: cannot be written ({error}); make room, or give another --run"
+        message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or give another --run"
         raise UserError(message) from error
 
 
@@ -177,11 +202,13 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(trained.recipe), encoding="utf-8")
+        refuse_unused(overrides, trained.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
         ranks = _ranks(devices, None)
-        ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
+        with _split_is_an_option(split):
+            ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:
         if ending.signal is signal.SIGINT:
             raise KeyboardInterrupt
@@ -192,6 +219,21 @@ def evaluate(
 
 
 @contextmanager
+def _split_is_an_option(split: str | None) -> Iterator[None]:
+    """Inside, an error that there is no such split names the option, not the recipe."""
+    try:
+        yield
+    except UserError as error:
+        missing = f"no split '{split}'"
+        if split is None or not any(missing in problem for problem in error.problems):
+            raise
+        raise UserError(
+            f"--split is '{split}': {problem.replace(IN_RECIPE, '')}" if missing in problem else problem
+            for problem in error.problems
+        ) from error
+
+
+@contextmanager
 def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
     """The job's path, in ``traces`` or a private folder."""
     with ExitStack() as stack:
@@ -199,7 +241,7 @@ def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None))
             job_path = write_job(job, folder)
         except OSError as error:
-            raise UserError(f"the job for the ranks cannot be written ({error}); make room") from error
+            raise UserError(f"the job for the ranks cannot be written ({error}); {remedy(error)}") from error
         yield job_path
 
 
@@ -251,13 +293,14 @@ def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
         if quiet:
             return 0
         scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-        best = run.pointed("best")
-        for entry in scores:
-            if entry["evaluation"] == best:
-                shown = "  ".join(f"{k} {v:.4f}" for k, v in entry["scores"].items() if isinstance(v, float))
-                say(f"best (step {best}): {shown}")
-        say(f"run directory: {run.path}")
-        say(f"next: {_next(run)}")
+        best, following = run.pointed("best"), _next(run)
+        with _output_is_optional(run):
+            for entry in scores:
+                if entry["evaluation"] == best:
+                    numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
+                    say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
+            say(f"run directory: {run.path}")
+            say(f"next: {following}")
         return 0
     if stopped_by is not None:
         step = run.pointed("last")

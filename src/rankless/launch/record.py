@@ -10,8 +10,8 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 
-def record_death(run: RunDirectory, rank: int, code: int, text: str) -> None:
-    """Write down how a rank died.
+def record_death(run: RunDirectory, rank: int | None, code: int, text: str) -> None:
+    """Write down how a rank died, or with None the process that forks them.
 
     Args:
         run: no rank of it is alive.
@@ -20,7 +20,8 @@ def record_death(run: RunDirectory, rank: int, code: int, text: str) -> None:
         text: the same as a sentence.
     """
     how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
-    _append(run, {"event": "death", "at": _step(run), "rank": rank, **how, "text": text})
+    who = {} if rank is None else {"rank": rank}
+    _append(run, {"event": "death", "at": _step(run), **who, **how, "text": text})
 
 
 def record_error(run: RunDirectory, errors: Sequence[str]) -> None:

@@ -15,7 +15,8 @@ from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, differences, is_cut, load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import OldRecipeError
-from rankless.runs.directory import RunDirectory, damage, to_stderr
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory, damage, to_stderr, weights_of
 from rankless.tasks import data_digest
 
 # Nothing here changes a number that was computed already.
@@ -151,13 +152,31 @@ def _state(run: RunDirectory) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
+    """The last step of a run that has nothing left to do, and nothing to repair; None for any other."""
+    step, repairs = run.pointed("last"), list[str]()
+    if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
+        return None
+    with suppress(UserError, OSError):
+        weights_of(run.path, warn=repairs.append)
+        whole = damage(run.step_directory(step)) is None and journal.ending(run.journal) is not None
+        return step if whole and not repairs and not _damage(run) else None
+    return None
+
+
+def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
+    """How many steps the recipe asks for; None where the run has not saved yet."""
+    samples = _state(run).get("images")
+    if type(samples) is not int or samples < 1:
+        return None
+    return -(-recipe.epochs * samples // recipe.batch.images)
+
+
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
     """Raise if the recipe ends before the step that the run has reached."""
-    step, samples = run.pointed("last"), _state(run).get("images")
-    if type(samples) is not int or samples < 1:
-        return
-    steps = -(-recipe.epochs * samples // recipe.batch.images)
-    if step and steps < step:
+    step, steps = run.pointed("last"), _steps(run, recipe)
+    if step and steps is not None and steps < step:
+        samples = _state(run)["images"]
         raise UserError(
             f"{run.path} has done {counted(step, 'step')}, which is epoch "
             f"{step * recipe.batch.images / samples:.2f}; "

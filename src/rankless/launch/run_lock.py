@@ -28,7 +28,6 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
     if resume:
         refuse_nothing(run)
     _refuse_a_strangers(run)
-    _refuse_another(run, resume)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         file = _lock(run)
@@ -41,6 +40,7 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
         if os.fstat(file.fileno()).st_size == 0:
             file.write(_MARK)
             file.flush()
+        _refuse_another(run, resume)  # not before: another process that trains here is what matters
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back
         if not resume and run.journal.exists():

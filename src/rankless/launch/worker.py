@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,17 @@ def _evaluate(job: Job, path: Path, stop: Any) -> dict[str, Any]:
         missing: list[Unreadable] = []
         scores = evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
         world.barrier()
-    return {"exit": 0, "scores": scores, "warnings": listed(missing)}
+    return {"exit": 0, "scores": scores, "warnings": [*listed(missing), *_none_found(scores, recipe)]}
+
+
+def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
+    """Say what to try where a detector found none of the objects, and its less certain ones were left out."""
+    usual, confidence = type(recipe.evaluate).confidence, recipe.evaluate.confidence
+    if recipe.task == "detect" and scores.get("AR100") == 0 and confidence > usual:
+        yield (
+            f"none of the objects was found with evaluate.confidence={confidence:g}; try a lower one, such "
+            f"as evaluate.confidence={usual:g}"
+        )
 
 
 def _fork_loaders_early(recipe: Recipe) -> None:

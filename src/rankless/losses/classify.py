@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.recipe import loss_kinds
 from rankless.structures import LossSum
 
@@ -89,17 +89,18 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
         empty = [label for label, count in enumerate(counts) if not count]
         shown = ", ".join(map(str, empty[:8])) + (", …" if len(empty) > 8 else "")
         sentence = (
-            f"loss.class_weights is 'balanced', but {len(empty)} classes have no training images ({shown}): "
-            "add some, or give a list of weights."
+            f"'loss.class_weights' is 'balanced', but {counted(len(empty), 'class', 'classes')} "
+            f"{'has' if len(empty) == 1 else 'have'} no training images ({shown}); add some, or give a list "
+            "of weights"
         )
         return [sentence] if empty else []
     problems = []
     if len(weights) != len(counts):
         problems.append(
-            f"loss.class_weights has {len(weights)} numbers: expected {len(counts)}, one for each class."
+            f"'loss.class_weights' has {len(weights)} numbers: expected {len(counts)}, one for each class"
         )
     if not any(weights):
-        problems.append("loss.class_weights are all 0: expected at least one above 0.")
+        problems.append("'loss.class_weights' are all 0: expected at least one above 0")
     return problems
 
 

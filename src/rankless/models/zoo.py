@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest, one_of
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import darknet, torchvision
 from rankless.models.detectors.protocol import DetectorSpec, Published
@@ -66,8 +65,9 @@ def check_name(name: str) -> None:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):
         raise UserError(
-            f"model.name is '{name}', which is a classifier: set task to 'classify', or take a detector."
+            f"'model.name' is '{name}', which is a classifier; expected a detector, such as "
+            "yolov4-tiny; give one, or set task to 'classify'"
         )
-    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UserError(f"model.name is '{name}': no such model; {hint}expected one of {', '.join(MODELS)}.")
+    raise UserError(
+        f"'model.name' is '{name}': no such model; expected {one_of(MODELS)}{nearest(name, MODELS)}"
+    )

@@ -28,6 +28,9 @@ from rankless.recipe.fields import (
     config,
 )
 
+IN_RECIPE = " (in a recipe: data.train, data.val)"
+"""Where splits are named, in messages; whoever took one from an option leaves it out."""
+
 Preset = Literal["none", "light", "yolov3", "yolov4", "heavy"]
 
 # Of yolov3.cfg: hue .1, saturation and exposure 1.5 (the largest factors, so one less here), and jitter .3.

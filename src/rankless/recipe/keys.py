@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
 
+from rankless.errors import nearest, one_of, similar
 from rankless.recipe.kinds import KINDS, foreign, losses_of
 from rankless.recipe.loss_kinds import loss_kind
 from rankless.recipe.model_kinds import model_kind
@@ -95,12 +96,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` with the most similar word, or an empty text."""
-    match = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
-    return f"; did you mean '{match[0]}'?" if match else ""
-
-
 def instead_of(path: KeyPath) -> str:
     """Suggest what to write for a key that does not exist, as the end of a sentence."""
     every = [*leaves(), *(section for section in sections() if section)]
@@ -110,15 +105,14 @@ def instead_of(path: KeyPath) -> str:
         return (
             f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
         )
-    if same := [".".join(other) for other in every if other[-1] == path[-1]]:
-        return nearest(dotted, same, cutoff=0)
-    # 'batch' alone resembles 'batch.size', but is not a useful suggestion.
-    if near := nearest(dotted, (name for name in names if "." in name or len(path) == 1)):
-        return near
-    for leaf in difflib.get_close_matches(path[-1], [other[-1] for other in every], n=1, cutoff=0.75):
-        return nearest(dotted, [".".join(other) for other in every if other[-1] == leaf], cutoff=0)
+    # The last word decides: with their section before them, all keys of a section resemble each other.
+    beside = [other[-1] for other in every if other[:-1] == path[:-1]]
+    lasts = [other[-1] for other in every]
+    meant = [path[-1]] if path[-1] in lasts else similar(path[-1], beside) or similar(path[-1], lasts)
+    if same := [".".join(other) for other in every if other[-1] in meant]:
+        return f"; did you mean '{difflib.get_close_matches(dotted, same, n=1, cutoff=0)[0]}'?"
     here = path[:-1] if path[:-1] in sections() else ()
-    return f"; expected one of {', '.join(sections()[here])}"
+    return f"; expected {one_of(sections()[here])}"
 
 
 def expected(schema: Mapping[str, Any]) -> str:
@@ -127,7 +121,7 @@ def expected(schema: Mapping[str, Any]) -> str:
         return ", or ".join(expected(option) for option in schema["anyOf"])
     words = _words(schema)
     if words:
-        return f"one of {', '.join(words)}" if len(words) > 1 else f"'{words[0]}'"
+        return one_of(words) if len(words) > 1 else f"'{words[0]}'"
     kind = schema["type"]
     if kind == "array":
         items = schema.get("prefixItems")
@@ -149,7 +143,7 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
     if isinstance(value, str):
         words = [word for option in _options(schema) for word in _words(option)]
-        return what + (nearest(value.lower(), words) or _unquoted(value, schema))
+        return what + (nearest(value, words) or _unquoted(value, schema))
     return what
 
 

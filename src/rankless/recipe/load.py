@@ -14,18 +14,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest
 from rankless.files import reading
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
-from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, nearest
+from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
 from rankless.recipe.schema import Recipe
-from rankless.recipe.validation import COMMAND_LINE, Given, Location, Problem, build, collect
+from rankless.recipe.validation import COMMAND_LINE, Given, Location, NameCheck, Problem, build, collect
 
 _COMMAND_LINE = Location(COMMAND_LINE)
 
 
-def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(source: str | Path, overrides: Sequence[str] = (), *, check_name: NameCheck | None = None) -> Recipe:
     """Load the recipe of a file and apply overrides.
 
     Args:
@@ -34,21 +34,23 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
             ``data.augment=heavy``, replaces the file's values of its section.
+        check_name: what is wrong with a model's name for a task (:func:`rankless.models.names.problem`);
+            without it any name is accepted here.
 
     Raises:
         UserError: every problem of the file and of the overrides, with line and nearest valid key.
     """
     text, name = _text(source)
-    return _parse(text, name, overrides)
+    return _parse(text, name, overrides, check_name)
 
 
-def default(overrides: Sequence[str] = ()) -> Recipe:
+def default(overrides: Sequence[str] = (), *, check_name: NameCheck | None = None) -> Recipe:
     """Return the recipe of all defaults, with overrides applied as in :func:`load`.
 
     Raises:
         UserError: every problem of the overrides.
     """
-    return build(*_overridden(overrides))
+    return build(*_overridden(overrides), check_name)
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -163,9 +165,9 @@ def shipped_text(name: str) -> str:
     return (resources.files("rankless.recipe") / "shipped" / f"{name}.yaml").read_text("utf-8")
 
 
-def _parse(text: str, name: str, overrides: Sequence[str]) -> Recipe:
-    tree, lines = yaml12.read(text, name)
-    if tree is None or tree == {}:
+def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck | None) -> Recipe:
+    tree, lines, unread = yaml12.read_in_part(text, name)
+    if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
 
     def locate(path: KeyPath) -> Location:
@@ -173,14 +175,21 @@ def _parse(text: str, name: str, overrides: Sequence[str]) -> Recipe:
         known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
         return Location(name, next(known, 1))
 
-    return _over(*collect(tree, locate), overrides)
+    given, problems = collect({} if tree is None else tree, locate)
+    problems += [Problem(Location(name, line), sentence) for line, sentence in unread]
+    return _over(given, problems, overrides, check_name)
 
 
-def _over(given: dict[KeyPath, Given], problems: list[Problem], overrides: Sequence[str]) -> Recipe:
+def _over(
+    given: dict[KeyPath, Given],
+    problems: list[Problem],
+    overrides: Sequence[str],
+    check_name: NameCheck | None = None,
+) -> Recipe:
     changed, more = _overridden(overrides)
     # A preset on the command line replaces the file's values of its section.
     others = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
-    return build(others | changed, problems + more)
+    return build(others | changed, problems + more, check_name)
 
 
 def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Problem]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.keys import (
     KeyPath,
     Kinds,
@@ -17,7 +17,6 @@ from rankless.recipe.keys import (
     instead_of,
     leaves,
     mistake,
-    nearest,
     no_effect,
     sections,
     shown,
@@ -28,6 +27,9 @@ from rankless.recipe.schema import Recipe
 
 COMMAND_LINE = "command line"
 """The name of the location of what the command line gives."""
+
+NameCheck = Callable[[str, str], str | None]
+"""What is wrong with a model's name for a task, as a sentence; None if nothing is."""
 
 _NAME, _CFG = ("model", "name"), ("model", "cfg")
 _MOST_KEYS = 1000
@@ -139,12 +141,15 @@ def _named_twice(given: Mapping[KeyPath, Given]) -> dict[KeyPath, str]:
     return {_NAME: f"{text}; leave one of them out (model.cfg='' removes a file's)"}
 
 
-def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> Recipe:
+def build(
+    given: Mapping[KeyPath, Given], problems: Iterable[Problem] = (), check_name: NameCheck | None = None
+) -> Recipe:
     """Build the recipe of these values, with defaults for the keys that are not given.
 
     Args:
         given: values by the path of their key.
         problems: problems found before; they are reported together with those of the values.
+        check_name: applied to the model's name.
 
     Raises:
         UserError: every problem, in the order of the lines; those of the command line come last.
@@ -165,10 +170,8 @@ def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> R
             bad[path] = no_effect(path, kinds, name)
         elif path == ("loss", "name") and value not in ("auto", kinds.loss):
             known = ["auto", *losses_of(model)]
-            bad[path] = (
-                f"'loss.name' is {shown(value)}: expected one of {', '.join(known)} for the model '{name}'"
-            )
-            bad[path] += nearest(str(value).lower(), known)
+            bad[path] = f"'loss.name' is {shown(value)}: expected {one_of(known)} for the model '{name}'"
+            bad[path] += nearest(str(value), known)
         elif not _is_plain(value):
             bad[path] = mistake(path, value, kinds)
     recipe, wrong, conflicts = _validate(given, bad, kinds)
@@ -177,6 +180,8 @@ def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> R
         # Again without the wrong values: the keys of a section are compared only if each of them is valid.
         recipe, _, conflicts = _validate(given, bad, kinds)
     every = [*problems, *(Problem(given[path].location, sentence) for path, sentence in bad.items())]
+    if check_name and not values.get(_CFG) and _NAME not in bad:
+        every += _unknown_name(given, kinds.task, check_name)
     for sentence, keys in conflicts:
         if not any(key in bad for key in keys):
             every.append(Problem(next(given[key].location for key in keys if key in given), sentence))
@@ -184,6 +189,14 @@ def build(given: Mapping[KeyPath, Given], problems: Iterable[Problem] = ()) -> R
         every.sort(key=lambda one: (one.location.line is None, one.location.line or 0))
         raise UserError(map(str, every))
     return recipe
+
+
+def _unknown_name(given: Mapping[KeyPath, Given], task: str, check_name: NameCheck) -> Iterator[Problem]:
+    """Find that there is no such model, where it was named, or where the task was that has no default one."""
+    name = given.get(_NAME)
+    where = name or given.get(("task",))
+    if where and (sentence := check_name(task, name.value if name else Model.name)):
+        yield Problem(where.location, sentence)
 
 
 def _validate(

@@ -2,7 +2,7 @@
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. Here the core schema of
 YAML 1.2 (chapter 10.3) applies. Tags are never obeyed, a key given twice is an error, and every error names
-the file and the line.
+the file and the line. What can still be read beside such an error is read, so that all can be reported.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _SCALARS = {
     ),
 }
 _TAG = "tag:yaml.org,2002:"
+_UNREADABLE: Any = object()
+"""In place of a value that has a problem of its own; it is left out, with the lists that it is in."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,7 +64,22 @@ _Dumper.add_representer(
 
 
 def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML text, and the line of each key of its mappings.
+    """Read a YAML text, and the line of each key of its mappings, as :func:`read_in_part` does.
+
+    Raises:
+        UserError: the text is not YAML, gives a key twice, or uses tags.
+    """
+    value, known, problems = read_in_part(text, name, lines=lines)
+    if problems:
+        where = (f"{name}:{line}" if lines else name for line, _ in problems)
+        raise UserError(f"{at}: {problem}" for at, (_, problem) in zip(where, problems, strict=True))
+    return value, known
+
+
+def read_in_part(
+    text: str, name: str, *, lines: bool = True
+) -> tuple[Any, dict[Path, int], list[tuple[int, str]]]:
+    """Read what can be read of a YAML text.
 
     Args:
         text: one YAML document.
@@ -70,16 +87,17 @@ def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, i
         lines: whether messages name the line (not for a value from the command line).
 
     Returns:
-        The value, made of dict, list, str, int, float, bool and None; lines by path, from 1. Nothing is
-        expanded: aliases of an anchor are the same object.
+        The value, made of dict, list, str, int, float, bool and None; lines by path, from 1; and problems
+        with keys and tags, each with its line. Nothing is expanded: aliases of an anchor are the same object.
+        Of a key that is given twice, the first value counts.
 
     Raises:
-        UserError: the text is not YAML, gives a key twice, or uses tags.
+        UserError: the text is not YAML.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        reading = _Reading(name, lines)
+        reading = _Reading(lines)
         value = reading.value(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -93,9 +111,7 @@ def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, i
         ) from None
     except RecursionError:
         raise UserError(f"{name}: nested too deeply") from None
-    if reading.problems:
-        raise UserError(reading.problems)
-    return value, reading.lines
+    return None if value is _UNREADABLE else value, reading.lines, reading.problems
 
 
 def write(tree: dict[str, Any]) -> str:
@@ -109,17 +125,17 @@ def write(tree: dict[str, Any]) -> str:
 class _Reading:
     """Turns nodes into values; collects lines and problems on the way."""
 
-    def __init__(self, name: str, with_lines: bool) -> None:
-        self.name, self.with_lines = name, with_lines
+    def __init__(self, with_lines: bool) -> None:
+        self.with_lines = with_lines
         self.lines: dict[Path, int] = {}
-        self.problems: list[str] = []
+        self.problems: list[tuple[int, str]] = []
         self._made: dict[int, Any] = {}
         self._open: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
             self._report(node, "an anchor may not contain itself")
-            return None
+            return _UNREADABLE
         if id(node) in self._made:
             return self._made[id(node)]
         self._open.add(id(node))
@@ -132,14 +148,15 @@ class _Reading:
         if isinstance(node, yaml.MappingNode) and tag == "map":
             return dict(self._entries(node, path))
         if isinstance(node, yaml.SequenceNode) and tag == "seq":
-            return [self.value(item, path) for item in node.value]
+            items = [self.value(item, path) for item in node.value]
+            return _UNREADABLE if any(item is _UNREADABLE for item in items) else items
         if isinstance(node, yaml.ScalarNode) and (tag == "str" or tag in _SCALARS):
             if tag == "str" or _SCALARS[tag][0].match(node.value):
                 return _scalar(tag, node.value)
             self._report(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
-            return None
+            return _UNREADABLE
         self._report(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: leave it out")
-        return None
+        return _UNREADABLE
 
     def _entries(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
         first: dict[str, int] = {}
@@ -155,11 +172,12 @@ class _Reading:
                 continue
             first[name] = line
             self.lines[here] = line
-            yield name, self.value(value_node, here)
+            value = self.value(value_node, here)
+            if value is not _UNREADABLE:
+                yield name, value
 
     def _report(self, node: yaml.Node, sentence: str) -> None:
-        where = f"{self.name}:{node.start_mark.line + 1}" if self.with_lines else self.name
-        self.problems.append(f"{where}: {sentence}")
+        self.problems.append((node.start_mark.line + 1, sentence))
 
 
 def _scalar(tag: str, text: str) -> Any:

@@ -9,7 +9,6 @@ runs/NAME/
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankless.errors import UserError, escaped
+from rankless.errors import UserError, escaped, remedy
 from rankless.files import checksums
 from rankless.files.reading import POINTER, read_text
 from rankless.files.writing import remove_tree, write_atomically
@@ -82,12 +81,6 @@ class RunDirectory:
                 f"{path} cannot be written ({error}): {remedy(error)} and go on from the newest "
                 f"checkpoint: rankless train --resume --run {self.path}"
             ) from error
-
-
-def remedy(error: OSError) -> str:
-    """What to do about a file that could not be written, as a part of a sentence."""
-    closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    return "let this user write there" if closed else "make room"
 
 
 def new_run_directory(name: str) -> Path:

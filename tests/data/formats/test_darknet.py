@@ -159,7 +159,7 @@ def test_undivided_data_is_one_split_and_nothing_is_none(tmp_path: Path) -> None
     (tmp_path / "a/classes.txt").write_text("x")
     data = open_annotations(str(tmp_path / "a"), "train")
     assert names(data) == ["a"] and splits(tmp_path / "a") == ["train"] and "no splits" in data.notes[1]
-    assert "no split 'val'; expected one of 'train'" in problems_of(tmp_path / "a", "val")
+    assert "no split 'val'; expected 'train'; give" in problems_of(tmp_path / "a", "val")
     flat = tmp_path / "flat"
     flat.mkdir()
     for file in ("images/a.jpg", "labels/a.txt", "classes.txt"):

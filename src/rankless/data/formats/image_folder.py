@@ -27,6 +27,7 @@ from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, counted, listed
 from rankless.files import reading
 from rankless.randomness import key
+from rankless.recipe.data import IN_RECIPE
 
 TITLE = "class folders"
 LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
@@ -86,7 +87,7 @@ def read(root: Path, split: str) -> Raw:
     if divided and split not in _USUAL:
         raise UserError(
             f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "
-            "and 'val'; expected one of these; name it (data.train, data.val), or make a folder "
+            f"and 'val'; expected one of these; give one{IN_RECIPE}, or make a folder "
             f"'{split}' that holds a folder per class"
         )
     if not divided:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+from rankless.data.formats.darknet_description import description_in
+from rankless.data.formats.folders import names_file
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
@@ -27,6 +29,12 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
+_WITH_BOXES = ("coco", "voc", "darknet")
+_PARTS = (
+    *("images", "labels", "jpegimages", "annotations", "imagesets"),
+    *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
+)
+"""What folders inside a data set are called."""
 _LOOKED_AT = 10_000
 """Of a folder that is of no format, so many files are counted."""
 
@@ -83,15 +91,44 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         )
     if format != "auto":
         return format, "data.format says so"
-    for name in NAMES:
-        if why := format_named(name).recognize(path):
-            return name, why
+    name, why = _recognized(path, NAMES)
+    if outer := _data_set_around(path, name):
+        raise UserError(f"{root}: this is only a part of a data set; expected all of it: give {outer}")
+    if name:
+        return name, why
     raise UserError(
         [
             f"{root}: no known data set: {_what_is_there(path)}; expected one of:",
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )
+
+
+def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
+    """The first of these formats that ``path`` is of, and why; empty where it is of none."""
+    return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
+
+
+def _data_set_around(path: Path, name: str) -> Path | None:
+    """The data set that has this folder for its images, labels or one split; None if it can stand alone.
+
+    Args:
+        path: as given.
+        name: the format that it is of by itself, if any. Folders of images look like class folders, and a
+            split of Darknet's like a data set without class names.
+    """
+    full = path.resolve()
+    stands = name not in ("", "image-folder", "darknet") or (
+        name == "darknet" and (description_in(full) or names_file([full]))
+    )
+    if stands or not full.is_dir():
+        return None
+    outer = None
+    for inner in (full, full.parent):
+        if inner.name.lower() not in _PARTS:
+            break
+        outer = inner.parent if _recognized(inner.parent, _WITH_BOXES)[0] else outer
+    return outer
 
 
 def _what_is_there(path: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rankless.errors import UserError, printable
+from rankless.recipe.data import IN_RECIPE
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$", re.IGNORECASE)
@@ -58,8 +59,8 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
         raise UserError(f"{root}: no split; expected {expected}")
     listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
-        f"{root}: no split '{wanted}'; expected one of {listed}; name it in the recipe (data.train, "
-        f"data.val), or add {expected}"
+        f"{root}: no split '{wanted}'; expected {'one of ' * (len(existing) > 1)}{listed}; give one of these"
+        f"{IN_RECIPE}, or add {expected}"
     )
 
 

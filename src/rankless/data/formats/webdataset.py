@@ -56,7 +56,7 @@ def read(root: Path, split: str) -> Raw:
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
-        expected = f"one of {listed(list(by_split))}" if by_split else LAYOUT
+        expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}" if by_split else LAYOUT
         raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}")
     chosen = by_split[split]
     _refuse(root, split, chosen)

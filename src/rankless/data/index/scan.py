@@ -75,8 +75,8 @@ def scan(
             return _scanned(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
-                f"no room for what is read of the {what} ({error}); make room, or set RANKLESS_CACHE or "
-                "TMPDIR to a folder on a larger disk"
+                f"what is read of the {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to a "
+                "folder that has room and that this user may write to"
             ) from error
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.errors import counted, escaped
-from rankless.printing import ProgressBar
+from rankless.printing import ProgressBar, discard_output
 from rankless.structures import Scores
 
 _SMOOTHING = 0.9  # of the speed, per step
@@ -42,7 +42,8 @@ class Terminal(Sink):
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         on = counted(run.world_size, one, many)
-        self._print(f"training in {run.run} on {on}, {run.recipe['precision']}")
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
+            self._print(f"training in {run.run} on {on}, {run.recipe['precision']}")
         self.bar = ProgressBar(run.steps, "starting", done=run.first, console=self.console)
         self.bar.__enter__()
         if run.first:
@@ -119,8 +120,7 @@ class _Output(io.TextIOBase):
         try:
             act()
         except OSError:
-            # What is still in the buffer goes there too, else it fails again at the process's end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
+            discard_output(self.out)
 
 
 def _memory_gib() -> float:

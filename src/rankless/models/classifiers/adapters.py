@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest
 from rankless.models.layers import Activation, activate
 
 CIFAR = "-cifar"
@@ -89,15 +88,14 @@ def timm_facts(name: str) -> TimmFacts:
     config = timm.get_pretrained_cfg(name) if timm_knows(name) else None
     if config is None:
         known = timm.list_models() + timm.list_pretrained()
-        near = [f"'timm/{other}'" for other in difflib.get_close_matches(name, known, n=3)]
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        near = nearest(name, known, count=3, shown="'timm/{}'")
         raise UserError(
-            f"model.name is 'timm/{name}': timm {timm.__version__} has no such model{hint} "
-            "Its names: python -c 'import timm; print(timm.list_models())'"
+            f"'model.name' is 'timm/{name}': timm {timm.__version__} has no such model; expected one that is "
+            f"listed by: python -c 'import timm; print(timm.list_models())'{near}"
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"model.name is 'timm/{name}': it reads images of {config.input_size[0]} channels; expected "
+            f"'model.name' is 'timm/{name}': it reads images of {config.input_size[0]} channels; expected "
             "one that reads three"
         )
     return TimmFacts(
@@ -136,7 +134,7 @@ def build_timm(
         asked = {"drop_rate": f"model.dropout {dropout:g}", "img_size": f"model.image_size {size}"}
         with_options = " and ".join(asked[option] for option in options) or "as it is"
         raise UserError(
-            f"model.name is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
+            f"'model.name' is 'timm/{name}': timm cannot build it {'with ' * bool(options)}{with_options} "
             f"({type(error).__name__}: {error}); leave these keys out, or take another model"
         ) from error
 

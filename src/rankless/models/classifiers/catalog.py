@@ -7,7 +7,6 @@ parameters whose shape depends on the number of classes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware import memory
 from rankless.models.classifiers import densenet
 from rankless.models.classifiers.adapters import (
@@ -147,7 +146,7 @@ def variant(model: model_kinds.Model) -> Classifier:
     Raises:
         UserError: no such classifier (lists the nearest), or the input is too small for it.
     """
-    chosen = _named(model.name)
+    chosen = classifier_named(model.name)
     if chosen.densenet is None or not isinstance(model, model_kinds.DensenetModel):
         return chosen
     options = chosen.densenet.with_options(model.densenet)
@@ -239,7 +238,12 @@ def _head_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _named(name: str) -> Classifier:
+def classifier_named(name: str) -> Classifier:
+    """Return the classifier called ``name``.
+
+    Raises:
+        UserError: there is none; lists all and the nearest.
+    """
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):
@@ -256,16 +260,13 @@ def _named(name: str) -> Classifier:
         )
     if name.startswith("yolo"):
         raise UserError(
-            f"model.name is '{name}', which is not a classifier; use one, such as resnet18 or "
-            "timm/convnext_tiny, or set task to 'detect'"
+            f"'model.name' is '{name}', which is not a classifier; expected one, such as resnet18 or "
+            "timm/convnext_tiny; give one, or set task to 'detect'"
         )
-    near = difflib.get_close_matches(name.lower(), CLASSIFIERS, n=1)
-    if timm_knows(name):
-        near = [TIMM + name]
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    near = f"; did you mean '{TIMM}{name}'?" if timm_knows(name) else nearest(name, CLASSIFIERS)
     raise UserError(
-        f"model.name is '{name}': no such classifier{hint} Expected one of {', '.join(CLASSIFIERS)}, "
-        "or timm/NAME with a name of timm's."
+        f"'model.name' is '{name}': no such classifier; expected {one_of(CLASSIFIERS)}, or timm/NAME with a "
+        f"name of timm's{near}"
     )
 
 
@@ -284,7 +285,7 @@ def _build(chosen: Classifier, model: model_kinds.Model, classes: int) -> nn.Mod
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
             raise UserError(
-                f"model.name is '{chosen.name}': it has no layer for classes; choose another model"
+                f"'model.name' is '{chosen.name}': it has no layer for classes; choose another model"
             )
     elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
         net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)

@@ -7,7 +7,6 @@ not supported is reported with its name and line.
 
 from __future__ import annotations
 
-import difflib
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest, one_of
 from rankless.files import reading
 from rankless.models.darknet import network as net
 from rankless.models.darknet.cfg_layers import MOST_CHANNELS, SECTIONS, LayerReader
@@ -133,8 +132,7 @@ class _Reader(LayerReader):
         self.section = section
         make = SECTIONS.get(section.name)
         if make is None:
-            near = difflib.get_close_matches(section.name, SECTIONS, n=1)
-            hint = f"; did you mean [{near[0]}]?" if near else f"; expected one of {', '.join(SECTIONS)}"
+            hint = nearest(section.name, SECTIONS, shown="[{}]") or f"; expected {one_of(SECTIONS)}"
             self.report(f"section [{section.name}] is not supported{hint}")
             self.unknown = True
             layer: net.Layer = net.Dropout(0.0)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, cast, get_args
 
+from rankless.errors import one_of
 from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
 from rankless.models.darknet.cfg_sections import OptionReader
@@ -39,8 +40,8 @@ class LayerReader(OptionReader):
         name = self.word("activation", default)
         if name not in _ACTIVATIONS:
             self.report(
-                f"[{self.section.name}] activation={name[:40]} is not supported: expected one of "
-                f"{', '.join(_ACTIVATIONS)}",
+                f"[{self.section.name}] activation={name[:40]} is not supported: "
+                f"expected {one_of(_ACTIVATIONS)}",
                 self.line("activation"),
             )
             return "linear"
@@ -176,7 +177,7 @@ class LayerReader(OptionReader):
         box_loss = self.word("iou_loss", "mse")
         if box_loss not in _BOX_LOSSES:
             self.report(
-                f"[yolo] iou_loss={box_loss[:40]}: expected one of {', '.join(_BOX_LOSSES)}",
+                f"[yolo] iou_loss={box_loss[:40]}: expected {one_of(_BOX_LOSSES)}",
                 self.line("iou_loss"),
             )
             box_loss = "mse"

@@ -116,7 +116,7 @@ def network(model: model_kinds.Model, classes: int) -> Network:
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)
     if not isinstance(model, model_kinds.YoloModel | model_kinds.AnchorFreeModel) or not (cfg or named):
-        raise UserError(f"model.name is '{model.name}', which is not one of Darknet's networks")
+        raise UserError(f"'model.name' is '{model.name}', which is not one of Darknet's networks")
     made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
     if isinstance(model, model_kinds.YoloModel) and not isinstance(model.anchors, str):

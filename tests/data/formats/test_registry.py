@@ -1,0 +1,70 @@
+"""A folder inside a data set is not taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankless.data.formats.registry import recognize
+from rankless.errors import UserError
+
+
+def touched(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("names: [a]\ntrain: images/train\n" if name.endswith(".yaml") else "")
+    return root
+
+
+LAYOUTS = {
+    "described": (
+        "data.yaml",
+        "images/train/0.png",
+        "images/val/1.png",
+        "labels/train/0.txt",
+        "labels/val/1.txt",
+    ),
+    "by kind": (
+        "classes.txt",
+        "images/train/0.png",
+        "images/val/1.png",
+        "labels/train/0.txt",
+        "labels/val/1.txt",
+    ),
+    "by split": (
+        "data.yaml",
+        "train/images/0.png",
+        "train/labels/0.txt",
+        "val/images/1.png",
+        "val/labels/1.txt",
+    ),
+    "voc": ("JPEGImages/0.jpg", "Annotations/0.xml", "ImageSets/Main/train.txt"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "given"),
+    [
+        ("described", "images"), ("described", "images/train"), ("described", "labels"),
+        ("described", "labels/val"), ("by kind", "images"), ("by kind", "images/val"), ("by split", "train"),
+        ("by split", "train/images"), ("by split", "val/labels"), ("voc", "JPEGImages"),
+    ],
+)  # fmt: skip
+def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
+    whole = touched(tmp_path / "mine", *LAYOUTS[layout])
+    recognize(str(whole))
+    with pytest.raises(UserError) as caught:
+        recognize(str(whole / given))
+    expected = f"{whole / given}: this is only a part of a data set; expected all of it: give {whole}"
+    assert str(caught.value) == expected
+
+
+def test_what_stands_alone_is_taken(tmp_path):
+    """A split with its own description, class folders called like a part, and what the user insists on."""
+    split = touched(tmp_path / "whole", *LAYOUTS["by split"], "train/data.yaml") / "train"
+    assert recognize(str(split))[0] == "darknet"
+    folders = touched(tmp_path / "images", "cat/0.png", "dog/1.png")
+    assert recognize(str(folders))[0] == "image-folder"
+    part = touched(tmp_path / "mine", *LAYOUTS["described"]) / "images"
+    assert recognize(str(part), "image-folder")[0] == "image-folder"

@@ -1,0 +1,83 @@
+"""What is done with a run that is finished."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankless import UserError, evaluate, train
+from rankless.recipe.load import changed, load
+
+pytestmark = pytest.mark.processes
+
+SMALL = (
+    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "epochs=1",
+    "model.image_size=64", "precision=fp32", "model.width=0.1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rankless", "train", *SMALL, "--run", str(run), "--devices", "1"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=False,
+            env=environment,
+        )
+    # What could not be written was not what the run is for.
+    sentence = f"the run is finished and saved in {run}; the output could not be written"
+    assert (done.returncode, done.stderr) == (0, f"warning: {sentence} (No space left on device)\n")
+    return run
+
+
+def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "journal.jsonl").read_bytes()
+    recipe = load(finished / "recipe.yaml")
+    assert train(recipe, finished, devices=1, resume=True) == 0
+    out = capfd.readouterr().out
+    assert out == (
+        f"{finished}: this run is finished, at step 2 of 2; for more, give more epochs than 1: "
+        f"rankless train --resume --run {finished} epochs=2\n"
+    )
+    assert (finished / "journal.jsonl").read_bytes() == before
+    assert train(changed(recipe, ["epochs=2"]), finished, devices=1, resume=True) == 0
+    assert "resuming after step 2" in capfd.readouterr().out
+
+
+def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        evaluate(finished, devices=1, split="nosuch")
+    assert caught.value.problems == ("--split is 'nosuch': digits: no split 'nosuch'; expected train or val",)
+
+
+def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:
+    keys = ["optim.lr=1", "epochs=3", "evaluate.iou=0.5", "evaluate.every=2", "data.augment=none"]
+    with pytest.raises(UserError) as caught:
+        evaluate(finished, keys, devices=1)
+    named = ["optim.lr", "epochs", "evaluate.every", "data.augment"]
+    assert list(caught.value.problems) == [
+        f"command line: key '{key}': evaluation does not use it; leave it out" for key in named
+    ]
+
+
+def test_where_nothing_is_found_a_lower_confidence_is_named(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from rankless import cli
+
+    assert evaluate(finished, ["evaluate.confidence=0.999"], devices=1)["AR100"] == 0
+    assert "try a lower one, such as evaluate.confidence=0.001" in capfd.readouterr().err
+    words = [str(finished), "digits:val:0-1", "--out", str(tmp_path / "out")]
+    assert cli.main(["predict", *words, "--confidence", "0.999"]) == 0
+    advice = capfd.readouterr().out.splitlines()[-1]
+    assert "--confidence 0.999; try --confidence " in advice or "and --confidence is 0.999; try " in advice
