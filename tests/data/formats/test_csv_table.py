@@ -199,7 +199,7 @@ def test_a_file_without_what_is_needed(tmp_path):
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
     assert "not one of its images exists; the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
-    assert "no split 'val'; expected one of 'train'" in fault(tmp_path, "val")
+    assert "no split 'val'; expected 'train'; give" in fault(tmp_path, "val")
 
 
 def test_classes_that_are_no_utf8(tmp_path):

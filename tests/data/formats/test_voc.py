@@ -343,7 +343,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     put(tmp_path, "a", thing(), split="val")
     put(tmp_path, "a", thing(), split="cat_train")
     (problem,) = problems_of(tmp_path, "other")
-    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; name" in problem
+    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; give" in problem
     assert str(tmp_path / "ImageSets/Main/other.txt") in problem
     put(tmp_path, "a", thing(), split="trainval")
     put(tmp_path, "a", thing(), split="test")
@@ -368,7 +368,7 @@ def test_without_lists_all_images_are_one_split(tmp_path: Path) -> None:
         data = open_annotations(str(tmp_path), "train")
         assert splits(tmp_path) == ["train"] and stems(data) == ["a", "b"]
         assert counts(data) == {"label without image": 1} and "all images are 'train'" in data.notes[1]
-        assert "no split 'val'; expected one of 'train'" in problems_of(tmp_path, "val")[0]
+        assert "no split 'val'; expected 'train'; give" in problems_of(tmp_path, "val")[0]
 
 
 def test_annotations_beside_their_images(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_cut_shard_stops_a_training(tmp_path):
 @pytest.mark.parametrize(
     ("files", "split", "words"),
     [
-        (["train-0.tar"], "val", "no shards of a split 'val'; expected one of 'train'"),
+        (["train-0.tar"], "val", "no shards of a split 'val'; expected 'train'"),
         (["notes.txt"], "train", "no shards of a split 'train'; expected 'train-000000.tar' and so on"),
         (["train-0.tar", "train/0.tar"], "train", "both a folder of shards and shards by its name"),
         (["train-00000.tar.gz"], "train", r"1 shard is compressed \('train-00000.tar.gz'\)"),
