@@ -27,7 +27,9 @@ from rankless.runs.directory import RunDirectory, weights_of
 from rankless.structures import LossSum
 from rankless.world.process_group import World
 
-ALONE: Any = SimpleNamespace(is_first=True, broadcast=lambda value: value)
+ALONE: Any = SimpleNamespace(
+    is_first=True, rank=0, size=1, broadcast=lambda value: value, all_gather=lambda value: [value]
+)
 
 
 @contextlib.contextmanager

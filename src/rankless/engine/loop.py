@@ -72,7 +72,7 @@ def train(
 
     Args:
         recipe: with its precision resolved.
-        run: where everything is written, by rank 0 alone.
+        run: where rank 0 writes everything, and one rank of every machine that does not see its files.
         resume: go on from the newest whole checkpoint, if there is one.
         launched: the launcher's record of this start: its time and command.
         task: None opens the one that the recipe names.
@@ -109,7 +109,8 @@ class _Loop:
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
         class_names = setup.task.class_names
-        self.saver = Saver(self.recipe, setup.run, self.state, class_names, self.world, sinks, setup.start)
+        run, mirrors = setup.run, setup.mirrors
+        self.saver = Saver(self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors)
         self.facts = capabilities(setup.data).facts
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
         self.waiting = Waiting()
@@ -143,6 +144,7 @@ class _Loop:
                 return self._stopped(done)
         if start < last:
             self.sinks.event("end", last, self.waiting.summary())
+        self.saver.finish()
         return True
 
     def _train_step(self, step: int) -> Numbers:
@@ -238,6 +240,7 @@ class _Loop:
 
     def _stopped(self, done: int) -> bool:
         self.sinks.event("stop", done, self.waiting.summary())
+        self.saver.finish()
         return False
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rankless.engine import checkpoint
+from rankless.engine.mirrors import Mirrors
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage, holds_weights, remove
-from rankless.world.process_group import World
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the rest of each file's last block
@@ -28,8 +28,11 @@ class Retention:
     Args:
         recipe: how many stay; written into the weights.
         run: where.
-        state: what is saved. Its best score is taken back when its weights could not be saved.
+        state: what is saved.
         class_names: written into the weights.
+
+    Attributes:
+        saved_best: the best score whose weights lie here, None without any.
     """
 
     def __init__(
@@ -38,22 +41,19 @@ class Retention:
         self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
         self.saved_best: dict[str, Any] | None = state.best
 
-    def start(self) -> list[str]:
-        """Make ``best`` name the state's best step; the warnings about it."""
-        warnings = []
+    def has_best(self) -> bool:
+        """Whether the weights of the state's best score lie here."""
         best = self.state.best
-        if best is not None and not (math.isfinite(best["score"]) and self._is_there(best)):
-            warnings.append(
-                f"the checkpoint of the best score so far ({best['score']:.4g} after step {best['step']}) is "
-                "gone; the next evaluation counts as the best"
-            )
-            self.state.best = None
-        self.saved_best = self.state.best
+        return best is not None and math.isfinite(best["score"]) and self._is_there(best)
+
+    def start(self) -> str | None:
+        """Make ``best`` name the state's best step, if that is here; why that could not be written."""
+        self.saved_best = self.state.best if self.has_best() else None
         try:
             self._point()
         except OSError as error:  # the next save tries it again
-            warnings.append(f"{self.run.checkpoints / 'best'} cannot be written ({error})")
-        return warnings
+            return f"{self.run.checkpoints / 'best'} cannot be written ({error})"
+        return None
 
     def save(self, step: int) -> list[int]:
         """Save the state after ``step`` steps; on a full disk the older checkpoints make room for it.
@@ -66,21 +66,17 @@ class Retention:
         """
         removed: list[int] = []
         try:
-            try:
-                self._write(step)
-            except OSError as error:
-                if error.errno not in _FULL or not (removed := self._make_room()):
-                    raise
-                self._write(step)
-        except OSError:
-            if self.state.best is not None and not self._is_there(self.state.best):
-                self.state.best = self.saved_best
-            raise
+            self._write(step)
+        except OSError as error:
+            if error.errno not in _FULL or not (removed := self._make_room()):
+                raise
+            self._write(step)
         return removed
 
     def _write(self, step: int) -> None:
         checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
-        self.saved_best = self.state.best
+        if self.has_best():  # on another machine alone, where this one's disk was full
+            self.saved_best = self.state.best
         self._point()
         checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
 
@@ -104,29 +100,29 @@ class Retention:
         return spare
 
     def _best_step(self) -> int | None:
-        return None if self.state.best is None else int(self.state.best["step"])
+        return None if self.saved_best is None else int(self.saved_best["step"])
 
     def _is_there(self, best: dict[str, Any]) -> bool:
         return holds_weights(self.run.step_directory(int(best["step"])))
 
 
 def check_disk_space(
-    run: RunDirectory, recipe: Recipe, state: TrainingState, world: World, start: int
-) -> str | None:
+    run: RunDirectory, recipe: Recipe, state: TrainingState, mirrors: Mirrors, start: int
+) -> list[str]:
     """See before the first step that the checkpoints fit onto the disk; every rank must call it.
 
     The newest one has to fit and the one that is to follow it, and the best where there are evaluations on
     the way. A quota is not seen here; what it refuses is reported when it does.
 
     Returns:
-        On the first rank a warning, where these fit but not all that the recipe keeps.
+        Warnings, where these fit but not all that the recipe keeps, or do not fit on one machine of several.
 
     Raises:
-        UserError: on every rank: they do not fit.
+        UserError: on every rank: they fit nowhere.
     """
     error: str | None = None
     warning: str | None = None
-    if world.is_first:
+    if mirrors.is_writer:
         size, free = _size(recipe, state), _free(run.path)
         there = len(run.steps()) if start else 0
         least = 3 if recipe.evaluate.every else 2
@@ -142,9 +138,11 @@ def check_disk_space(
                 f"{_mb(free)} are free for checkpoints of {_mb(size)} each: where they do not suffice, fewer "
                 "than checkpoint.keep stay"
             )
-    if error := world.broadcast(error):
-        raise UserError(error)
-    return warning
+    found = mirrors.world.all_gather([error, warning])
+    errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}
+    if len(errors) == len(mirrors.writers):
+        raise UserError(mirrors.named(errors))
+    return mirrors.named(errors | {rank: found[rank][1] for rank in mirrors.writers if found[rank][1]})
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:

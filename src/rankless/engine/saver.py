@@ -1,13 +1,20 @@
-"""When the state is saved: by the clock, for the best score, and before a run ends. Only rank 0 writes."""
+"""When the state is saved: by the clock, for the best score, and before a run ends.
+
+Rank 0 writes, and on every other machine that keeps a copy of the run directory one rank. With copies a save
+is a meeting of all ranks: the lines of the journal go out, and how each copy fared comes back.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from rankless.engine.divergence import DivergedError
+from rankless.engine.mirrors import Mirrors, alone
 from rankless.engine.retention import Retention
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
@@ -22,6 +29,27 @@ from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How writing one copy of a checkpoint went.
+
+    Attributes:
+        problem: why the checkpoint could not be written, None if it was.
+        advice: what to do about that.
+        lines: why the newest lines of the journal could not be written, None if they were.
+        removed: the steps whose checkpoints had to go before their time.
+        has_best: whether the weights of the best score lie in this copy, or there is no best score.
+        saved_best: the best score whose weights do.
+    """
+
+    problem: str | None
+    advice: str
+    lines: str | None
+    removed: list[int]
+    has_best: bool
+    saved_best: dict[str, Any] | None
+
+
 class Saver:
     """Saves checkpoints and keeps track of the best one.
 
@@ -33,6 +61,7 @@ class Saver:
         world: the ranks.
         sinks: take what happens to checkpoints.
         start: steps done already.
+        mirrors: who keeps a copy; None is rank 0 alone.
 
     Attributes:
         is_best: the newest scores are the best so far, and their weights are not saved yet.
@@ -47,7 +76,10 @@ class Saver:
         world: World,
         sinks: Sinks,
         start: int,
+        mirrors: Mirrors | None = None,
     ) -> None:
+        self.mirrors = mirrors or alone(world)
+        self.failing: set[int] = set()
         self.recipe, self.run, self.state, self.world, self.sinks = recipe, run, state, world, sinks
         self.retention = Retention(recipe, run, state, class_names)
         self.saved, self.saved_at = start, time.monotonic()
@@ -59,12 +91,35 @@ class Saver:
         ``recipe.yaml`` is brought up to date, and restored where a resumed run has lost it; ``best`` is made
         to name the state's best step.
         """
-        if self.world.is_first and (self.saved or self.run.recipe.exists()):
+        mine = self.mirrors.is_writer
+        problem = self._write_recipe()
+        has_best = self.world.all_gather(mine and self.retention.has_best())
+        if (best := self.state.best) is not None and not any(has_best):
+            text = (
+                f"the checkpoint of the best score so far ({best['score']:.4g} after step {best['step']}) is "
+                "gone; the next evaluation counts as the best"
+            )
+            self.sinks.event("warning", self.saved, text)
+            self.state.best = None
+        unpointed = self.retention.start() if mine else None
+        reports = self.world.all_gather([text for text in (problem, unpointed) if text])
+        for rank, texts in enumerate(reports):
+            for text in texts:
+                self.sinks.event("warning", self.saved, *self.mirrors.named({rank: text}))
+
+    def _write_recipe(self) -> str | None:
+        """Write ``recipe.yaml`` where rank 0 has one or goes on; why one copy of several has none."""
+        wanted = bool(self.world.broadcast(bool(self.saved or self.run.recipe.exists())))
+        if not wanted or not self.mirrors.is_writer:
+            return None
+        try:
             with self.run.writing(self.run.recipe):
                 write_atomically(self.run.recipe, dump(self.recipe))
-        for warning in self.retention.start() if self.world.is_first else ():
-            self.sinks.event("warning", self.saved, warning)
-        self.state.best = self.world.broadcast(self.state.best)
+        except UserError as error:
+            if not self.mirrors.several:
+                raise
+            return "; ".join(error.problems)
+        return None
 
     def is_due(self, step: int) -> bool:
         """Whether the recipe asks for a checkpoint after ``step`` steps; rank 0 decides by its clock."""
@@ -87,19 +142,35 @@ class Saver:
             UserError: it is ``required`` and cannot be written; any other is tried again later.
         """
         self.is_best = False
-        if not self.world.is_first:
-            return
+        self.mirrors.send_journal()
+        mine = self._write(step) if self.mirrors.is_writer else None
+        if self.mirrors.several:
+            gathered = self.world.all_gather(mine)
+            outcomes = {rank: gathered[rank] for rank in self.mirrors.writers}
+        else:
+            outcomes = {0: mine} if mine else {}
+        if outcomes and not any(one.has_best for one in outcomes.values()):
+            self.state.best = outcomes[0].saved_best
+        self._report(step, outcomes, required=required)
+        self.saved, self.saved_at = step, time.monotonic()
+
+    def _write(self, step: int) -> Outcome:
+        """Write this rank's copy."""
         removed: list[int] = []
+        problem, advice = None, ""
         try:
             with announced(self.run):
                 journal.flush(self.run.journal)
                 removed = self.retention.save(step)
         except OSError as error:
-            self._report_failure(step, error, fatal=required)
-        self.saved, self.saved_at = step, time.monotonic()
-        if removed:
-            steps = ", ".join(map(str, removed))
-            self.sinks.event("full disk", step, f"removed the checkpoints of the steps {steps} to make room")
+            problem, advice = str(error), remedy(error)
+        lines = self.mirrors.journal.problem if self.mirrors.journal else None
+        has_best = self.state.best is None or self.retention.has_best()
+        return Outcome(problem, advice, lines, removed, has_best, self.retention.saved_best)
+
+    def finish(self) -> None:
+        """Send what the journal has got since the last save to its copies; every rank must call it."""
+        self.mirrors.send_journal()
 
     def save_before_the_end(self, step: int) -> None:
         """Save what all ranks are about to end with; none leaves before it is written.
@@ -152,12 +223,36 @@ class Saver:
             f"these keys, so start a new run from its weights with other values: model.pretrained={weights}"
         ]
 
-    def _report_failure(self, step: int, error: OSError, *, fatal: bool) -> None:
-        sentence = f"the checkpoint of step {step} could not be written ({error})"
-        if fatal:
-            raise UserError(
-                f"{sentence}; {remedy(error)} and go on from the newest one: "
-                f"rankless train --resume --run {self.run.path}"
-            ) from error
-        text = f"{sentence}; training goes on, the next one is tried when it is due"
-        self.sinks.event("not saved", step, text)
+    def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
+        """Report what could not be written; a copy that fails again and again is reported once.
+
+        Raises:
+            UserError: the checkpoint is required, and no copy has it.
+        """
+        failed = {
+            rank: f"the checkpoint of step {step} could not be written ({one.problem})"
+            for rank, one in outcomes.items()
+            if one.problem
+        }
+        if required and failed and len(failed) == len(outcomes):
+            resume = f"rankless train --resume --run {self.run.path}"
+            fatal = {
+                rank: f"{text}; {outcomes[rank].advice} and go on from the newest one: {resume}"
+                for rank, text in failed.items()
+            }
+            raise UserError(self.mirrors.named(fatal))
+        goes_on = "training goes on, the next one is tried when it is due"
+        news = {rank: f"{text}; {goes_on}" for rank, text in failed.items()}
+        if self.mirrors.several:
+            lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}
+            news |= {rank: f"the journal could not be written ({text})" for rank, text in lines.items()}
+            news, self.failing = {r: text for r, text in news.items() if r not in self.failing}, set(news)
+        for text in self.mirrors.named(news):
+            self.sinks.event("not saved", step, text)
+        removed = {
+            rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
+            for rank, one in outcomes.items()
+            if one.removed
+        }
+        for text in self.mirrors.named(removed):
+            self.sinks.event("full disk", step, text)

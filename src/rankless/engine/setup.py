@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rankless.data.loader import MicroBatches
-from rankless.engine import checkpoint
 from rankless.engine.environment import compare_ranks, record
+from rankless.engine.mirrors import Mirrors, find
+from rankless.engine.restoring import Restored, open_journal, restore
 from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
-from rankless.engine.sinks.journal import JournalSink
+from rankless.engine.sinks.journal import JournalCopy, JournalSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
 from rankless.engine.state import TrainingState
+from rankless.errors import UserError
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
-from rankless.runs.journal import Journal, ending
+from rankless.runs.journal import ending
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.checks import check_attributes, check_data
 from rankless.tasks.protocol import Examples, Task
@@ -45,6 +48,7 @@ class Setup:
 
     Attributes:
         task, recipe, run, world, dry_run: as for :func:`rankless.engine.loop.train`.
+        mirrors: who keeps a copy of the run directory.
         data: what is trained on.
         schedule: what every step is.
         state: made, or restored from the newest checkpoint.
@@ -56,6 +60,7 @@ class Setup:
     recipe: Recipe
     run: RunDirectory
     world: World
+    mirrors: Mirrors
     dry_run: DryRun | None
     data: Examples
     schedule: StepSchedule
@@ -75,26 +80,25 @@ class Setup:
         )
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
-        """The journal, the terminal and the users' sinks, started, with all messages; empty on other ranks.
+        """The journal, the terminal and the users' sinks, started, with all messages.
+
+        On other ranks the copy of the journal alone, where the rank keeps one.
 
         Raises:
             UserError: the journal cannot be written.
         """
-        if not self.world.is_first:
-            return Sinks()
         reason = ending(self.run.journal)
-        with self.run.writing(self.run.journal):
-            journal = Journal(self.run.journal, self.start)
-        if journal.left_out:
-            self.messages.append(
-                (
-                    "warning",
-                    f"{self.run.journal}: {journal.left_out} damaged lines were left out; the file as it was "
-                    f"is now {journal.original}",
-                )
-            )
+        journal, warnings = open_journal(self.mirrors, self.run, self.start)
+        self.messages.extend(("warning", text) for text in warnings)
+        if not self.world.is_first:
+            if not self.mirrors.is_writer:
+                return Sinks()
+            # What a copy of the journal does not take from this rank, the methods that it inherits leave.
+            self.mirrors.journal = copy = JournalCopy(journal)  # type: ignore[abstract]
+            return Sinks([copy])
+        self.mirrors.journal = JournalSink(journal, self.run, copies=self.mirrors.several)
         shown = [] if self.dry_run else [Terminal(self.recipe.batch.images, self.world.device.type)]
-        sinks = Sinks([JournalSink(journal, self.run), *shown], users)
+        sinks = Sinks([self.mirrors.journal, *shown], users)
         try:
             recipe = json.loads(to_json(self.recipe))
             sinks.start(RunStart(self.run.path, recipe, self.start, self.last, self.world.size, reason))
@@ -128,33 +132,44 @@ def prepare(
     schedule = StepSchedule(recipe, len(data))
     state = TrainingState(task, recipe, world, len(data))
     state.data = digest
-    start, warnings = _restore(state, run, world, resume)
-    warnings += state.warnings
+    mirrors = find(world, run)
+    restored = restore(mirrors, run, recipe, task.class_names) if resume else Restored(None, [], [])
+    start, warnings = _go_on(state, run, restored)
+    warnings += [*mirrors.problems, *state.warnings, *differences]
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     pretrained = [] if start else state.start_from_pretrained()
-    if warning := check_disk_space(run, recipe, state, world, start):
-        warnings.append(warning)
+    warnings += check_disk_space(run, recipe, state, mirrors, start)
     if world.is_first:
-        with run.writing(run.environment):
-            warnings += [*differences, *record(run.environment, environment, world, start, launched)]
+        with _reported(warnings if mirrors.several else None), run.writing(run.environment):
+            warnings += record(run.environment, environment, world, start, launched)
+    mirrors.send_file(run.environment, 0)
     warnings += schedule.warnings()
     messages += [("warning", text) for text in warnings] + [("pretrained", text) for text in pretrained]
+    messages += [("copy", text) for text in restored.copied]
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps
-    return Setup(task, recipe, run, world, dry_run, data, schedule, state, start, last, messages)
+    return Setup(task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages)
 
 
-def _restore(state: TrainingState, run: RunDirectory, world: World, resume: bool) -> tuple[int, list[str]]:
-    """Go on where the newest whole checkpoint stands, the same one on every rank."""
-    warnings: list[str] = []
-    step: int | None = None
-    if resume:
-        step = world.broadcast(checkpoint.newest(run, warnings.append) if world.is_first else None)
-    if step is not None:
-        state.restore(checkpoint.load(run, step), str(run.step_directory(step)))
+def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
+    """Go on from a checkpoint, the same one on every rank; its step, and warnings."""
+    warnings, snapshot = list(restored.warnings), restored.snapshot
+    if snapshot is not None:
+        state.restore(snapshot, str(run.step_directory(snapshot.step)))
         if state.other_data:
             warnings.append(
                 "the dataset changed since this run started (boxes, classes or image sizes); the final "
                 "weights will differ from those of an uninterrupted run"
             )
-    return step or 0, warnings
+    return snapshot.step if snapshot else 0, warnings
+
+
+@contextmanager
+def _reported(warnings: list[str] | None) -> Iterator[None]:
+    """Inside, an error of the user becomes a warning, if there is a list for it."""
+    try:
+        yield
+    except UserError as error:
+        if warnings is None:
+            raise
+        warnings += error.problems

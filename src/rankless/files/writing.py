@@ -53,6 +53,22 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
         os.close(file)
 
 
+@contextmanager
+def token(folder: Path) -> Iterator[Path]:
+    """Yield an empty file of an unused, random name in ``folder``; :func:`sweep` removes it after a kill.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path, file = _part(folder)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(file)
+
+
 def put_aside(path: Path) -> Path:
     """Rename a file inside its folder and return it; :func:`sweep` removes it after a kill."""
     aside = path.with_name(_new_name())

@@ -12,24 +12,13 @@ from typing import Any
 from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.models.checkpoints import weights
-from rankless.recipe.load import changed, differences, is_cut, load
+from rankless.recipe.load import FREE, changed, deciding, is_cut, load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import OldRecipeError
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage, to_stderr, weights_of
 from rankless.tasks import data_digest
 
-# Nothing here changes a number that was computed already.
-FREE = (
-    "epochs",
-    "workers",
-    "data.cache",
-    "data.max_bad",
-    "find_unused_parameters",
-    "evaluate.every",
-    "checkpoint.every",
-    "checkpoint.keep",
-)
 _ROOT = "data.root"  # may change when the same data is there
 
 
@@ -47,7 +36,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     if recipe.precision == "auto":
         # What it meant is written down with the run; another machine must not change it.
         recipe = replace(recipe, precision=before.precision)
-    different = _deciding(before, recipe)
+    different = deciding(before, recipe)
     if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
@@ -114,14 +103,9 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
         folder = run.step_directory(step)
         with suppress(UserError):
             recipe = weights.recipe_in(folder / "model.safetensors")
-            if (expected and not _deciding(recipe, expected)) or damage(folder) is None:
+            if (expected and not deciding(recipe, expected)) or damage(folder) is None:
                 return recipe
     return None
-
-
-def _deciding(before: Recipe, now: Recipe) -> list[tuple[str, Any, Any]]:
-    """The keys that decide past numbers and differ, with both values."""
-    return [one for one in differences(before, now) if one[0] not in FREE]
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:

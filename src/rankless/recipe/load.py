@@ -114,6 +114,24 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
+# Nothing here changes a number that was computed already.
+FREE = (
+    "epochs",
+    "workers",
+    "data.cache",
+    "data.max_bad",
+    "find_unused_parameters",
+    "evaluate.every",
+    "checkpoint.every",
+    "checkpoint.keep",
+)
+
+
+def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+    """List the keys that decide past numbers and differ, with the old and the new value."""
+    return [one for one in differences(old, new) if one[0] not in FREE]
+
+
 def schema() -> dict[str, Any]:
     """Return the recipe's JSON Schema (draft 2020-12) for editors, with a description of every key.
 

@@ -31,8 +31,10 @@ class Journal:
         step: numbers of later steps are removed; they are about to be made again.
 
     Attributes:
+        path: the file.
         left_out: how many damaged lines were left out.
         original: where the journal lies as it was, if any were.
+        waiting: what could not be written so far.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -40,7 +42,7 @@ class Journal:
 
     def __init__(self, path: Path, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.left_out, self.original = 0, path
+        self.path, self.left_out, self.original, self.waiting = path, 0, path, b""
         if path.exists():
             lines = []
             for text, entry in _lines(path):
@@ -60,9 +62,17 @@ class Journal:
         Raises:
             OSError: the disk is full.
         """
-        rest = _line(entry).encode()
-        while rest:
-            rest = rest[self.file.write(rest) :]
+        self.append(line(entry))
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines, after those that could not be written before.
+
+        Raises:
+            OSError: the disk is full; what could not be written waits for the next call.
+        """
+        self.waiting += lines
+        while self.waiting:
+            self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def close(self) -> None:
         """No more lines."""
@@ -159,7 +169,7 @@ def append(path: Path, **entry: Any) -> None:
         torn = len(file.read(_TAIL).rpartition(b"\n")[2])
         if torn < size - start or not start:
             file.truncate(size - torn)
-        file.write(_line(entry).encode())
+        file.write(line(entry))
 
 
 def ending(path: Path) -> str | None:
@@ -184,6 +194,15 @@ def step_of(entry: dict[str, Any]) -> int:
     return int(entry.get("step", entry.get("evaluation", 0)))
 
 
+def last_step(path: Path) -> int:
+    """The step of the last number in a journal; 0 without any.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    return max(map(step_of, tail(path)), default=0)
+
+
 def numbers(path: Path) -> list[dict[str, Any]]:
     """The entries that two runs of one recipe have in common: no events, no timing."""
     return [
@@ -193,5 +212,6 @@ def numbers(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, separators=(",", ":")) + "\n"
+def line(entry: dict[str, Any]) -> bytes:
+    """An entry as it stands in the file."""
+    return (json.dumps(entry, separators=(",", ":")) + "\n").encode()

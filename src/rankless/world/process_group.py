@@ -82,21 +82,31 @@ class World:
             return None
         return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
 
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's ``value`` on every rank.
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The ``value`` of rank ``source`` on every rank.
 
         Raises:
             UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
         """
         if self.size == 1:
             return value
-        packed = pack(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        is_source = self.rank == source
+        packed = pack(value) if is_source else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor(packed.numel())
-        dist.broadcast(length, 0)
-        if not self.is_first:
+        dist.broadcast(length, source)
+        if not is_source:
             packed = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(packed, 0)
-        return value if self.is_first else unpack(packed)
+        dist.broadcast(packed, source)
+        return value if is_source else unpack(packed)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value`` on every rank, in the order of the ranks.
+
+        Raises:
+            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
+        """
+        gathered: list[Any] = self.broadcast(self.gather(value))
+        return gathered
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -1,0 +1,145 @@
+"""Who keeps a copy of the run directory: one rank of every machine that does not see another machine's.
+
+On one machine, and on several that share a file system, that is rank 0 alone. Otherwise any machine may be
+lost: each of the others has checkpoints, the best one, the journal and the record of the environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankless.engine.sinks.journal import JournalCopy, JournalSink
+from rankless.files import writing
+from rankless.files.reading import MIB, read_text
+from rankless.runs.directory import RunDirectory
+from rankless.world.process_group import World
+
+_LONGEST = 1024 * MIB  # bytes of a journal or a record that is sent
+
+
+@dataclass
+class Mirrors:
+    """The copies of a run directory.
+
+    Attributes:
+        world: the ranks.
+        keepers: for each rank, the rank that writes the copy that it sees; None where it sees none.
+        hosts: the name of each rank's machine; empty where rank 0 alone keeps a copy.
+        problems: why a machine keeps no copy.
+        journal: this rank's, once it is open; None on ranks that keep no copy.
+    """
+
+    world: World
+    keepers: Sequence[int | None]
+    hosts: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    journal: JournalSink | JournalCopy | None = field(default=None, compare=False)
+
+    @property
+    def writers(self) -> list[int]:
+        """The ranks that keep a copy, rising; rank 0 is the first."""
+        return [rank for rank, keeper in enumerate(self.keepers) if rank == keeper]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one copy."""
+        return len(self.writers) > 1
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank keeps a copy."""
+        return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
+
+    def name(self, rank: int) -> str:
+        """The machine of ``rank``, for messages."""
+        return _name(self.hosts, rank)
+
+    def named(self, messages: Mapping[int, str]) -> list[str]:
+        """Messages by rank as sentences, with the names of the machines where there are several copies."""
+        if not self.several:
+            return list(messages.values())
+        return [f"{self.name(rank)}: {text}" for rank, text in messages.items()]
+
+    def send_journal(self) -> None:
+        """Bring the other copies of the journal up to date; every rank must call it."""
+        if self.several:
+            lines = self.world.broadcast(
+                self.journal.take() if isinstance(self.journal, JournalSink) else b""
+            )
+            if isinstance(self.journal, JournalCopy):
+                self.journal.append(lines)
+
+    def send_file(self, path: Path, source: int) -> str | None:
+        """Make the file at ``path`` in every copy what it is in that of rank ``source``.
+
+        Every rank must call it, with the path in its own run directory.
+
+        Returns:
+            Why this rank could not write its own; None where it could, or need not.
+        """
+        if not self.several:
+            return None
+        text, mine = None, ""
+        if self.is_writer:
+            with suppress(OSError):
+                text = read_text(path, _LONGEST, encoding="utf-8", errors="replace")
+                mine = hashlib.sha256(text.encode()).hexdigest()
+        digests = self.world.all_gather(mine)
+        if not digests[source] or all(digests[rank] == digests[source] for rank in self.writers):
+            return None
+        text = self.world.broadcast(text if self.world.rank == source else None, source)
+        if mine == digests[source] or not self.is_writer:
+            return None
+        try:
+            writing.write_atomically(path, text)
+        except OSError as error:
+            return f"{path} cannot be written ({error})"
+        return None
+
+
+def alone(world: World) -> Mirrors:
+    """Rank 0 keeps the only copy."""
+    return Mirrors(world, [0] * world.size)
+
+
+def find(world: World, run: RunDirectory) -> Mirrors:
+    """Find out which ranks keep a copy; every rank must call it, with its own run directory.
+
+    The first rank of every machine puts a file of a random name into its directory. Nobody has looked for
+    that name before, so that no network file system answers from what it remembers.
+    """
+    firsts = world.all_gather(world.is_first_here or world.is_first) if world.size > 1 else [True]
+    if sum(firsts) == 1:
+        return alone(world)
+    with ExitStack() as stack:
+        name, problem = None, None
+        if firsts[world.rank]:
+            try:
+                run.path.mkdir(parents=True, exist_ok=True)
+                name = stack.enter_context(writing.token(run.path)).name
+            except OSError as error:
+                problem = f"{run.path} cannot be written ({error})"
+        known = world.all_gather([name, os.uname().nodename, problem])
+        seen = [rank for rank, (name, _, _) in enumerate(known) if name and (run.path / name).exists()]
+        views = world.all_gather(seen)  # now all have looked
+    keepers: list[int | None] = []
+    for rank, ranks in enumerate(views):
+        lowest = 0 if rank == 0 else min(ranks, default=None)
+        keepers.append(keepers[lowest] if lowest is not None and lowest < rank else lowest)
+    hosts = [host for _, host, _ in known]
+    problems = [
+        f"{_name(hosts, rank)} keeps no copy of the run: {problem}"
+        for rank, (_, _, problem) in enumerate(known)
+        if problem and keepers[rank] is None
+    ]
+    return Mirrors(world, keepers, hosts, problems)
+
+
+def _name(hosts: Sequence[str], rank: int) -> str:
+    host = hosts[rank] if hosts else ""
+    return host if hosts.count(host) == 1 else f"rank {rank} on {host}"

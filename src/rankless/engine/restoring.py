@@ -1,0 +1,254 @@
+"""At a start: the newest whole checkpoint that any machine holds wins, and every copy is put right.
+
+Where all ranks see it, each reads its own. Otherwise its tensors are sent, as plain bytes, and the machines
+that lack it write it, and the best one, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from rankless.engine import checkpoint
+from rankless.engine.checkpoint import Snapshot
+from rankless.engine.mirrors import Mirrors
+from rankless.errors import UserError
+from rankless.files import checksums
+from rankless.files.writing import sweep
+from rankless.models.checkpoints import weights
+from rankless.recipe.load import deciding, from_json, to_json
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory, damage
+from rankless.runs.journal import Journal, last_step
+
+_PARTS = ("model", "ema", "training")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a run goes on from.
+
+    Attributes:
+        snapshot: the newest whole checkpoint, None without any.
+        warnings: for a person.
+        copied: sentences about machines that got what they lacked.
+    """
+
+    snapshot: Snapshot | None
+    warnings: list[str]
+    copied: list[str]
+
+
+@dataclass
+class _Report:
+    """What a rank's copy holds.
+
+    Attributes:
+        path: of the run directory.
+        step: of the newest whole checkpoint.
+        sums: digest of its checksums.
+        recipe: of its training, as JSON.
+        warnings: about damaged checkpoints.
+        problems: why there is none, though there are some.
+    """
+
+    path: str
+    step: int = -1
+    sums: str = ""
+    recipe: str = ""
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
+    """Read the newest whole checkpoint of all; every rank must call it.
+
+    Args:
+        mirrors: who keeps a copy.
+        run: this rank's run directory.
+        recipe: to go on with.
+        class_names: written into the weights.
+
+    Raises:
+        UserError: on every rank: there are checkpoints, but every one is damaged; or a machine holds those
+            of another run.
+    """
+    reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
+    reports = {rank: reports[rank] for rank in mirrors.writers}
+    warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
+    problems = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.problems)]
+    if mirrors.several and (others := _other_runs(mirrors, reports, recipe)):
+        raise UserError(others)
+    step = max(one.step for one in reports.values())
+    if step < 0:
+        if problems:
+            raise UserError(problems)
+        return Restored(None, warnings, [])
+    source = next(rank for rank, one in reports.items() if one.step == step)
+    holders = {rank for rank, one in reports.items() if (one.step, one.sums) == (step, reports[source].sums)}
+    if all(keeper in holders for keeper in mirrors.keepers):
+        snapshot = checkpoint.load(run, step)
+    else:
+        snapshot = _send(
+            mirrors, checkpoint.load(run, step) if mirrors.world.rank == source else None, source
+        )
+    if not mirrors.several:
+        return Restored(snapshot, warnings, [])
+    copies = _Copies(mirrors, run, from_json(reports[source].recipe), class_names)
+    copies.put_best_right(snapshot)
+    copies.write(snapshot, [rank for rank in mirrors.writers if rank not in holders], source)
+    if 0 not in holders and (problem := mirrors.send_file(run.environment, source)):
+        copies.warnings.append(problem)
+    gathered = mirrors.world.all_gather(copies.warnings)
+    warnings += problems
+    warnings += [text for rank, mine in enumerate(gathered) for text in _named(mirrors, rank, mine)]
+    return Restored(snapshot, warnings, copies.copied)
+
+
+def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
+    report = _Report(str(run.path))
+    if not mirrors.is_writer:
+        return report
+    if not mirrors.world.is_first:  # the launcher of rank 0 has done it there
+        sweep(run.path)
+        sweep(run.checkpoints)
+    try:
+        step = checkpoint.newest(run, report.warnings.append)
+        if step is not None:
+            folder = run.step_directory(step)
+            report.recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
+            report.step, report.sums = step, checksums.of_file(folder / checksums.NAME)
+    except UserError as error:
+        report.problems = list(error.problems)
+    return report
+
+
+def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
+    """The errors about machines with checkpoints of another recipe; its data may lie anywhere."""
+    errors = []
+    for rank, report in reports.items():
+        different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
+        if keys := [key for key, _, _ in different if key != "data.root"]:
+            errors.append(
+                f"{mirrors.name(rank)}: {report.path} holds a run with another recipe, which differs in "
+                f"{', '.join(keys)}; remove it there, or give another --run"
+            )
+    return errors
+
+
+def _named(mirrors: Mirrors, rank: int, texts: Sequence[str]) -> list[str]:
+    return [sentence for text in texts for sentence in mirrors.named({rank: text})]
+
+
+def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
+    """The ``snapshot`` of rank ``source`` on every rank, sent tensor by tensor."""
+    world = mirrors.world
+    head: Any = None
+    mine: dict[str, Mapping[str, Tensor]] = {}
+    if snapshot is not None:
+        mine = {part: value for part in _PARTS if (value := getattr(snapshot, part)) is not None}
+        head = [snapshot.step, dict(snapshot.state), {part: list(value) for part, value in mine.items()}]
+    step, state, names = world.broadcast(head, source)
+    tensors: dict[str, dict[str, Tensor]] = {
+        part: {name: world.broadcast(mine[part][name] if mine else None, source) for name in names[part]}
+        for part in names
+    }
+    return Snapshot(step, tensors["model"], tensors.get("ema"), tensors["training"], state)
+
+
+class _Copies:
+    """Writes what a machine lacks.
+
+    Args:
+        mirrors, run, class_names: as for :func:`restore`.
+        recipe: in the newest checkpoint; with it a copy has the same bytes.
+
+    Attributes:
+        warnings: what could not be written here.
+        copied: what was sent, the same on every rank.
+    """
+
+    def __init__(
+        self, mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]
+    ) -> None:
+        self.mirrors, self.run, self.recipe, self.class_names = mirrors, run, recipe, class_names
+        self.warnings: list[str] = []
+        self.copied: list[str] = []
+
+    def put_best_right(self, snapshot: Snapshot) -> None:
+        """See that every machine has the best checkpoint that ``snapshot`` knows of, if any has it."""
+        best = snapshot.state["best"]
+        if best is None or best["step"] == snapshot.step:
+            return
+        folder = self.run.step_directory(best["step"])
+        is_whole = self.mirrors.world.all_gather(self.mirrors.is_writer and damage(folder) is None)
+        lacking = [rank for rank in self.mirrors.writers if not is_whole[rank]]
+        if not lacking or len(lacking) == len(self.mirrors.writers):
+            return
+        source, world = is_whole.index(True), self.mirrors.world
+        mine = checkpoint.load(self.run, best["step"]) if world.rank == source else None
+        last = self.run.pointed("last")
+        self.write(_send(self.mirrors, mine, source), lacking, source)
+        if world.rank in lacking and last is not None and self.run.pointed("last") != last:
+            self.run.point("last", last)
+
+    def write(self, snapshot: Snapshot, lacking: Sequence[int], source: int) -> None:
+        """Write ``snapshot`` on the ranks that lack it."""
+        if not lacking:
+            return
+        hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
+        self.copied.append(
+            f"the checkpoint of step {snapshot.step} was copied from {self.mirrors.name(source)} to {hosts}"
+        )
+        if self.mirrors.world.rank in lacking:
+            try:
+                checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
+            except OSError as error:
+                self.warnings.append(f"the checkpoint of step {snapshot.step} cannot be written ({error})")
+
+
+def open_journal(mirrors: Mirrors, run: RunDirectory, start: int) -> tuple[Journal | None, list[str]]:
+    """Open this rank's copy of the journal, the same lines in all, up to step ``start``.
+
+    Every rank must call it.
+
+    Returns:
+        The journal, None on ranks that keep no copy or could not write it; and warnings.
+
+    Raises:
+        UserError: rank 0's cannot be written, and there is no other.
+    """
+    journal: Journal | None = None
+    problem: str | None = None
+    if not mirrors.several:
+        if mirrors.is_writer:
+            with run.writing(run.journal):
+                journal = Journal(run.journal, start)
+        return journal, _left_out(journal)
+    if mirrors.is_writer:
+        try:
+            journal = Journal(run.journal, start)
+        except OSError as error:
+            problem = f"{run.journal} cannot be written ({error}): this copy of the journal ends here"
+    reaches = mirrors.world.all_gather(last_step(run.journal) if journal else -1)
+    source = reaches.index(max(reaches))
+    damaged = _left_out(journal)
+    if lost := mirrors.send_file(run.journal, source):
+        problem = f"{lost}: this copy of the journal ends here"
+    if journal:
+        journal.close()
+        journal = None if problem else Journal(run.journal, start)
+    gathered = mirrors.world.all_gather([*damaged, *([problem] if problem else [])])
+    return journal, [text for rank, mine in enumerate(gathered) for text in _named(mirrors, rank, mine)]
+
+
+def _left_out(journal: Journal | None) -> list[str]:
+    if journal is None or not journal.left_out:
+        return []
+    return [
+        f"{journal.path}: {journal.left_out} damaged lines were left out; the file as it was is now "
+        f"{journal.original}"
+    ]

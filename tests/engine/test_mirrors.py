@@ -1,0 +1,325 @@
+"""Machines without a common disk: each keeps a copy of the run, and any of them may be lost.
+
+A machine is a run directory of its own and the ranks that see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine import checkpoint, loop
+from rankless.engine.mirrors import find
+from rankless.engine.settings import computes_like
+from rankless.errors import UserError
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import changed
+from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory, damage
+from rankless.structures import LossSum
+from rankless.world.process_group import World
+
+pytestmark = pytest.mark.processes
+
+STEPS, BEST = 12, 2
+FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
+RECIPE = Recipe(
+    batch=Batch(images=8, micro=2),
+    epochs=6,
+    precision="fp32",
+    optim=Optim(lr=0.01),
+    ema=Ema(decay=0.9),
+    evaluate=Evaluate(every=1),  # an epoch is two steps
+    checkpoint=Checkpoint(every=2, keep=2),
+)
+
+
+class Line:
+    """A straight line through noise; the score falls from step to step, so the first is the best."""
+
+    class_names = ()
+    score_name = "score"
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def training_data(self) -> Any:
+        return Noise()
+
+    evaluation_data = training_data
+
+    def collate(self, items: Any) -> Tensor:
+        return torch.stack(list(items))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        return LossSum((model(batch) - 1).square().sum(), torch.tensor(float(len(batch))))
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
+        return [float(value) for value in model(batch)[:, 0]]
+
+    def score(self, predictions: Any) -> dict[str, float]:
+        return {"score": -float(sum(map(abs, predictions)))}
+
+
+class Noise:
+    def __len__(self) -> int:
+        return 16
+
+    def item(self, index: int, epoch: int) -> Tensor:
+        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
+
+
+class Crashed(Exception):  # noqa: N818  # on purpose
+    pass
+
+
+def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train as a rank of machines, each given as (run directory, number of ranks).
+
+    Args:
+        machines: in the order of their ranks.
+        how: ``crash`` after a step; ``full``: (rank, step) after which the rank's disk is full; ``refuse``:
+            no rank can save; ``change``: words for the recipe.
+
+    Returns:
+        How it ended, and the steps that this rank has saved.
+    """
+    how = how or {}
+    places = [(folder, local) for folder, count in machines for local in range(count)]
+    folder, local = places[world.rank]
+    here = dataclasses.replace(world, local_rank=local)
+    saved: list[int] = []
+    original = checkpoint.save
+
+    def save(run: RunDirectory, snapshot: Any, *rest: Any) -> None:
+        if how.get("refuse"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(run, snapshot, *rest)
+        saved.append(snapshot.step)
+
+    def observe(step: int, *_: Any) -> None:
+        if how.get("full") == [world.rank, step]:
+            fill(Path(folder).parent)
+        if how.get("crash") == step:
+            raise Crashed
+
+    recipe = changed(RECIPE, how.get("change", ()))
+    checkpoint.save = save
+    try:
+        with computes_like(recipe):
+            run = RunDirectory(Path(folder))
+            done = loop.train(recipe, run, here, resume=True, task=Line(), observe=observe)
+    except (UserError, Crashed) as error:
+        return {"end": str(error), "saved": saved}
+    finally:
+        checkpoint.save = original
+    return {"end": done, "saved": saved}
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on a file system."""
+    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    last = RunDirectory(folder).step_directory(STEPS)
+    return {name: digest_file(last / name) for name in FILES}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of all checkpoints, with the pointers."""
+    root = RunDirectory(folder).checkpoints
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def events(folder: Path, name: str) -> list[str]:
+    return [e["text"] for e in journal.read(RunDirectory(folder).journal) if e.get("event") == name]
+
+
+def is_complete(folder: Path, whole: Path) -> None:
+    """A copy from which any machine could go on, equal to that of the undisturbed run."""
+    assert digests(folder) == digests(whole)
+    assert journal.numbers(folder / "journal.jsonl") == journal.numbers(whole / "journal.jsonl")
+    assert (folder / "recipe.yaml").exists() and (folder / "environment.json").exists()
+    run = RunDirectory(folder)
+    assert run.pointed("last") == STEPS and run.pointed("best") == BEST
+    assert all(damage(run.step_directory(step)) is None for step in run.steps())
+    assert run.steps() == RunDirectory(whole).steps()
+
+
+@pytest.fixture(scope="module")
+def whole(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happens to, on one machine."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    folder.mkdir()
+    (folder / "recipe.yaml").touch()  # the launcher's
+    (answer,) = ranks(1, train, [[str(folder), 1]])
+    assert answer["end"] is True
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """The run directories of two machines; the launcher has written the recipe on the first."""
+    folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    folders[0].mkdir(parents=True)
+    (folders[0] / "recipe.yaml").touch()
+    return folders
+
+
+def both(two: list[Path], *counts: int) -> list[list[Any]]:
+    return [[str(folder), count] for folder, count in zip(two, counts, strict=True)]
+
+
+def test_every_machine_keeps_the_same_copy(ranks: Any, two: list[Path], whole: Path) -> None:
+    answers = ranks(3, train, both(two, 2, 1))
+    assert [answer["end"] for answer in answers] == [True] * 3
+    assert [bool(answer["saved"]) for answer in answers] == [True, False, True]
+    assert files(two[0]) == files(two[1])
+    for folder in two:
+        is_complete(folder, whole)
+    assert (two[0] / "journal.jsonl").read_bytes() == (two[1] / "journal.jsonl").read_bytes()
+    assert (two[0] / "environment.json").read_bytes() == (two[1] / "environment.json").read_bytes()
+    assert not [path for folder in two for path in folder.glob(".*")]
+
+
+def test_on_a_shared_file_system_nothing_is_written_twice(ranks: Any, tmp_path: Path, whole: Path) -> None:
+    folder, other = tmp_path / "run", tmp_path / "mounted elsewhere"
+    folder.mkdir()
+    (folder / "recipe.yaml").touch()
+    other.symlink_to(folder)
+    answers = ranks(2, train, [[str(folder), 1], [str(other), 1]])
+    assert [bool(answer["saved"]) for answer in answers] == [True, False]
+    is_complete(folder, whole)
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_lost_machine_is_not_missed_and_taken_back(ranks: Any, two: list[Path], whole: Path) -> None:
+    """That of rank 0 is lost for good after a step that was not saved; later an empty one takes its part."""
+    first = ranks(2, train, both(two, 1, 1), {"crash": 7})
+    assert all("saved" in answer and answer["end"] == "" for answer in first)
+    shutil.rmtree(two[0])
+    (alone,) = ranks(1, train, [[str(two[1]), 1]], {"crash": 9})
+    assert alone["saved"] == [8]
+    answers = ranks(3, train, both(two, 1, 2))
+    assert [answer["end"] for answer in answers] == [True] * 3
+    assert answers[0]["saved"][:2] == [BEST, 8]
+    for folder in two:
+        is_complete(folder, whole)
+        assert any("step 8 was copied from" in text for text in events(folder, "copy"))
+    assert len((two[0] / "environment.json").read_text().split('"after_step"')) == 4
+
+
+def test_a_machine_that_was_away_is_brought_up_to_date(ranks: Any, two: list[Path], whole: Path) -> None:
+    ranks(2, train, both(two, 1, 1), {"crash": 5})
+    ranks(1, train, [[str(two[0]), 1]], {"crash": 9})
+    answers = ranks(2, train, both(two, 1, 1))
+    assert answers[0]["saved"] == [10, 12] and answers[1]["saved"] == [8, 10, 12]
+    for folder in two:
+        is_complete(folder, whole)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_damaged_copy_is_replaced_by_another_machines(
+    ranks: Any, two: list[Path], whole: Path, where: int
+) -> None:
+    ranks(2, train, both(two, 1, 1), {"crash": 7})
+    run = RunDirectory(two[where])
+    torn = run.step_directory(6) / "training.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-7] + b"damaged")
+    if where:
+        (run.step_directory(BEST) / "model.safetensors").unlink()
+    answers = ranks(2, train, both(two, 1, 1))
+    assert answers[where]["saved"] == [*([BEST] if where else []), 6, 8, 10, 12]
+    assert answers[1 - where]["saved"] == [8, 10, 12]
+    for folder in two:
+        is_complete(folder, whole)
+        assert any("is damaged (wrong checksum" in text for text in events(folder, "warning"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_on_one_machine_does_not_end_the_run(
+    ranks: Any, tmp_path: Path, whole: Path, rank: int
+) -> None:
+    """The first rank's, too; what it missed it gets when there is room."""
+    with small_disk(tmp_path / "small") as disk:
+        folders = [tmp_path / "large" / "run", disk / "run"]
+        two = folders[::-1] if rank == 0 else folders
+        two[0].mkdir(parents=True)
+        (two[0] / "recipe.yaml").touch()
+        answers = ranks(2, train, both(two, 1, 1), {"full": [rank, 5]})
+        assert [answer["end"] for answer in answers] == [True, True]
+        assert answers[rank]["saved"] == [2, 4] and answers[1 - rank]["saved"] == [2, 4, 6, 8, 10, 12]
+        is_complete(folders[0], whole)
+        (message,) = events(folders[0], "not saved")
+        assert f"rank {rank} on" in message and "step 6 could not be written" in message
+        assert RunDirectory(disk / "run").pointed("last") == 4
+        (disk / "filler").unlink()
+        answers = ranks(2, train, both(two, 1, 1))
+        assert answers[rank]["saved"] == [12] and answers[1 - rank]["saved"] == []
+        assert digests(disk / "run") == digests(whole)
+        numbers = journal.numbers(whole / "journal.jsonl")
+        assert journal.numbers(disk / "run" / "journal.jsonl") == numbers
+
+
+def test_a_save_that_no_machine_can_write_ends_all_ranks_alike(ranks: Any, two: list[Path]) -> None:
+    answers = ranks(2, train, both(two, 1, 1), {"refuse": True})
+    ends = [answer["end"].replace(str(folder), "RUN") for answer, folder in zip(answers, two, strict=True)]
+    assert ends[0] == ends[1]
+    for rank in range(2):
+        assert f"rank {rank} on {os.uname().nodename}: the checkpoint of step 12" in answers[0]["end"]
+    assert "make room and go on from the newest one" in answers[0]["end"]
+
+
+def test_another_run_on_one_machine_is_not_touched(ranks: Any, two: list[Path], tmp_path: Path) -> None:
+    ranks(1, train, [[str(two[1]), 1]], {"crash": 7, "change": ["seed=5"]})
+    before = files(two[1])
+    answers = ranks(2, train, both(two, 1, 1))
+    assert answers[0] == answers[1] and answers[0]["saved"] == []
+    assert f"{two[1]} holds a run with another recipe, which differs in seed; remove" in answers[0]["end"]
+    assert files(two[1]) == before
+
+
+def keepers(world: World, machines: list[list[Any]]) -> list[Any]:
+    places = [(folder, local) for folder, count in machines for local in range(count)]
+    folder, local = places[world.rank]
+    mirrors = find(dataclasses.replace(world, local_rank=local), RunDirectory(Path(folder)))
+    return [list(mirrors.keepers), mirrors.several, list(mirrors.problems)]
+
+
+def test_some_machines_share_a_disk_and_some_do_not(ranks: Any, tmp_path: Path) -> None:
+    a, b, missing = str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "file" / "run")
+    (tmp_path / "file").touch()  # in the folder's place
+    answers = ranks(4, keepers, [[a, 1], [b, 1], [a, 1], [missing, 1]])
+    assert [answer[:2] for answer in answers] == [[[0, 1, 0, None], True]] * 4
+    assert all("keeps no copy of the run: " in answer[2][0] for answer in answers)
+    assert not list(Path(a).iterdir()) and not list(Path(b).iterdir())
