@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.engine.sinks.journal import JournalCopy, JournalSink
+from rankless.engine.sinks.journal import JournalCopy
 from rankless.files import writing
 from rankless.files.reading import MIB, read_text
 from rankless.runs.directory import RunDirectory
@@ -38,7 +38,7 @@ class Mirrors:
     keepers: Sequence[int | None]
     hosts: Sequence[str] = ()
     problems: Sequence[str] = ()
-    journal: JournalSink | JournalCopy | None = field(default=None, compare=False)
+    journal: JournalCopy | None = field(default=None, compare=False)
 
     @property
     def writers(self) -> list[int]:
@@ -68,10 +68,8 @@ class Mirrors:
     def send_journal(self) -> None:
         """Bring the other copies of the journal up to date; every rank must call it."""
         if self.several:
-            lines = self.world.broadcast(
-                self.journal.take() if isinstance(self.journal, JournalSink) else b""
-            )
-            if isinstance(self.journal, JournalCopy):
+            lines = self.world.broadcast(self.journal.take() if self.journal else b"")
+            if self.journal and not self.world.is_first:
                 self.journal.append(lines)
 
     def send_file(self, path: Path, source: int) -> str | None:

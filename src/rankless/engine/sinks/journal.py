@@ -11,23 +11,53 @@ from rankless.runs.journal import Journal, line
 from rankless.structures import Scores
 
 
-class JournalSink(Sink):
-    """Writes the journal.
+class JournalCopy(Sink):
+    """A copy of the journal, to which lines come from rank 0 at every save; it takes nothing from its own.
 
     Args:
-        journal: open, cut to the step from which the run goes on; None where it cannot be written, which
-            only a run with ``copies`` survives.
-        run: whose journal it is.
-        copies: whether others keep copies. Then lines are kept for :meth:`take`, and what a full disk
-            refuses is tried again with the next line.
+        journal: open, cut to the step from which the run goes on; None where it cannot be written.
 
     Attributes:
         problem: why the newest lines could not be written, None if they were.
     """
 
-    def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
-        self.journal, self.run, self.copies = journal, run, copies
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
         self.problem: str | None = None
+
+    def append(self, lines: bytes) -> None:
+        """Write lines; what a full disk refuses is tried again with the next ones."""
+        if self.journal is None:  # reported at the start
+            return
+        try:
+            self.journal.append(lines)
+        except OSError as error:
+            self.problem = str(error)
+        else:
+            self.problem = None
+
+    def take(self) -> bytes:
+        """The lines since the last call, for the copies."""
+        return b""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.journal:
+            self.journal.close()
+
+
+class JournalSink(JournalCopy):
+    """Writes the journal.
+
+    Args:
+        journal: as for a copy; None only where there are copies.
+        run: whose journal it is.
+        copies: whether other machines keep copies. Then a full disk does not end the run.
+    """
+
+    def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
+        super().__init__(journal)
+        self.run, self.copies = run, copies
         self._lines: list[bytes] = []
 
     def start(self, run: RunStart) -> None:
@@ -50,53 +80,14 @@ class JournalSink(Sink):
         self._write(event=name, at=step, text=text)
 
     def take(self) -> bytes:
-        """The lines since the last call, for the copies."""
+        """See :meth:`JournalCopy.take`."""
         lines, self._lines = b"".join(self._lines), []
         return lines
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.journal:
-            self.journal.close()
 
     def _write(self, **entry: Any) -> None:
         if self.copies:
             self._lines.append(line(entry))
-            self.problem = _append(self.journal, self._lines[-1])
+            self.append(self._lines[-1])
         elif self.journal:
             with self.run.writing(self.run.journal):
                 self.journal.write(**entry)
-
-
-class JournalCopy(Sink):
-    """Another machine's journal, to which lines come from rank 0 at every save.
-
-    Args:
-        journal: open, cut to the step from which the run goes on; None where it cannot be written.
-
-    Attributes:
-        problem: why the newest lines could not be written, None if they were.
-    """
-
-    def __init__(self, journal: Journal | None) -> None:
-        self.journal = journal
-        self.problem: str | None = None
-
-    def append(self, lines: bytes) -> None:
-        """Write lines; what a full disk refuses is tried again with the next ones."""
-        self.problem = _append(self.journal, lines)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.journal:
-            self.journal.close()
-
-
-def _append(journal: Journal | None, lines: bytes) -> str | None:
-    if journal is None:
-        return None  # reported at the start
-    try:
-        journal.append(lines)
-    except OSError as error:
-        return str(error)
-    return None
