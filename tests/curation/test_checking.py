@@ -112,8 +112,8 @@ def test_a_fixed_copy_has_nothing_wrong(tmp_path):
         fix(found, tmp_path / "clean")
     assert "class out of range: 1; the first" in refused.value.problems[0]
     assert not (tmp_path / "clean").exists()
-    assert "--drop-faulty" in refused.value.problems[1]
-    fixed = fix(found, tmp_path / "clean", drop_faulty=True)
+    assert "--drop-invalid" in refused.value.problems[1]
+    fixed = fix(found, tmp_path / "clean", drop_invalid=True)
     assert fixed.changes == [
         "train: 1 box has a class number without a name: left out",
         "train: 1 box reaches over the edge of the image: clipped",
@@ -143,10 +143,12 @@ def test_the_advice_about_a_lost_label_file_is_true(tmp_path, content):
     found = check(str(root))
     assert counts(found)["train"] == {"unreadable file": 1}
     assert remedy(found) == BY_HAND
-    for drop_faulty in (False, True):
+    for drop_invalid in (False, True):
         with pytest.raises(UserError) as refused:
-            fix(found, tmp_path / "clean", drop_faulty=drop_faulty)
-        assert BY_HAND in refused.value.problems[-1] and "add --drop-faulty" not in refused.value.problems[-1]
+            fix(found, tmp_path / "clean", drop_invalid=drop_invalid)
+        assert (
+            BY_HAND in refused.value.problems[-1] and "add --drop-invalid" not in refused.value.problems[-1]
+        )
     (root / "labels/train/1.txt").write_text("0 .5 .5 .2 .2\n")
     assert check(str(root)).ok
 
@@ -154,7 +156,7 @@ def test_the_advice_about_a_lost_label_file_is_true(tmp_path, content):
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ("7 .5 .5 .2 .2", "--fix --drop-faulty writes a copy"),
+        ("7 .5 .5 .2 .2", "--fix --drop-invalid writes a copy"),
         ("0 .9 .5 .4 .2", "--fix writes a copy without them"),
     ],
 )
@@ -163,7 +165,7 @@ def test_the_advice_about_boxes_is_true(tmp_path, line, advice):
     (root / "labels/train/1.txt").write_text(f"0 .5 .5 .2 .2\n{line}\n")
     found = check(str(root))
     assert advice in remedy(found)
-    fix(found, tmp_path / "clean", drop_faulty="--drop-faulty" in advice)
+    fix(found, tmp_path / "clean", drop_invalid="--drop-invalid" in advice)
     assert check(str(tmp_path / "clean")).ok
     (root / "labels/train/0.txt").write_bytes(LOST)  # one that is for the user alone comes first
     found = check(str(root))

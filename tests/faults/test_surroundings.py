@@ -1,4 +1,4 @@
-"""What else may be there: an outer launcher, a busy port, another run, faulty data that one rank finds."""
+"""What else may be there: an outer launcher, a busy port, another run, invalid data that one rank finds."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OPTIONS = (
     "--cfg", "--names", "--classes", "--key", "--partial", "--by-order", "--force", "--format", "--to",
     "--copy", "--val",
     "--test", "--stratify", "--group", "--seed", "--shard-size", "--decoded", "--quick", "--fix",
-    "--drop-faulty",
+    "--drop-invalid",
     "--count", "--class", "--augmented", "--image-size", "--help", "--version", "--schema", "--task", "-h",
     "--no-json",
 )  # fmt: skip

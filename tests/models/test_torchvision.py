@@ -261,3 +261,26 @@ def test_proposals_are_counted_whole_where_nothing_is_computed() -> None:
         assert isinstance(model, FasterRCNN)
         boxes, scores = model.decode(model(torch.empty(1, 3, 64, 64)))
     assert (boxes.shape, scores.shape) == ((1, CANDIDATES, 4), (1, CANDIDATES, 2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_known_outputs_are_a_lower_bound_of_what_autograd_saves(name: str) -> None:
+    """At least so many values are saved for the gradient, besides the weights, and not many times as many."""
+    described = zoo.spec(Model(name=name))
+    before = torch.get_rng_state()
+    outputs = described.activations((96, 128))
+    assert torch.equal(before, torch.get_rng_state())
+    model = described.build(1).train()
+    weights = {each.untyped_storage().data_ptr() for each in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.rand(2, 3, 96, 128))
+    held = sum(size for pointer, size in saved.items() if pointer not in weights)
+    bound = 2 * 4 * sum(outputs)
+    assert bound < held < 4 * bound

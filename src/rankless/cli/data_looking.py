@@ -50,7 +50,7 @@ def check(
     format: Format = "auto",
     quick: Annotated[bool, Parameter(help="Read only headers of images; compare none."), flag] = False,
     fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
-    drop_faulty: Annotated[
+    drop_invalid: Annotated[
         bool,
         Parameter(
             help="With --fix: leave out boxes that stop a training, too; their objects become background."
@@ -66,8 +66,8 @@ def check(
     """Find everything that is wrong with a data set."""
     if out is not None and not fix:
         raise UserError("--out says where --fix writes: add --fix, or leave --out out")
-    if drop_faulty and not fix:
-        raise UserError("--drop-faulty says what --fix leaves out: add --fix, or leave it out")
+    if drop_invalid and not fix:
+        raise UserError("--drop-invalid says what --fix leaves out: add --fix, or leave it out")
     if link and not fix:
         raise UserError("--link says how --fix brings images: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
@@ -81,7 +81,7 @@ def check(
         must_be_outside(root, target)
         refuse_existing(target)
     checked = look(root, format, split, quick=quick)
-    fixed = write_fixed(checked, target, drop_faulty=drop_faulty, link=link) if fix else None
+    fixed = write_fixed(checked, target, drop_invalid=drop_invalid, link=link) if fix else None
     if as_json:
         report = checked.as_json()
         if fixed is not None:

@@ -45,7 +45,7 @@ def remedy(checked: Checked) -> str:
         found.counts.get(_LOST, 0) for found in checked.findings.values()
     )
     if rest and stops - {_LOST}:
-        steps.append("fix what stops a training by hand, or --fix --drop-faulty writes a copy without it")
+        steps.append("fix what stops a training by hand, or --fix --drop-invalid writes a copy without it")
     elif rest:
         steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
     if rest and _LOST in wrong:
@@ -53,7 +53,7 @@ def remedy(checked: Checked) -> str:
     return "; ".join(steps)
 
 
-def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
+def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise where a copy would silently turn what is annotated into background.
 
     What stops a training may say that the data was misread; without those boxes an image counts as one that
@@ -61,7 +61,7 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
 
     Args:
         checked: what a check found.
-        drop_faulty: whether the user wants that for boxes.
+        drop_invalid: whether the user wants that for boxes.
 
     Raises:
         UserError: there is such a finding.
@@ -70,23 +70,24 @@ def refuse_misread(checked: Checked, *, drop_faulty: bool) -> None:
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
         for name, findings in checked.findings.items()
         for kind, count, first in findings
-        if KINDS[kind].outcome == "stops" and (kind == _LOST or not drop_faulty)
+        if KINDS[kind].outcome == "stops" and (kind == _LOST or not drop_invalid)
     }
     if not found:
         return
     because = "nothing is written: these stop a training because going on would train something else; "
     if _LOST not in found.values():
         advice = (
-            "fix them by hand, or add --drop-faulty to leave such boxes out (their objects become background)"
+            "fix them by hand, or add --drop-invalid to leave such boxes out (their objects become "
+            "background)"
         )
     elif {*found.values()} == {_LOST}:
-        advice = f"{BY_HAND}, because nobody knows what they held; --drop-faulty leaves out boxes, not files"
+        advice = f"{BY_HAND}, because nobody knows what they held; --drop-invalid leaves out boxes, not files"
     else:
-        advice = f"{BY_HAND}; the others as well, or with --drop-faulty (their objects become background)"
+        advice = f"{BY_HAND}; the others as well, or with --drop-invalid (their objects become background)"
     raise UserError([*found, because + advice])
 
 
-def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = False) -> Fixed:
+def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool = False) -> Fixed:
     """Write the data set again, in its format, without whatever a check fails for.
 
     Invalid boxes are left out or clipped as training would, images that cannot be read are left out, and of
@@ -95,13 +96,13 @@ def fix(checked: Checked, out: Path, *, drop_faulty: bool = False, link: bool = 
     Args:
         checked: what :func:`rankless.curation.checking.check` found.
         out: the new folder; must not be there or be empty.
-        drop_faulty: see :func:`refuse_misread`.
+        drop_invalid: see :func:`refuse_misread`.
         link: link images instead of copying them.
 
     Raises:
         UserError: what stops a training, nothing would be left of a split, or ``out`` cannot be written.
     """
-    refuse_misread(checked, drop_faulty=drop_faulty)
+    refuse_misread(checked, drop_invalid=drop_invalid)
     data, changes = checked.data, []
     must_be_outside(data.root, out)
     refuse_existing(out)

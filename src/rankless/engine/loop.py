@@ -86,8 +86,8 @@ def train(
         Whether all steps are done; False after a stop request, when the state was saved.
 
     Raises:
-        UserError: a faulty task, faulty data, weights or a checkpoint that do not fit, a loss that is not a
-            number, a full disk.
+        UserError: an invalid task, invalid data, weights or a checkpoint that do not fit, a loss that is not
+            a number, a full disk.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""Parameters and operations of a network, counted on the meta device."""
+"""Parameters, operations and outputs of a network, counted on the meta device."""
 
 from __future__ import annotations
 
@@ -34,6 +34,26 @@ def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int])
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.empty(1, 3, *size, device="meta"))
     return parameters, counter.get_total_flops() / 1e9
+
+
+def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -> list[int]:
+    """Count the output values of each convolution for one image, without computing or drawing random numbers.
+
+    Args:
+        build: builds the network.
+        size: (height, width) of its input in pixels.
+    """
+    with torch.device("meta"):
+        model = build().eval()
+    counts: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _, inputs, output: counts.append(output.numel()))
+        elif type(module) in _SHAPE_PRESERVING:
+            module.forward = _unchanged
+    with torch.no_grad():
+        model(torch.empty(1, 3, *size, device="meta"))
+    return counts
 
 
 def _unchanged(x: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_errors_cross_from_the_processes(files: list[tuple[str, ...]]) -> None:
     assert caught.value.problems[0].endswith(": bad")
     assert caught.value.problems[1] == "expected better"
     with pytest.raises(RuntimeError, match=r"(?s)works_for_scan\.py.*ZeroDivisionError: in the work"):
-        scan(works.faulty, files, "files", chunk=5, processes=2)
+        scan(works.damaged, files, "files", chunk=5, processes=2)
 
 
 SCRIPT = """

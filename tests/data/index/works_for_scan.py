@@ -55,7 +55,7 @@ def refusing(items: list[tuple[str, ...]]) -> Raw:
     raise UserError([f"{items[0][0]}: bad", "expected better"])
 
 
-def faulty(items: list[tuple[str, ...]]) -> Raw:
+def damaged(items: list[tuple[str, ...]]) -> Raw:
     """A mistake of the program's."""
     raise ZeroDivisionError("in the work")
 

@@ -13,10 +13,10 @@ from rankless.models.heads.anchor_free.codec import (
     LARGEST_LOG_SIZE,
     AnchorFreeHead,
     decode,
+    decode_boxes,
     encode,
     expectation,
     neighbors,
-    place,
     points,
     split,
 )
@@ -80,7 +80,7 @@ def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
     head = AnchorFreeHead(stride)
     at = points((4, 6), head, torch.zeros(1, dtype=torch.float64))
     box = torch.tensor([x, y, x + w, y + h], dtype=torch.float64)
-    back = place(encode(box.expand(4, 6, 4), at, head), at, head)
+    back = decode_boxes(encode(box.expand(4, 6, 4), at, head), at, head)
     torch.testing.assert_close(back, box.expand(4, 6, 4), rtol=1e-9, atol=1e-7)
 
 
@@ -95,7 +95,7 @@ def test_with_bins_every_box_that_holds_its_point_and_is_in_reach_can_be_said(re
     torch.testing.assert_close(distances, torch.tensor(reach, dtype=torch.float64).expand(2, 3, 4))
     # Logits of the distribution over the two neighbors; e^-700 stands for nothing.
     logits = neighbors(distances, 8).log().clamp(min=-700)
-    torch.testing.assert_close(place(logits, at, head), box, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(decode_boxes(logits, at, head), box, rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None, max_examples=40)

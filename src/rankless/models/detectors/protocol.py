@@ -73,7 +73,7 @@ class DetectorSpec(Protocol):
         ...
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each layer for one image of (height, width) pixels, as far as known."""
+        """Count the output values of each convolution for one image of (height, width) pixels."""
         ...
 
     def self_contained(self) -> model_kinds.Model:

@@ -20,6 +20,7 @@ from rankless.models.detectors.torchvision_modules import (
     RetinaNet,
     TorchvisionDetector,
 )
+from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
 
 _PREFIX = "torchvision/"
@@ -117,8 +118,8 @@ class TorchvisionSpec:
         return MODELS[self.model.name].make(classes)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Return an empty list: they are not known before it is built."""
-        return []
+        """Count the output values of each convolution for one image of (height, width) pixels."""
+        return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.Model:
         """Return the recipe's section unchanged."""

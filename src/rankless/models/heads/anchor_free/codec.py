@@ -77,7 +77,7 @@ def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor
     return torch.stack((x, y), -1) * head.stride
 
 
-def place(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
+def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """Decode boxes to pixels.
 
     Without bins: center = point + (t0, t1)·stride, size = exp(t2, t3)·stride, with t2 and t3 clamped
@@ -120,7 +120,7 @@ def neighbors(values: Tensor, bins: int) -> Tensor:
 
 
 def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Encode boxes, the inverse of :func:`place`; with bins as the four distances.
+    """Encode boxes, the inverse of :func:`decode_boxes`; with bins as the four distances.
 
     Args:
         boxes: of shape (..., 4), xyxy in pixels.
@@ -151,7 +151,7 @@ def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
     """
     box, classes = split(raw, head)
     height, width = raw.shape[-2:]
-    return place(box, points((height, width), head, classes), head), None, classes
+    return decode_boxes(box, points((height, width), head, classes), head), None, classes
 
 
 def _bins(count: int, like: Tensor) -> Tensor:

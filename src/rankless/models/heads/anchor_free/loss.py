@@ -19,7 +19,14 @@ from torch import Tensor
 
 from rankless.geometry import boxes
 from rankless.models.heads.anchor_free.assign import Predicted, Targets, assign
-from rankless.models.heads.anchor_free.codec import AnchorFreeHead, encode, neighbors, place, points, split
+from rankless.models.heads.anchor_free.codec import (
+    AnchorFreeHead,
+    decode_boxes,
+    encode,
+    neighbors,
+    points,
+    split,
+)
 from rankless.models.heads.truths import Truths
 from rankless.recipe import loss_kinds
 from rankless.structures import DetectionBatch, LossSum
@@ -47,7 +54,9 @@ class AnchorFreeLoss:
             the parts ``box``, ``classes`` and, of heads with bins, ``dfl``, which add up to the sum.
         """
         numbers, logits, at, strides = _flattened(raw, heads)
-        placed = torch.cat([place(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1)
+        placed = torch.cat(
+            [decode_boxes(n, a, head) for n, a, head in zip(numbers, at, heads, strict=True)], 1
+        )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
             # A box that must contain its point cannot fit a truth beside it: no such point is a candidate.

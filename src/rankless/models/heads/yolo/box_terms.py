@@ -14,7 +14,7 @@ from torch import Tensor
 from rankless.losses.logits import cross_entropy
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.assign import Matches
-from rankless.models.heads.yolo.codec import YoloHead, place
+from rankless.models.heads.yolo.codec import YoloHead, decode_boxes
 
 
 def squared_error(
@@ -87,7 +87,7 @@ def dissimilarity(
 def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
     """Decode the slots: raw (B, T, A, 4) -> boxes (B, T, A, 4) xyxy in pixels of the network's input."""
     columns, rows = matches.columns.unsqueeze(-1), matches.rows.unsqueeze(-1)
-    return place(offsets, columns, rows, head.own_anchors(offsets), head)
+    return decode_boxes(offsets, columns, rows, head.own_anchors(offsets), head)
 
 
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:

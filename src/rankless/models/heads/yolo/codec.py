@@ -106,7 +106,7 @@ def predictions(raw: Tensor, head: YoloHead) -> Tensor:
     return wide.view(batch, len(head.mask), -1, height, width).permute(0, 1, 3, 4, 2)
 
 
-def place(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:
+def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:
     """Decode boxes to pixels: center = (cell + s·σ(t) - (s - 1)/2)·stride, size = exp(t)·anchor.
 
     The argument of ``exp`` is clamped to ``LARGEST_LOG_SIZE``. With ``new_coords`` the size is
@@ -139,7 +139,7 @@ def place_all(cells: Tensor, head: YoloHead) -> Tensor:
     columns = torch.arange(width, dtype=cells.dtype, device=cells.device)
     rows = torch.arange(height, dtype=cells.dtype, device=cells.device).unsqueeze(-1)
     anchors = head.own_anchors(cells).view(count, 1, 1, 2)
-    return place(cells[..., :4], columns, rows, anchors, head)
+    return decode_boxes(cells[..., :4], columns, rows, anchors, head)
 
 
 def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
