@@ -60,8 +60,22 @@ def train(
             show_default=False,
         ),
     ] = (),
+    hosts: Annotated[
+        str | None,
+        Parameter(
+            help="Train on these machines over SSH: a,b:4,c:4:/data (host, devices, path of the data there), "
+            "or a file with one on each line.",
+            metavar="HOSTS",
+        ),
+    ] = None,
+    min_hosts: Annotated[str, Parameter(help="Go on with so many when others are lost.", metavar="N")] = "1",
+    ssh: Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")] = "ssh",
+    python: Annotated[
+        str | None,
+        Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
+    ] = None,
 ) -> int:
-    """Train a recipe; the weights are the same on any number of devices."""
+    """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch.run_lock import refuse_nothing
     from rankless.runs.directory import RunDirectory, new_run_directory
 
@@ -74,6 +88,23 @@ def train(
         chosen = None
     else:
         chosen, name = loaded(name, overrides)
+    if hosts is not None:
+        from rankless.launch.hosts.coordinator import train_on_hosts
+        from rankless.launch.hosts.names import parse_hosts
+
+        if chosen is None or run is None:
+            raise UserError("--hosts needs --run and a recipe")
+        return train_on_hosts(
+            chosen,
+            run,
+            parse_hosts(hosts),
+            devices=count,
+            resume=resume,
+            sinks=sink,
+            least=whole_number("--min-hosts", min_hosts),
+            ssh=ssh,
+            python=python,
+        )
     if run is None:
         run = new_run_directory(Path(name or "run").stem)
     from rankless.launch import fork_server, local

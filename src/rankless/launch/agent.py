@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
@@ -49,6 +55,7 @@ class Hooks:
             forks them), how its process ended (the negative number of the signal that killed it), and that as
             a sentence. No rank is alive then.
         report: called with a sentence about what happened.
+        abandoned: whether the ranks of other machines have gone, so that these cannot go on either.
     """
 
     ended: Callable[[], bool]
@@ -57,6 +64,7 @@ class Hooks:
     cause: Callable[[int], str | None]
     died: Callable[[int | None, int, str], None]
     report: Callable[[str], None]
+    abandoned: Callable[[], bool] = lambda: False
 
 
 class Agent(LocalElasticAgent):
@@ -64,15 +72,17 @@ class Agent(LocalElasticAgent):
 
     Args:
         spec: what to run; the file at which the ranks meet is added to its arguments.
-        rendezvous: the one of ``spec``.
+        rendezvous: the one of ``spec``; it knows the ranks' numbers.
         logs: where torch keeps its own files.
         requests: the signals that this process gets.
         grace: seconds for the ranks to end when they are asked to.
         hooks: what the launcher knows.
         server: forks the ranks, as long as it lives; without one they are new interpreters.
+        restarts: whether the ranks are started again when one has died; otherwise the caller decides.
 
     Attributes:
         blamed: the rank whose death made the agent give up, None where it did not.
+        codes: how the ranks ended that failed by themselves, by their numbers.
     """
 
     def __init__(
@@ -84,20 +94,24 @@ class Agent(LocalElasticAgent):
         grace: float,
         hooks: Hooks,
         server: ForkServer | None,
+        restarts: bool,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
         self.rendezvous, self.arguments = rendezvous, spec.args
         self.requests, self.grace, self.hooks = requests, grace, hooks
         self.reached, self.stuck = hooks.progress(), 0
         self.blamed: int | None = None
-        self.server = server
+        self.codes: dict[int, int] = {}
+        self.server, self.restarts = server, restarts
+        self.first = rendezvous.numbers(spec.local_world_size)[0]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the ranks of a round, and pass them the file where they meet.
 
         No signal comes to a rank before it listens: they are blocked until it unblocks them.
         """
-        worker_group.spec.args = (*self.arguments, str(self.rendezvous.meeting))
+        meeting = self.rendezvous.meeting
+        worker_group.spec.args = (*self.arguments, *([str(meeting)] if meeting else []))
         server = self.server
         with undisturbed(), _forked_from(server) if server else contextlib.nullcontext():
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -107,21 +121,31 @@ class Agent(LocalElasticAgent):
         if self.requests.first is not None:
             raise SignalException("asked to stop", self.requests.first)
         codes: dict[int, int] = {}
-        if any(code for code in self._codes().values()):
+        if any(code for code in self._codes().values()) or self.hooks.abandoned():
             codes = self._end_the_rest()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
-            codes = codes or {rank: f.exitcode for rank, f in result.failures.items()}
+            codes = codes or {self.first + rank: f.exitcode for rank, f in result.failures.items()}
+            self.codes = codes
             # A rank that could not even leave a note shows by its code that it ended on purpose.
-            if self.hooks.ended() or UserError.exit_code in codes.values():
+            if self.hooks.ended() or UserError.exit_code in codes.values() or not self.restarts:
                 self._remaining_restarts = 0
             else:
                 self._judge(codes)
         return result
 
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Give out the ranks' numbers; agents on other machines need not be asked."""
+        first, size = self.rendezvous.numbers(spec.local_world_size)
+        return [
+            Worker(local, first + local, first + local, size, size) for local in range(spec.local_world_size)
+        ]
+
     def _codes(self) -> dict[int, int | None]:
         """Exit codes by rank; None where it lives."""
-        return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+        return {self.first + local: handler.proc.poll() for local, handler in self._handlers().items()}
 
     def _handlers(self) -> Mapping[int, Any]:
         handlers: Mapping[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
@@ -168,13 +192,12 @@ class Agent(LocalElasticAgent):
         self.reached = max(self.reached, reached)
         server, self.server = self.server, self.server if self.server and self.server.alive else None
         if server is not None and self.server is None:
-            text = f"the process that forks the ranks {_how(server.code or 0)}, and they died with it"
+            text = f"the process that forks the ranks {how_it_ended(server.code or 0)}, and they died with it"
             self.hooks.died(None, server.code or 0, text)
             self.hooks.report(f"{text}; restarting from the newest checkpoint")
             return
-        # Of all that ended, those that a signal killed are the cause, then those with their own error.
-        rank = min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
-        causes = {r: self.hooks.cause(r) or f"rank {r} {_how(code)}" for r, code in codes.items()}
+        rank = culprit(codes)
+        causes = {r: self.hooks.cause(r) or f"rank {r} {how_it_ended(code)}" for r, code in codes.items()}
         died = causes[rank]
         for other in sorted(codes, key=lambda other: other == rank):  # the cause comes last: it is the reason
             if other == rank or codes[other] != LOST_PEER:
@@ -209,10 +232,31 @@ def _forked_from(server: ForkServer) -> Iterator[None]:
         yield
 
 
-def _how(code: int) -> str:
+def culprit(codes: Mapping[int, int]) -> int:
+    """Of all ranks that ended, the cause: those that a signal killed, then those with their own error."""
+    return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]))
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended, as the end of a sentence."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of a machine ended; what they had to say is in their notes.
+
+    Attributes:
+        signal: what ended them, None if nothing did.
+        blamed: the rank that died again and again, None if none did.
+        codes: of the ranks that failed by themselves when they last ran, by their numbers.
+    """
+
+    signal: signal.Signals | None
+    blamed: int | None
+    codes: dict[int, int]
 
 
 def supervise(
@@ -222,38 +266,40 @@ def supervise(
     grace: float,
     hooks: Hooks,
     server: ForkServer | None = None,
-) -> tuple[signal.Signals | None, int | None]:
+    rendezvous: OneMachine | None = None,
+    requests: Requests | None = None,
+) -> Outcome:
     """Run ``devices`` ranks of a job on this machine until all have ended.
 
     Args:
         job: a file that :mod:`rankless.launch.worker` reads.
         devices: how many ranks.
         grace, hooks, server: see :class:`Agent`.
-
-    Returns:
-        The signal that ended it, or None; and the rank that made the agent give up, or None. How the job
-        ended is in the notes that its ranks left.
+        rendezvous: where the ranks meet those of other machines; a coordinator then decides about restarts.
+            Without one there are no others.
+        requests: the signals of this process, where the caller has begun to note them.
     """
     _hush()
-    rendezvous = OneMachine(job.parent)
+    restarts, rendezvous = rendezvous is None, rendezvous or OneMachine(job.parent)
     spec = WorkerSpec(
         role="rank",
         local_world_size=devices,
         rdzv_handler=rendezvous,
         entrypoint=sys.executable,
         args=(*_INTERPRETER, str(job), str(os.getpid())),
-        max_restarts=1_000_000,  # the agent gives up when nothing moves, not after a number
+        # The agent gives up when nothing moves, not after a number.
+        max_restarts=1_000_000 if restarts else 0,
         monitor_interval=0.1,
     )
-    with Requests() as requests:
-        agent = Agent(spec, rendezvous, job.parent / "torch", requests, grace, hooks, server)
+    with requests or Requests() as noted:
+        agent = Agent(spec, rendezvous, job.parent / "torch", noted, grace, hooks, server, restarts)
         try:
             agent.run()
         except SignalException:
-            return requests.first, None
+            return Outcome(noted.first, None, {})
         finally:
             rendezvous.shutdown()
-    return None, agent.blamed
+    return Outcome(None, agent.blamed, agent.codes)
 
 
 def _hush() -> None:

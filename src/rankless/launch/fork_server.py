@@ -298,6 +298,6 @@ def _rank(request: dict[str, Any], server: int) -> int:
         os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that it starts
     from rankless.launch import worker
 
-    job, _, meeting = request["arguments"]
-    sys.argv = [worker.__file__, job, str(server), meeting]
+    job, _, *meeting = request["arguments"]
+    sys.argv = [worker.__file__, job, str(server), *meeting]
     return worker.main()

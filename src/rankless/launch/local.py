@@ -44,7 +44,8 @@ from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
 
-_SHOWN = 30  # lines of a log
+SHOWN = 30
+"""Lines of a log that are printed."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def train(
                 f"{recipe.epochs}: rankless train --resume --run {run} epochs={2 * recipe.epochs}"
             )
             return 0
-        recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
+        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
         if not resume:  # a run that goes on writes it when everything has been checked
-            _begin(directory, recipe)
+            begin(directory, recipe)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         job = Job(
             "train",
@@ -159,7 +160,12 @@ def _refuse_other_than_recipes(recipe: object) -> None:
         )
 
 
-def _begin(run: RunDirectory, recipe: Recipe) -> None:
+def begin(run: RunDirectory, recipe: Recipe) -> None:
+    """Write down what a run begins with.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     try:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
@@ -205,7 +211,7 @@ def evaluate(
         refuse_unused(overrides, trained.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
-        recipe = replace(recipe, precision=resolve(recipe.precision, _device(), recipe.cpu_isa))
+        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
         ranks = _ranks(devices, None)
         with _split_is_an_option(split):
             ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
@@ -234,7 +240,7 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
+def job_written(job: Job, traces: Path | None) -> Iterator[Path]:
     """The job's path, in ``traces`` or a private folder."""
     with ExitStack() as stack:
         try:
@@ -248,13 +254,13 @@ def _job_written(job: Job, traces: Path | None) -> Iterator[Path]:
 def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     """Start the ranks, wait for them, and read what they left."""
     run = RunDirectory(Path(job.run))
-    with _job_written(job, traces) as job_path:
+    with job_written(job, traces) as job_path:
 
         def warn(sentence: str) -> None:
             with suppress(OSError):  # nobody may be there to hear it
                 say(f"warning: {sentence}", file=sys.stderr)
 
-        ended_by, blamed = supervise(
+        outcome = supervise(
             job_path,
             ranks,
             grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
@@ -266,21 +272,21 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
                 died=partial(record_death, run) if job.run else lambda *_: None,
                 report=warn,
             ),
-            server=_fork_server(job),
+            server=server_for(job),
         )
         if sys.stdout.isatty():
             print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
         left = read_notes(job_path)
-        if blamed is not None and not left:
-            log = last_traceback(log_of(Path(job.logs), blamed))
-            print("\n".join(map(escaped, log[-_SHOWN:])), end="\n" if log else "", file=sys.stderr)
+        if outcome.blamed is not None and not left:
+            log = last_traceback(log_of(Path(job.logs), outcome.blamed))
+            print("\n".join(map(escaped, log[-SHOWN:])), end="\n" if log else "", file=sys.stderr)
     failed = [note for note in left if note.get("problems")]
     for note in failed:
         if note.get("once"):
             raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
     if failed:
         raise UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
-    return Ending(left[0] if left else {}, ended_by, blamed)
+    return Ending(left[0] if left else {}, outcome.signal, outcome.blamed)
 
 
 def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
@@ -290,17 +296,8 @@ def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
         signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None
     )
     if ending.note.get("finished"):
-        if quiet:
-            return 0
-        scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-        best, following = run.pointed("best"), _next(run)
-        with _output_is_optional(run):
-            for entry in scores:
-                if entry["evaluation"] == best:
-                    numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
-                    say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
-            say(f"run directory: {run.path}")
-            say(f"next: {following}")
+        if not quiet:
+            report_finished(run)
         return 0
     if stopped_by is not None:
         step = run.pointed("last")
@@ -311,6 +308,19 @@ def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
     return 1
 
 
+def report_finished(run: RunDirectory) -> None:
+    """Print the best scores of a finished run, and what to do with it."""
+    scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
+    best, following = run.pointed("best"), _next(run)
+    with _output_is_optional(run):
+        for entry in scores:
+            if entry["evaluation"] == best:
+                numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
+                say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
+        say(f"run directory: {run.path}")
+        say(f"next: {following}")
+
+
 def _next(run: RunDirectory) -> str:
     task = load(run.recipe).task
     if task in BUILT_IN:
@@ -318,14 +328,15 @@ def _next(run: RunDirectory) -> str:
     return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
 
 
-def _device() -> torch.device:
+def device() -> torch.device:
+    """Where the ranks of this machine compute."""
     return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")
 
 
-def _fork_server(job: Job) -> ForkServer | None:
-    """What can fork the ranks: they compute on the CPU, with the libraries as this process loaded them."""
+def server_for(job: Job) -> ForkServer | None:
+    """What can fork the ranks, if they compute on the CPU, with the libraries as this process loaded them."""
     native = from_json(job.recipe).cpu_isa == "native"
-    return fork_server.running() if native and _device().type == "cpu" else None
+    return fork_server.running() if native and device().type == "cpu" else None
 
 
 def _ranks(devices: int | None, recipe: Recipe | None) -> int:
@@ -333,7 +344,7 @@ def _ranks(devices: int | None, recipe: Recipe | None) -> int:
     most = recipe.batch.micro_batches if recipe else None
     if devices is None:
         threads = recipe.threads if recipe else 1
-        cards = torch.cuda.device_count() if _device().type == "cuda" else 0
+        cards = torch.cuda.device_count() if device().type == "cuda" else 0
         devices = cards or max(usable_cores() // threads, 1)
         return min(devices, most) if most else devices
     if devices < 1:

@@ -69,6 +69,10 @@ class Requests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def ask(self, number: int) -> None:
+        """Note a request that has come by another way than a signal."""
+        self._note(number, None)
+
     def _note(self, number: int, _: object) -> None:
         if self.first is None:
             self.first, self._at = signal.Signals(number), time.monotonic()

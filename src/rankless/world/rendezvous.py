@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 import uuid
@@ -50,6 +51,10 @@ class OneMachine(RendezvousHandler):
     def get_backend(self) -> str:
         return "one-machine"
 
+    def numbers(self, count: int) -> tuple[int, int]:
+        """The number of the first of ``count`` ranks here, and how many there are in all."""
+        return 0, count
+
     def next_rendezvous(self) -> RendezvousInfo:
         self.shutdown()
         self.meeting = _private_file()
@@ -83,6 +88,57 @@ class OneMachine(RendezvousHandler):
             shutil.rmtree(self.meeting.parent, ignore_errors=True)
             self.meeting = None
         return True
+
+
+class OneOfMany(OneMachine):
+    """The rendezvous of the ranks of one machine of several, whose numbers a coordinator has given out.
+
+    Args:
+        folder: as for :class:`OneMachine`.
+        first: the number of the first rank here.
+        size: how many ranks there are on all machines.
+        address, port: of the store that a launcher has opened (:func:`open_store`).
+    """
+
+    def __init__(self, folder: Path, first: int, size: int, address: str, port: int) -> None:
+        super().__init__(folder)
+        self._first, self._size, self._at = first, size, RendezvousStoreInfo(address, port)
+
+    def get_backend(self) -> str:
+        return "one-of-many"
+
+    def numbers(self, count: int) -> tuple[int, int]:
+        return self._first, self._size
+
+    def get_run_id(self) -> str:
+        return "hosts"  # the same for the agents of all machines
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(dist.HashStore(), 0, 1, self._at)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True  # no rank opens one
+
+
+def open_store(address: str) -> dist.TCPStore:
+    """A store for ranks on several machines, which listens at ``address`` alone, on any free port.
+
+    Raises:
+        OSError: nothing can listen there.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        listener.listen(1024)
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
 
 def _private_file() -> Path:

@@ -1,0 +1,188 @@
+"""This machine's network interfaces and addresses, and which of them leads to another machine."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rankless.errors import UserError, listed
+
+_SIOCGIFCONF = 0x8912  # <linux/sockios.h>
+_IFREQ = 40  # bytes of struct ifreq on 64-bit Linux: 16 of the name, then the address
+_IF_INET6 = Path("/proc/net/if_inet6")
+_ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # addresses for documentation: nobody has them (RFC 5737, 3849)
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The addresses of every interface that is up, IPv4 before IPv6; empty where that is unknown."""
+    if sys.platform != "linux":
+        return {}
+    found: dict[str, list[str]] = {}
+    for name, address in (*_addresses_v4(), *_addresses_v6()):
+        found.setdefault(name, []).append(address)
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads back to the machine itself, such as 127.0.0.1, 127.0.1.1 or ::1."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a name or an address, IPv4 first; empty where it cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    found.sort(key=lambda one: one[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def address_towards(address: str) -> str | None:
+    """The address of this machine from which packets to ``address`` are sent; None without a route.
+
+    Nothing is sent: the kernel is only asked for its route.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((address, 9))
+        except OSError:
+            return None
+        return str(asking.getsockname()[0])
+
+
+def public_address() -> str | None:
+    """This machine's address for others: by the default route, else the only one; None if that is unclear."""
+    for elsewhere in _ELSEWHERE:
+        own = address_towards(elsewhere)
+        if own and not is_loopback(own):
+            return own
+    others = _others()
+    return others[0] if len(others) == 1 else None
+
+
+def own_address(host: str) -> str:
+    """The address of this machine that others mean by ``host``, which is a name or an address of its own.
+
+    Debian lets a machine's own name lead to 127.0.1.1, where others cannot reach it; such a name stands for
+    :func:`public_address`. A loopback address that is given as such, or as ``localhost``, stays.
+
+    Raises:
+        UserError: it is no address of this machine, or it is unclear which one is meant.
+    """
+    found = addresses_of(host)
+    known = {address for addresses in interfaces().values() for address in addresses}
+    if is_here_alone(host) and found:
+        return found[0]
+    for address in found:
+        if address in known and not is_loopback(address):
+            return address
+    if any(map(is_loopback, found)):
+        if own := public_address():
+            return own
+        raise UserError(
+            f"{host}: leads to {', '.join(found)} on its own machine, where no other can reach it, and which "
+            f"address others use is unclear; expected one of {listed(_others()) or 'none (no network)'}: "
+            "set MASTER_ADDR to it"
+        )
+    what = f"leads to {', '.join(found)}, which is no address of" if found else "cannot be resolved on"
+    raise UserError(
+        f"{host}: {what} the machine of rank 0; expected its name or address: set MASTER_ADDR to one of "
+        f"{listed(_others()) or 'its addresses'}"
+    )
+
+
+def is_here_alone(host: str) -> bool:
+    """Whether by ``host`` every machine means itself: ``localhost``, or a loopback address as such."""
+    if host == "localhost":
+        return True
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return False
+
+
+def interface_towards(host: str) -> str | None:
+    """The interface that leads to ``host``, or has its address; None where that is unknown."""
+    if is_here_alone(host):
+        return interface_of("127.0.0.1")
+    found = addresses_of(host)
+    reached = next((address for address in found if not is_loopback(address)), None)
+    own = address_towards(reached) if reached else public_address() if found else None
+    return interface_of(own) if own else None
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an address; None where none has."""
+    return next((name for name, addresses in interfaces().items() if address in addresses), None)
+
+
+def listening_at(address: str, port: int) -> socket.socket:
+    """A socket that takes connections at one address of this machine, and at no other.
+
+    Args:
+        address: of this machine.
+        port: 0 for any that is free.
+
+    Raises:
+        UserError: the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a start that has just ended
+        listener.bind((address, port))
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"{address}:{port}: another program listens there, so the ranks cannot meet; end it if it is "
+                "left of an earlier run, or set MASTER_PORT to another port"
+            ) from error
+        raise UserError(
+            f"{address}:{port}: the ranks cannot meet there ({error}); set MASTER_ADDR"
+        ) from error
+    return listener
+
+
+def _others() -> list[str]:
+    """The addresses that other machines may reach: neither loopback nor link-local."""
+    every = (address for addresses in interfaces().values() for address in addresses)
+    return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]
+
+
+def _addresses_v4() -> list[tuple[str, str]]:
+    import array
+    import fcntl
+
+    size = 64 * _IFREQ
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        while True:  # the kernel fills what there is room for
+            room = array.array("B", bytes(size))
+            request = struct.pack("iL", size, room.buffer_info()[0])
+            used = int(struct.unpack("iL", fcntl.ioctl(asking.fileno(), _SIOCGIFCONF, request))[0])
+            if used < size:
+                break
+            size *= 4
+    raw = room.tobytes()[:used]
+    entries = (raw[at : at + _IFREQ] for at in range(0, used, _IFREQ))
+    # An address besides an interface's first has a label, such as eth0:1.
+    return [
+        (e[:16].partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(e[20:24])) for e in entries
+    ]
+
+
+def _addresses_v6() -> list[tuple[str, str]]:
+    found = []
+    with suppress(OSError):  # no IPv6 here
+        for line in _IF_INET6.read_text(encoding="ascii").splitlines():
+            fields = line.split()
+            found.append((fields[5], str(ipaddress.IPv6Address(bytes.fromhex(fields[0])))))
+    return found

@@ -1,0 +1,137 @@
+"""One host, as the coordinator sees it: a supervisor at the other end of an SSH connection."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import queue
+import shlex
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rankless.launch.hosts import supervisor
+from rankless.launch.hosts.names import Host
+
+BEAT = 1.0
+"""Seconds between two signs of life that a supervisor is sent, and answers."""
+SILENCE = 8.0
+"""Seconds without a word after which a host counts as lost; a cable may be cut for shorter."""
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+# What the connection itself does when nobody answers; it ends after the coordinator has given the host up.
+_ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=4")
+_KEPT_LINES = 20
+
+Event = tuple["Channel", dict[str, Any]]
+
+
+class Channel:
+    """A connection to the supervisor of a host, which starts it.
+
+    Args:
+        host: where.
+        ssh: the command, ``("ssh",)`` or with the user's options.
+        python: the interpreter there that runs the supervisor.
+        events: gets every event as (channel, event); ``{"lost": why}`` is the last one.
+
+    Attributes:
+        heard: when something came last, by the monotonic clock.
+        is_open: whether events may still come.
+    """
+
+    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
+        self.host, self.is_open, self.heard = host, True, time.monotonic()
+        self._events, self._said = events, deque[str](maxlen=_KEPT_LINES)
+        source = base64.b64encode(inspect.getsource(supervisor).encode()).decode()
+        code = f"import base64;exec(base64.b64decode('{source}'))"
+        words = [python, "-u", "-c", code]
+        command = words if host.is_here else [*ssh, *_OPTIONS, *_ALIVE, host.address, shlex.join(words)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is the coordinator's
+        )
+        self._written: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        for work in (self._read, self._listen_to_ssh, self._write):
+            threading.Thread(target=work, daemon=True, name=f"{work.__name__} {host.name}").start()
+
+    def send(self, do: str, **request: Any) -> None:
+        """Ask the supervisor for something; it never blocks."""
+        self._written.put(json.dumps({"do": do, **request}).encode() + b"\n")
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        """Have the supervisor start its process."""
+        self.send("start", argv=list(argv), env=dict(env), cwd=cwd)
+
+    def command(self, do: str, **request: Any) -> None:
+        """Ask the process for something."""
+        self.send("input", text=json.dumps({"do": do, **request}))
+
+    def close(self, grace: float = 0.0) -> None:
+        """Have the supervisor end, with everything that it has started; do not wait."""
+        self.send("end", grace=grace)
+        self._written.put(None)
+
+    def drop(self) -> None:
+        """Forget the host: the supervisor there ends by itself, at the latest when its lease runs out."""
+        self.is_open = False
+        self._written.put(None)
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the connection has ended, then drop it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.drop()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        why = ""
+        for line in self._process.stdout:
+            self.heard = time.monotonic()
+            try:
+                event = json.loads(line)
+            except ValueError:  # what a login script prints
+                self._said.append(line.decode(errors="replace").rstrip())
+                continue
+            if not isinstance(event, dict):
+                continue
+            if "beat" not in event:
+                self._events.put((self, event))
+        self._process.wait()
+        time.sleep(0.05)  # for what ssh said last
+        why = "; ".join(self._said) or f"the connection ended with code {self._process.returncode}"
+        self.is_open = False
+        self._events.put((self, {"lost": why}))
+
+    def _listen_to_ssh(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if text := line.decode(errors="replace").strip():
+                self._said.append(text)
+
+    def _write(self) -> None:
+        """Write what is to be sent, and a beat where that is nothing."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        beat = json.dumps({"do": "beat"}).encode() + b"\n"
+        with suppress(OSError, ValueError):
+            while True:
+                try:
+                    data = self._written.get(timeout=BEAT)
+                except queue.Empty:
+                    data = beat
+                if data is None:
+                    break
+                pipe.write(data)
+                pipe.flush()
+        with suppress(OSError, ValueError):
+            pipe.close()

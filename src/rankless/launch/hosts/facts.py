@@ -1,0 +1,63 @@
+"""What a host is and has, as far as a training depends on it: asked of every host before the start."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankless.engine.environment import describe
+from rankless.errors import UserError
+from rankless.hardware.cores import usable_cores
+from rankless.hardware.memory import available
+from rankless.launch import local
+from rankless.recipe.load import from_json
+from rankless.runs.directory import RunDirectory, damage
+from rankless.tasks import data_digest
+
+
+def facts(recipe: str, run: Path) -> dict[str, Any]:
+    """What this host is, has, and holds of a run.
+
+    Args:
+        recipe: as JSON, with the path of the data here; empty asks nothing about data.
+        run: the run directory.
+
+    Returns:
+        JSON-ready; ``problems`` lists what would keep a training from starting here.
+    """
+    device = local.device()
+    problems: list[str] = []
+    digest = None
+    if recipe:
+        try:
+            digest = data_digest(from_json(recipe))
+        except UserError as error:
+            problems += error.problems
+    directory = RunDirectory(run)
+    whole = (step for step in reversed(directory.steps()) if damage(directory.step_directory(step)) is None)
+    return {
+        "host": platform.node(),
+        "environment": describe(device),
+        "device": device.type,
+        "devices": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "cores": usable_cores(),
+        "memory": available(),
+        "disk": _free(run),
+        "data": digest,
+        "run": str(run.absolute()),
+        "step": next(whole, None),
+        "has_run": directory.recipe.exists() or bool(directory.steps()),
+        "problems": problems,
+    }
+
+
+def _free(path: Path) -> int:
+    for folder in (path, *path.absolute().parents):
+        with suppress(OSError):
+            return shutil.disk_usage(folder).free
+    return 0

@@ -1,0 +1,112 @@
+"""The hosts of a training, as they are written: ``a,b:4,c:4:/mnt/data`` or a file with one per line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankless.errors import UserError
+from rankless.files.reading import MIB, read_text
+
+# What ssh takes for an option, or a remote shell for more than a word, is no name of a host.
+_NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
+_HERE = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a training.
+
+    Attributes:
+        name: what SSH is given: a name, an alias of the user's SSH configuration, an address, ``user@name``.
+        devices: how many of its devices are used; None uses all.
+        data: where the data lies there; empty where the recipe says it.
+    """
+
+    name: str
+    devices: int | None = None
+    data: str = ""
+
+    def __str__(self) -> str:
+        """As it is written in ``--hosts``."""
+        return ":".join([self.name, str(self.devices or ""), self.data]).rstrip(":")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether no SSH is needed to reach it."""
+        return self.name in _HERE
+
+    @property
+    def address(self) -> str:
+        """What SSH connects to: without the brackets in which an IPv6 address is written."""
+        return re.sub(r"[\[\]]", "", self.name)
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read what was given as ``--hosts``.
+
+    Args:
+        text: hosts separated by commas, each ``NAME[:DEVICES[:DATA]]``; or a file with one on each line,
+            where ``#`` begins a comment.
+
+    Raises:
+        UserError: no hosts, a host twice, or entries that are not hosts; all of them are named.
+    """
+    path = Path(text)
+    where, entries = "--hosts", [word.strip() for word in text.split(",")]
+    if path.is_file():
+        where = str(path)
+        entries = [line.partition("#")[0].strip() for line in _lines(path)]
+    elif "/" in text and ":" not in text:
+        raise UserError(f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file of them")
+    entries = [entry for entry in entries if entry]
+    problems: list[str] = []
+    hosts: list[Host] = []
+    for entry in entries:
+        try:
+            hosts.append(_host(entry))
+        except ValueError as error:
+            problems.append(f"{where}: '{entry}': {error}")
+    names = [host.name for host in hosts]
+    problems += [
+        f"{where}: '{name}' is there {names.count(name)} times; give each host once, as in {name}:4 for 4 "
+        "devices"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if not entries:
+        problems.append(f"{where}: no hosts; expected at least one, as in a,b:4")
+    if problems:
+        raise UserError(problems)
+    return hosts
+
+
+def _lines(path: Path) -> Sequence[str]:
+    try:
+        return read_text(path, MIB, encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--hosts: {path} cannot be read ({error}); give a file with one host per line"
+        ) from None
+
+
+def _host(entry: str) -> Host:
+    """Read one entry.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    found = _NAME.match(entry)
+    if not found:
+        raise ValueError("not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA")
+    name, rest = found[0], entry[found.end() :]
+    if not rest:
+        return Host(name)
+    if not rest.startswith(":"):
+        raise ValueError("not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA")
+    devices, _, data = rest[1:].partition(":")
+    if devices and (not devices.isdecimal() or not 0 < int(devices[:9]) < 10_000):
+        raise ValueError(f"'{devices}' devices; expected a whole number of at least 1")
+    return Host(name, int(devices) if devices else None, data)

@@ -1,0 +1,234 @@
+"""The process of one host: ``python -m rankless.launch.hosts.process``, started by the supervisor there.
+
+It takes commands as lines of JSON on its standard input, answers each on the descriptor EVENTS_FD, and runs
+the ranks of this host round by round. The standard output is what rank 0 prints. It lives through restarts,
+so that ranks are forked from what it has imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from rankless.errors import UserError, of_the_system
+from rankless.hardware.processes import die_with_parent
+from rankless.launch import fork_server
+from rankless.launch.requests import Requests
+
+
+class HostProcess:
+    """What the coordinator may ask for; every ``do_…`` is a command, and returns its answer.
+
+    Args:
+        events: where answers go.
+    """
+
+    def __init__(self, events: IO[str]) -> None:
+        self.events = events
+        self.commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        # Of rounds, by their numbers: what is asked may come before its round, or after it.
+        self.requests: dict[int, Requests] = {}
+        self.abandoned: set[int] = set()
+        self.lock = threading.Lock()
+        self.opened = ExitStack()  # the run's lock
+        self.listener: Any = None
+        self.store: Any = None
+
+    def serve(self) -> None:
+        """Answer commands until the supervisor has gone."""
+        threading.Thread(target=self._read, daemon=True).start()
+        self._send({"ready": os.getpid()})
+        with self.opened:
+            while (command := self.commands.get()) is not None:
+                self._send(self._answered(command.pop("do"), command))
+
+    def _answered(self, do: str, command: dict[str, Any]) -> dict[str, Any]:
+        work: Callable[..., dict[str, Any]] = getattr(self, f"do_{do}")
+        try:
+            return work(**command)
+        except UserError as error:
+            return {"problems": list(error.problems)}
+        except Exception as error:
+            known = of_the_system(error)
+            if known is None:
+                traceback.print_exc()
+            return {"problems": list(known.problems) if known else [f"{type(error).__name__}: {error}"]}
+
+    def _read(self) -> None:
+        """Take commands; what concerns a round that is running is done here."""
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["do"] == "request":
+                self._requests_of(command["of"]).ask(command["number"])
+            elif command["do"] == "abandon":
+                self.abandoned.add(command["of"])
+            else:
+                self.commands.put(command)
+        self.commands.put(None)
+
+    def _requests_of(self, number: int) -> Requests:
+        with self.lock:
+            return self.requests.setdefault(number, Requests())
+
+    def _send(self, event: dict[str, Any]) -> None:
+        with suppress(OSError):
+            self.events.write(json.dumps(event) + "\n")
+            self.events.flush()
+
+    def do_facts(self, recipe: str, run: str) -> dict[str, Any]:
+        """What this host is, has, and holds of the run."""
+        from rankless.launch.hosts.facts import facts
+
+        return {"facts": facts(recipe, Path(run))}
+
+    def do_prepare(self, recipe: str, run: str, resume: bool) -> dict[str, Any]:
+        """The recipe, with what depends on data and devices resolved, and checked against the run so far."""
+        from rankless.launch import local
+        from rankless.launch.resume import check_resume
+        from rankless.recipe.load import from_json, to_json
+        from rankless.recipe.precision import resolve
+        from rankless.runs.directory import RunDirectory
+        from rankless.tasks import resolve_recipe
+
+        wanted = resolve_recipe(from_json(recipe))
+        if resume:
+            wanted = check_resume(RunDirectory(Path(run)), wanted)
+        precision = resolve(wanted.precision, local.device(), wanted.cpu_isa)
+        return {"recipe": to_json(replace(wanted, precision=precision))}
+
+    def do_begin(self, recipe: str, run: str, resume: bool, token: str) -> dict[str, Any]:
+        """Lock the run directory, which another host may have done already where they share one.
+
+        Args:
+            token: of this training; it lies in the directory while that is locked.
+        """
+        from rankless.launch import local
+        from rankless.launch.run_lock import locked
+        from rankless.recipe.load import from_json
+        from rankless.runs.directory import RunDirectory
+
+        directory = RunDirectory(Path(run))
+        mark = directory.path / ".hosts"
+        with suppress(OSError):
+            if mark.read_text(encoding="ascii") == token:
+                return {"shared": True}
+        has_run = directory.recipe.exists() or bool(directory.steps())
+        self.opened.enter_context(locked(directory, resume and has_run))
+        if not (resume and has_run):
+            local.begin(directory, from_json(recipe))
+        mark.unlink(missing_ok=True)
+        with mark.open("x", encoding="ascii") as file:
+            file.write(token)
+        self.opened.callback(mark.unlink, missing_ok=True)
+        return {"shared": False}
+
+    def do_listen(self) -> dict[str, Any]:
+        """Listen everywhere, to be tried by the other hosts."""
+        from rankless.launch.hosts.reach import Listener
+
+        self.listener = Listener()
+        return {"ports": self.listener.ports()}
+
+    def do_reach(self, ports: dict[str, int]) -> dict[str, Any]:
+        """Try to reach another host."""
+        from rankless.launch.hosts.reach import reachable
+
+        return {"sources": reachable(ports)}
+
+    def do_open_store(self, address: str) -> dict[str, Any]:
+        """Open the store at which the ranks of the next round meet."""
+        from rankless.world.rendezvous import open_store
+
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+        self.store = open_store(address)
+        return {"port": self.store.port}
+
+    def do_round(
+        self,
+        number: int,
+        job: dict[str, Any],
+        ranks: int,
+        first: int,
+        size: int,
+        address: str,
+        port: int,
+        own: str,
+    ) -> dict[str, Any]:
+        """Run this host's ranks until all have ended.
+
+        Args:
+            number: of the round.
+            job: the fields of a :class:`rankless.launch.job.Job`.
+            ranks: how many run here.
+            first: the number of the first.
+            size: how many run on all hosts.
+            address, port: of the store.
+            own: the address of this host that the others use.
+        """
+        from rankless.hardware.network import interface_of
+        from rankless.launch.hosts.round import run_round
+        from rankless.launch.job import Job
+        from rankless.world.rendezvous import OneOfMany
+
+        interface = interface_of(own) if size > ranks else None
+        wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
+        added = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(added)
+        try:
+            return run_round(
+                Job(**job),
+                ranks,
+                lambda folder: OneOfMany(folder, first, size, address, port),
+                self._requests_of(number),
+                lambda: number in self.abandoned,
+            )
+        finally:
+            self.store = None
+            for name in added:
+                del os.environ[name]
+
+    def do_report(self, run: str) -> dict[str, Any]:
+        """Print how a finished training went."""
+        from rankless.launch import local
+        from rankless.runs.directory import RunDirectory
+
+        local.report_finished(RunDirectory(Path(run)))
+        sys.stdout.flush()
+        return {}
+
+
+def main() -> int:
+    """Serve one coordinator."""
+    die_with_parent()
+    # Torch warns of every connection from an address that has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "w", encoding="utf-8")
+    os.set_inheritable(events.fileno(), False)
+    sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from rankless.launch import local
+
+    if local.device().type == "cpu":
+        fork_server.allow()
+        fork_server.start()
+    HostProcess(events).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Which address of a host the others can reach: found by asking and trying, never by looking a name up.
+
+A host's name may mean 127.0.1.1 there, another network here, or a bridge of containers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from rankless.errors import UserError
+from rankless.hardware.network import interfaces, is_loopback, listening_at
+
+WAIT = 3.0  # seconds for a connection
+
+
+class Listener:
+    """Listens at every address of this machine that others may reach, to be tried by them."""
+
+    def __init__(self) -> None:
+        self.sockets: dict[str, socket.socket] = {}
+        for address in _addresses():
+            with suppress(UserError):  # it is being set up, or has just gone
+                self.sockets[address] = listening_at(address, 0)
+
+    def ports(self) -> dict[str, int]:
+        """The port at each address."""
+        return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
+
+    def close(self) -> None:
+        """Stop listening."""
+        for listener in self.sockets.values():
+            listener.close()
+
+
+def reachable(ports: Mapping[str, int]) -> dict[str, str]:
+    """Try to connect to each address of another machine; the own address used, by each that answered.
+
+    Args:
+        ports: of a :class:`Listener` there. An address that this machine has, too, is a bridge of containers
+            or the like on both: whoever answers there is not the other machine.
+    """
+    own = _addresses()
+    sources = {}
+    for address, port in ports.items():
+        if address in own:
+            continue
+        with suppress(OSError), socket.create_connection((address, port), timeout=WAIT) as connection:
+            sources[address] = connection.getsockname()[0]
+    return sources
+
+
+def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
+    """The address of a machine at which all others reach it; None without one.
+
+    Args:
+        ports: of its :class:`Listener`.
+        answers: of :func:`reachable` on each of the others.
+
+    Returns:
+        One of the network that the others are in themselves, if there is one: traffic that is not routed.
+    """
+    common = [address for address in ports if all(address in answer for answer in answers)]
+
+    def is_near(address: str) -> bool:
+        prefix = 64 if ":" in address else 24
+        network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
+        return all(ipaddress.ip_address(answer[address]) in network for answer in answers)
+
+    return next((address for address in common if is_near(address)), common[0] if common else None)
+
+
+def _addresses() -> list[str]:
+    """The addresses of this machine that others may reach."""
+    every = (address for addresses in interfaces().values() for address in addresses)
+    return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]

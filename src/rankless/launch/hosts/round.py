@@ -1,0 +1,82 @@
+"""One round of a host's ranks: from their start until all have ended, for whatever reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankless.launch import local
+from rankless.launch.agent import GRACE, Hooks, how_it_ended, supervise
+from rankless.launch.job import Job, log_of, notes, read_notes, take_cause
+from rankless.launch.rank_log import last_traceback
+from rankless.launch.requests import Requests
+from rankless.printing import say
+from rankless.runs.directory import RunDirectory
+from rankless.runs.saving import saving_process
+from rankless.world.rendezvous import OneOfMany
+
+
+def run_round(
+    job: Job,
+    ranks: int,
+    rendezvous: Callable[[Path], OneOfMany],
+    requests: Requests,
+    abandoned: Callable[[], bool],
+) -> dict[str, Any]:
+    """Run ranks of a training on this host.
+
+    Args:
+        job: what they do.
+        ranks: how many.
+        rendezvous: makes where they meet the others, given the folder of the job.
+        requests: takes what this process is asked to do.
+        abandoned: whether the ranks of other hosts have gone.
+
+    Returns:
+        ``notes`` that the ranks left; ``codes``, ``causes`` and ``tracebacks`` of those that failed by
+        themselves, by number; the ``signal`` that ended them; and the last saved ``step``.
+    """
+    run = RunDirectory(Path(job.run))
+
+    def warn(sentence: str) -> None:
+        with suppress(OSError):
+            say(f"warning: {sentence}", file=sys.stderr)
+
+    def progress() -> int:
+        return run.pointed("last") or 0
+
+    with local.job_written(job, None) as path:
+        outcome = supervise(
+            path,
+            ranks,
+            grace=GRACE,
+            hooks=Hooks(
+                ended=lambda: bool(notes(path)),
+                progress=progress,
+                saving=lambda: saving_process(run),
+                cause=lambda _: None,
+                died=lambda *_: None,
+                report=warn,
+                abandoned=abandoned,
+            ),
+            server=local.server_for(job),
+            rendezvous=rendezvous(path.parent),
+            requests=requests,
+        )
+        cause = partial(take_cause, path)
+        causes = {
+            rank: cause(rank) or f"rank {rank} {how_it_ended(code)}" for rank, code in outcome.codes.items()
+        }
+        tracebacks = {rank: last_traceback(log_of(Path(job.logs), rank)) for rank in codes}
+        return {
+            "notes": read_notes(path),
+            "codes": codes,
+            "causes": causes,
+            "tracebacks": {rank: lines[-local.SHOWN :] for rank, lines in tracebacks.items()},
+            "signal": outcome.signal.name if outcome.signal else None,
+            "step": progress(),
+        }

@@ -1,0 +1,137 @@
+"""Before the first round: hosts are connected, compared, given the run, and found by each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.launch.hosts import preflight
+from rankless.launch.hosts.gang import Gang, Member
+from rankless.launch.hosts.reach import best_address
+from rankless.launch.hosts.training import Training
+from rankless.recipe.load import from_json
+
+Each = Callable[[Member], Mapping[str, Any]]
+
+
+def connect(gang: Gang) -> None:
+    """Connect to all hosts.
+
+    Raises:
+        UserError: some cannot be used; all of them are named.
+    """
+    gang.connect(gang.members)
+    gang.wait_ready()
+    if missing := [member for member in gang.members if member.lost]:
+        raise UserError(
+            f"{m.name}: cannot be used ({m.lost}); see that `ssh {m.host.address} {gang.way.python} -m "
+            "rankless --version` answers without a password, or leave the host out"
+            for m in missing
+        )
+
+
+def compare(gang: Gang, training: Training, members: Sequence[Member]) -> list[str]:
+    """Ask hosts for facts, and compare them; warnings about what may change bits.
+
+    Raises:
+        UserError: they cannot train together.
+    """
+    replies = must(gang, members, "facts", lambda m: {"recipe": training.json(m), "run": str(training.run)})
+    for member in members:
+        member.facts = replies[member.index]["facts"]
+    known = [member for member in gang.members if member.facts and not member.lost]
+    if problems := preflight.problems(known):
+        raise UserError(problems)
+    return preflight.warnings(known)
+
+
+def prepare(gang: Gang, training: Training) -> Training:
+    """Have the host that holds the newest checkpoint resolve the recipe, and check it against the run.
+
+    Raises:
+        UserError: nothing to resume, or what is wrong with recipe or data.
+    """
+    newest = max(gang.members, key=lambda m: (m.facts["step"] or 0, m.facts["has_run"], -m.index))
+    if training.resume and not newest.facts["has_run"]:
+        raise UserError(
+            f"{training.run}: nothing to resume on {names(gang.members)}, there is no recipe.yaml and no "
+            "checkpoint; give the directory of a run that was started, or leave --resume out"
+        )
+    request = {"recipe": training.json(newest), "resume": training.resume, "run": str(training.run)}
+    reply = must(gang, [newest], "prepare", partial(_same, request))[newest.index]
+    recipe = from_json(reply["recipe"])
+    return replace(
+        training, recipe=replace(recipe, data=replace(recipe.data, root=training.recipe.data.root))
+    )
+
+
+def begin(gang: Gang, training: Training, member: Member, token: str, *, resume: bool) -> None:
+    """Have a host lock its run directory, and make it where it is not there.
+
+    Args:
+        token: of this start; hosts that share a directory know each other by it.
+        resume: whether a run may be there.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    request = {"recipe": training.json(member), "run": str(training.run), "token": token, "resume": resume}
+    must(gang, [member], "begin", partial(_same, request))
+
+
+def find_addresses(gang: Gang, members: Sequence[Member]) -> None:
+    """Find out at which address each host is reached by the others.
+
+    Raises:
+        UserError: some pair cannot connect.
+    """
+    if len(members) == 1:
+        members[0].own = "127.0.0.1"
+        return
+    listening = must(gang, members, "listen", partial(_same, {}))
+    for member in members:
+        member.ports = listening[member.index]["ports"]
+    problems = []
+    for member in members:
+        others = [other for other in members if other is not member]
+        request = {"ports": member.ports}
+        answers = must(gang, others, "reach", partial(_same, request))
+        sources = {other.index: answers[other.index]["sources"] for other in others}
+        member.own = best_address(member.ports, list(sources.values())) or ""
+        if not member.own:
+            missed = [other for other in others if not sources[other.index]] or others
+            problems.append(
+                f"{member.name}: cannot be reached by {names(missed)} at any of its addresses "
+                f"({', '.join(member.ports) or 'it has none'}); open its ports for the other hosts (a "
+                "firewall?), or put them into one network"
+            )
+    if problems:
+        raise UserError(problems)
+
+
+def must(gang: Gang, members: Sequence[Member], do: str, each: Each) -> dict[int, dict[str, Any]]:
+    """Ask hosts for something that all have to do; the replies by their indices.
+
+    Raises:
+        UserError: some have not, each with its name.
+    """
+    replies = gang.ask(members, do, each)
+    problems = [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]
+    for member in members:
+        found = replies.get(member.index, {}).get("problems", ())
+        problems += [f"{member.name}: {problem}" for problem in found]
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+    return replies
+
+
+def _same(request: Mapping[str, Any], _: Member) -> Mapping[str, Any]:
+    return request
+
+
+def names(members: Sequence[Member]) -> str:
+    """Of hosts, for a message."""
+    return ", ".join(member.name for member in members)

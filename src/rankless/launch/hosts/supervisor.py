@@ -1,0 +1,248 @@
+"""Runs on every host of a training, sent there as source: keeps one process alive while it is wanted.
+
+It needs nothing but a Python 3.8 or newer. Requests come as lines of JSON on its standard input and events go
+out on its standard output, both through SSH. The input is a lease: at its end, or when nothing has come for
+some seconds (a cut cable, a client that was killed), the process is asked to end, and after a grace period
+everything that it started is killed, wherever it has gone: nothing is left running on a host.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LEASE = 10.0  # seconds without a word from the client
+GRACE = 8.0  # seconds between asking and killing, when there is nobody left to ask
+FULL = 1 << 24  # bytes that wait for a slow client before what the process prints has to wait, too
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
+
+
+class Supervisor:
+    """One process, its output, and the client that wants it."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.waiting = b""  # to be sent
+        self.child: subprocess.Popen[bytes] | None = None
+        self.names: dict[int, str] = {}  # descriptor -> what comes out of it
+        self.heard = time.monotonic()
+        self.kill_at: float | None = None  # when everything is killed
+        self.gone = False  # nobody listens
+
+    def run(self) -> None:
+        """Serve until the client has gone and nothing is left."""
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self.end(GRACE))
+        for descriptor in (0, 1):
+            os.set_blocking(descriptor, False)
+        self.send(hello={"host": socket.gethostname(), "python": sys.executable, "home": str(Path.home())})
+        while True:
+            self.step()
+            now = time.monotonic()
+            if not self.gone and now - self.heard > LEASE:
+                self.lose()
+            self.reap()
+            if self.kill_at is not None:
+                if self.child is None:
+                    break
+                if now > self.kill_at:
+                    kill_all()
+        kill_all()
+        while self.waiting and not self.gone and time.monotonic() < self.heard + LEASE:
+            self.step()
+
+    def step(self) -> None:
+        """Wait for something to read or to write, and do it."""
+        reads = [] if self.gone else [0]
+        reads += list(self.names) if len(self.waiting) < FULL else []
+        ready, writable, _ = select.select(reads, [1] if self.waiting and not self.gone else [], [], 0.2)
+        for descriptor in ready:
+            if descriptor == 0:
+                self.hear()
+            else:
+                self.forward(descriptor)
+        if writable:
+            try:
+                self.waiting = self.waiting[os.write(1, self.waiting) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.lose()
+
+    def hear(self) -> None:
+        """Read requests."""
+        try:
+            data = os.read(0, 1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.lose()
+            return
+        self.heard = time.monotonic()
+        lines = (self.received + data).split(b"\n")
+        self.received = lines.pop()
+        for line in lines:
+            request = json.loads(line)
+            try:
+                getattr(self, "do_" + request.pop("do"))(**request)
+            except OSError as error:
+                self.send(failed=str(error))
+
+    def do_beat(self) -> None:
+        """The client is there; so is this."""
+        self.send(beat=1)
+
+    def do_start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
+        """Start the process; its descriptor EVENTS_FD carries lines for the client."""
+        events, theirs = os.pipe()
+        folder = cwd if Path(cwd).is_dir() else str(Path.home())
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs,),
+                env={**os.environ, **env, "EVENTS_FD": str(theirs)},
+                cwd=folder,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(events)
+            raise
+        finally:
+            os.close(theirs)
+        self.child = child
+        self.names = {events: "event"}
+        for pipe, name in ((child.stdout, "out"), (child.stderr, "err")):
+            if pipe is not None:
+                self.names[pipe.fileno()] = name
+
+    def do_input(self, text: str) -> None:
+        """Write a line to the process."""
+        if self.child is not None and self.child.stdin is not None:
+            self.child.stdin.write(text.encode() + b"\n")
+            self.child.stdin.flush()
+
+    def do_signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        if self.child is not None:
+            os.kill(self.child.pid, number)
+
+    def do_file(self, path: str, data: str) -> None:
+        """Write a file in the home directory, beside, then rename."""
+        target = Path.home() / path
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        beside.write_bytes(base64.b64decode(data))
+        beside.rename(target)
+        self.send(written=str(target))
+
+    def do_end(self, grace: float) -> None:
+        """End the process, and this."""
+        self.end(grace)
+
+    def end(self, grace: float) -> None:
+        """Ask the process to end; kill it after so many seconds."""
+        at = time.monotonic() + grace
+        if self.kill_at is None or at < self.kill_at:
+            self.kill_at = at
+            if self.child is not None and grace:
+                with contextlib.suppress(OSError):
+                    os.kill(self.child.pid, signal.SIGTERM)
+
+    def lose(self) -> None:
+        """The client has gone."""
+        self.gone = True
+        self.waiting = b""
+        self.end(GRACE)
+
+    def forward(self, descriptor: int) -> None:
+        """Pass on what the process printed."""
+        data = os.read(descriptor, 1 << 16)
+        if data:
+            self.send(**{self.names[descriptor]: base64.b64encode(data).decode()})
+        else:
+            del self.names[descriptor]
+
+    def send(self, **event: Any) -> None:
+        """Put an event into the line."""
+        if not self.gone:
+            self.waiting += json.dumps(event).encode() + b"\n"
+
+    def reap(self) -> None:
+        """Collect what has ended; after the process itself, nothing that it started may live on."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except OSError:
+                return
+            if not pid:
+                return
+            if self.child is not None and pid == self.child.pid:
+                code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+                self.child.returncode = code
+                kill_all()
+                while self.names and not self.gone:
+                    before = len(self.names)
+                    ready, _, _ = select.select(list(self.names), [], [], 0.2)
+                    for descriptor in ready:
+                        self.forward(descriptor)
+                    if not ready and len(self.names) == before:
+                        break
+                self.child, self.names = None, {}
+                self.send(ended=code)
+
+
+def kill_all() -> None:
+    """Kill every descendant, and wait until none is left."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        left = descendants()
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def descendants() -> set[int]:
+    """The ids of all processes below this one that are not dead."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESRCH):
+                    raise
+                continue
+            if state != b"Z":
+                parents[int(folder.name)] = int(parent)
+    below = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in below} - below
+        if not more:
+            return below - {os.getpid()}
+        below |= more
+
+
+if __name__ == "__main__":
+    Supervisor().run()

@@ -1,0 +1,79 @@
+"""A training on several hosts, as it was asked for: what each host is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError, counted
+from rankless.launch.hosts.gang import Member
+from rankless.launch.job import Job
+from rankless.recipe.load import to_json
+from rankless.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training on several hosts.
+
+    Attributes:
+        recipe: with the path of the data as the user gave it.
+        run: the run directory, the same on every host.
+        devices: how many each host uses that names no number; None is all.
+        resume: go on with a run.
+        sinks: names of the user's sinks.
+        launched: when this start was, and with which command.
+    """
+
+    recipe: Recipe
+    run: Path
+    devices: int | None
+    resume: bool
+    sinks: Sequence[str]
+    launched: dict[str, Any]
+
+    def json(self, member: Member) -> str:
+        """The recipe as JSON, with the path of the data on that host."""
+        recipe = self.recipe
+        if member.host.data:
+            recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
+        return to_json(recipe)
+
+    def job(self, member: Member) -> Job:
+        """What the ranks of a host do."""
+        return Job(
+            "train",
+            self.json(member),
+            str(self.run / "logs"),
+            run=str(self.run),
+            sinks=list(self.sinks),
+            launched=self.launched,
+        )
+
+    def shares(self, members: Sequence[Member]) -> dict[int, int]:
+        """How many ranks each host runs, by its index: no more in all than there are micro-batches.
+
+        Raises:
+            UserError: some host would have none.
+        """
+        most = self.recipe.batch.micro_batches
+        if len(members) > most:
+            raise UserError(
+                f"--hosts has {counted(len(members), 'host')}, but a step has only "
+                f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): use "
+                "fewer hosts, a larger batch.images or a smaller batch.micro"
+            )
+        counts = {}
+        for member in members:
+            own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
+            counts[member.index] = member.host.devices or self.devices or own
+        while sum(counts.values()) > most:  # those with the most give up one
+            counts[max(counts, key=lambda index: counts[index])] -= 1
+        return counts
+
+    def again(self, members: Sequence[Member]) -> str:
+        """The command that goes on with it."""
+        hosts = ",".join(str(member.host) for member in members)
+        return f"rankless train --resume --run {self.run} --hosts {hosts}"

@@ -1,0 +1,220 @@
+"""Machines made of namespaces: each has its own network, name, processes, files and SSH server.
+
+They hang on a bridge that has no way out. Needs root, iproute2, util-linux and OpenSSH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NETWORK = "10.91.7"
+CLIENT = "client"
+_TOOLS = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "sshd")
+_SSHD = "/usr/sbin/sshd"
+
+
+def why_not() -> str:
+    """Why no rig can be made here; empty if one can."""
+    if os.geteuid() != 0:
+        return "needs root for network namespaces"
+    missing = [
+        tool for tool in _TOOLS if not shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    ]
+    if missing:
+        return f"needs {', '.join(missing)} (Debian: iproute2, util-linux, openssh-client, openssh-server)"
+    tried = subprocess.run(["unshare", "-n", "-u", "-i", "-p", "-m", "-f", "true"], capture_output=True)
+    return "" if tried.returncode == 0 else f"no namespaces here: {tried.stderr.decode().strip()}"
+
+
+class Rig:
+    """Hosts ``h1``, ``h2``, … and a client; a context manager.
+
+    Args:
+        folder: for its files. ``folder/work`` is another folder on every machine, under the same path.
+        count: of hosts.
+        environment: what every host's programs find in their environment.
+        own_name: the address of a host's own name in its /etc/hosts; Debian's installer writes 127.0.1.1.
+
+    Attributes:
+        work: the folder that every machine has to itself.
+    """
+
+    def __init__(
+        self, folder: Path, count: int, environment: Mapping[str, str], own_name: str = "127.0.1.1"
+    ) -> None:
+        self.folder, self.environment, self.own_name = folder, dict(environment), own_name
+        self.work = folder / "work"
+        self.numbers = {f"h{number}": number for number in range(1, count + 1)} | {CLIENT: 100}
+        self.holders: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Rig:
+        self.work.mkdir(parents=True)
+        keys = self.folder / "keys"
+        keys.mkdir(mode=0o700)
+        for name in ("host", "user"):
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name))
+        self.config = self.folder / "ssh_config"
+        self.config.write_text(
+            f"Host *\n  User root\n  IdentityFile {keys}/user\n  StrictHostKeyChecking no\n"
+            "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+        )
+        try:
+            self._hold("switch", "ip link set lo up; ip link add br0 type bridge; ip link set br0 up")
+            for name in self.numbers:
+                self.power_on(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take everything down."""
+        for name in list(self.holders):
+            self._end(name)
+
+    def address(self, name: str) -> str:
+        """The address of a machine."""
+        return f"{NETWORK}.{self.numbers[name]}"
+
+    def files(self, name: str) -> Path:
+        """The folder that a machine sees as ``work``."""
+        return self.folder / "disks" / name
+
+    def power_on(self, name: str) -> None:
+        """Start a machine, with the files that it had."""
+        self.files(name).mkdir(parents=True, exist_ok=True)
+        hosts = self.folder / f"etc-hosts-{name}"
+        others = [f"{self.address(other)} {other}" for other in self.numbers if other != name]
+        hosts.write_text("\n".join(["127.0.0.1 localhost", f"{self.own_name} {name}", *others]) + "\n")
+        server = self.folder / f"sshd-{name}"
+        values = " ".join(f'"{key}={value}"' for key, value in self.environment.items())
+        server.write_text(
+            f"HostKey {self.folder}/keys/host\nAuthorizedKeysFile {self.folder}/keys/user.pub\n"
+            f"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\nSetEnv {values}\n"
+        )
+        self._hold(
+            name,
+            f"hostname {name}; mount --bind {hosts} /etc/hosts; mount -t tmpfs tmpfs /dev/shm; "
+            f"mount --bind {self.files(name)} {self.work}; mkdir -p /run/sshd; ip link set lo up",
+        )
+        pid = self.pid(name)
+        self._in(
+            "switch", "ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", pid
+        )
+        self._in("switch", "ip", "link", "set", f"v{name}", "master", "br0", "up")
+        self._in(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        self._in(name, "ip", "link", "set", "eth0", "up")
+        if name != CLIENT:
+            self.start(
+                name,
+                [_SSHD, "-D", "-e", "-f", str(server)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def power_off(self, name: str) -> None:
+        """Take a machine away, with all that runs on it, and without a word to the others."""
+        self._end(name)
+
+    def cut(self, name: str) -> None:
+        """Pull its cable."""
+        self._in("switch", "ip", "link", "set", f"v{name}", "down")
+
+    def heal(self, name: str) -> None:
+        """Plug it in again."""
+        self._in("switch", "ip", "link", "set", f"v{name}", "up")
+
+    def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a program on a machine, in its ``work``."""
+        env = {**os.environ, **self.environment, **options.pop("env", {})}
+        entered = ["nsenter", "-t", self.pid(name), "-n", "-u", "-i", "-p", "-m", f"--wdns={self.work}", "--"]
+        return subprocess.Popen([*entered, *command], env=env, **options)
+
+    def processes(self, name: str) -> dict[int, str]:
+        """The command lines of a machine's processes, without its first and its SSH server."""
+        root = Path(f"/proc/{self.pid(name)}/ns/pid").readlink()
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                if (folder / "ns/pid").readlink() == root:
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return {
+            pid: command
+            for pid, command in found.items()
+            if command and not command.startswith(("sleep infinity", "sshd:", _SSHD))
+        }
+
+    def pid(self, name: str) -> str:
+        """The first process of a machine, as this one sees it."""
+        holder = self.holders[name].pid
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            children = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()
+            if children:
+                return children[0]
+            time.sleep(0.02)
+        raise TimeoutError(f"{name} did not start")
+
+    def _hold(self, name: str, prepared: str) -> None:
+        """Start the first process of a machine, after what has to be done before."""
+        ready, done = os.pipe()
+        flags = ["--net", "--uts", "--ipc", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"]
+        script = f"set -e; {prepared}; echo >&{done}; exec {done}>&-; exec sleep infinity"
+        self.holders[name] = subprocess.Popen(
+            ["unshare", *flags, "bash", "-c", script],
+            pass_fds=(done,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(done)
+        with os.fdopen(ready, "rb") as answer:
+            if not answer.read(1):
+                raise RuntimeError(f"{name} could not be made: {prepared}")
+
+    def _end(self, name: str) -> None:
+        holder = self.holders.pop(name)
+        holder.send_signal(signal.SIGKILL)  # --kill-child takes its first process along, and that all others
+        holder.wait()
+        if name in self.numbers and "switch" in self.holders:
+            # The kernel takes a moment to remove the other end of the cable.
+            until = time.monotonic() + 5
+            while time.monotonic() < until and not self._in(
+                "switch", "ip", "link", "show", f"v{name}", fails=True
+            ):
+                time.sleep(0.05)
+
+    def _in(self, name: str, *command: str, fails: bool = False) -> int:
+        words = ["nsenter", "-t", self.pid(name), "-n", "--", *command]
+        done = subprocess.run(words, capture_output=True)
+        if done.returncode and not fails:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.decode()}")
+        return done.returncode
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":  # a rig to play with: python tests/machines/rig.py FOLDER [HOSTS]
+    with Rig(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2, {}) as shown:
+        print(f"client: nsenter -t {shown.pid(CLIENT)} -n -u -i -p -m --wdns={shown.work} bash")
+        print(f"then:   ssh -F {shown.config} h1")
+        signal.pause()
