@@ -68,9 +68,8 @@ def run_round(
             requests=requests,
         )
         cause = partial(take_cause, path)
-        causes = {
-            rank: cause(rank) or f"rank {rank} {how_it_ended(code)}" for rank, code in outcome.codes.items()
-        }
+        codes = outcome.codes
+        causes = {rank: cause(rank) or f"rank {rank} {how_it_ended(code)}" for rank, code in codes.items()}
         tracebacks = {rank: last_traceback(log_of(Path(job.logs), rank)) for rank in codes}
         return {
             "notes": read_notes(path),
