@@ -20,6 +20,9 @@ from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from process_server import AVAILABLE, SERVER, TAG, Forked
+
 HERE = Path(__file__).parent
 STEPS = 20
 RECIPE = """\
@@ -59,6 +62,8 @@ class Run:
         more: words for the command line.
         environment: more variables.
         before: called in the new process before it becomes rankless.
+        new: a new interpreter, and not one that is forked. Those that are forked have in common how texts are
+            hashed, and what libraries read when they are loaded.
     """
 
     def __init__(
@@ -68,16 +73,28 @@ class Run:
         *more: str,
         environment: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
+        new: bool = False,
     ) -> None:
         self.run, self.tag = RunDirectory(folder), uuid.uuid4().hex
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the run
         words = ["--resume"] if "--resume" in more else [str(recipe_file(folder))]
         words += [word for word in more if word != "--resume"]
-        command = [sys.executable, "-m", "rankless", "train", *words, "--run", str(folder)]
-        self.process = subprocess.Popen(
-            [*command, "--devices", str(world)],
+        words = ["-m", "rankless", "train", *words, "--run", str(folder), "--devices", str(world)]
+        added = {TAG: self.tag, "RANKLESS_CPU": "1", **(environment or {})}
+        self.process = self._new(words, added, before) if new or before else self._forked(words, added)
+
+    def _forked(self, words: list[str], added: Mapping[str, str]) -> Forked | subprocess.Popen[bytes]:
+        if not AVAILABLE or any(not name.startswith(("FAULT_", "RANKLESS_")) for name in added):
+            return self._new(words, added, None)
+        return SERVER.start(words, environment={**os.environ, **added}, cwd=HERE, output=self.output)
+
+    def _new(
+        self, words: list[str], added: Mapping[str, str], before: Callable[[], None] | None
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *words],
             cwd=HERE,
-            env={**os.environ, "FAULT_TAG": self.tag, "RANKLESS_CPU": "1", **(environment or {})},
+            env={**os.environ, **added},
             stdout=self.output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # as a terminal does: a group of its own
@@ -186,7 +203,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
     """What a run that nothing happened to leaves behind."""
-    with Run(folder, 1, *more) as run:
+    with Run(folder, 1, *more, new=True) as run:
         assert run.wait() == 0, run.text()
         run.gone()
     return outcome(folder)

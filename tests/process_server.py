@@ -1,0 +1,220 @@
+"""Interpreters that have PyTorch at once: forked from one that has imported it and computed nothing.
+
+Importing PyTorch takes a processor's seconds, which is most of what a short run takes. What is forked here is
+like a new interpreter in what a run can see: its own session, variables, folder, path, arguments and files.
+Which variables libraries read when they are loaded was decided before, so a process that is given others,
+or a limit of its own, has to be started the long way.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
+AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+# What commands and ranks import; no more, as they must not depend on what only tests have imported.
+PRELOADED = (
+    "rankless.cli",
+    "rankless.launch.local",
+    "rankless.launch.worker",
+    "rankless.engine.evaluate",
+    "rankless.engine.loop",
+    "rankless.engine.settings",
+    "rankless.engine.trace",
+    "rankless.world.process_group",
+)
+
+
+class Forked:
+    """A process of the server, used like a :class:`subprocess.Popen`."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self.returncode: int | None = None
+        self.pid = self._number() or 0
+
+    def poll(self) -> int | None:
+        """The exit code, None while it lives."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it lives."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
+            number = self._number()
+            self.returncode = -signal.SIGKILL if number is None else number
+            os.close(self._status)
+        return self.returncode
+
+    def _number(self) -> int | None:
+        """What the server says next about this process; None when it is gone."""
+        return array.array("i", said)[0] if (said := os.read(self._status, 4)) else None
+
+
+class ProcessServer:
+    """Started when first needed, and ended with the process that started it."""
+
+    def __init__(self) -> None:
+        self._connection: socket.socket | None = None
+        self._environment = dict(os.environ)  # as it was before any test changed it
+
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path | str,
+        output: IO[Any],
+    ) -> Forked:
+        """Do what ``python WORDS`` does.
+
+        Args:
+            words: ``-m MODULE ARGUMENTS`` or ``FILE ARGUMENTS``.
+            environment: all of its variables.
+            cwd: where it is started.
+            output: its standard output and error; its input is empty.
+        """
+        connection = self._connection = self._connection or self._started()
+        status, writes = os.pipe()
+        request = {"words": list(words), "environment": dict(environment), "cwd": str(cwd)}
+        with tempfile.TemporaryFile() as message:  # longer, maybe, than a message between sockets may be
+            message.write(json.dumps(request).encode())
+            message.seek(0)
+            socket.send_fds(connection, [b"."], [output.fileno(), writes, message.fileno()])
+        os.close(writes)
+        return Forked(status)
+
+    def _started(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**self._environment, TAG: NOBODY}
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        server = subprocess.Popen(
+            command,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        atexit.register(lambda: (ours.close(), server.wait()))
+        return ours
+
+
+SERVER = ProcessServer()
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork until nobody can ask any more."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not connection:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    pid, writes = key.data
+                    _, status = os.waitpid(pid, 0)
+                    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                        os.write(writes, array.array("i", [os.waitstatus_to_exitcode(status)]).tobytes())
+                    os.close(writes)
+                    continue
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+                if not descriptors:
+                    return
+                output, writes, message = descriptors
+                with os.fdopen(message, encoding="utf-8") as text:
+                    request = json.load(text)
+                ctypes.memmove(tag, request["environment"].get(TAG, NOBODY).encode(), len(NOBODY))
+                pid = os.fork()
+                if not pid:
+                    _become(request, output)
+                ctypes.memmove(tag, NOBODY.encode(), len(NOBODY))
+                os.close(output)
+                os.write(writes, array.array("i", [pid]).tobytes())
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, writes))
+
+
+def _become(request: dict[str, Any], output: int) -> None:
+    """Be a new interpreter, and end as one."""
+    code: Any = 1
+    try:
+        os.setsid()
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(request["cwd"])
+        code = _run(request["words"], request["cwd"])
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:  # what the end of an interpreter does
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _run(words: Sequence[str], cwd: str) -> int:
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = list(words[1:]), cwd
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = list(words), str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)
