@@ -66,7 +66,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu"])  # the first and the slowest
 def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path: Path, library: str) -> None:
-    with Run(tmp_path / "run", 2) as run:
+    with Run(tmp_path / "run", 2, new=True) as run:
         maps = Path(f"/proc/{run.process.pid}/maps")
         run.until(lambda: library in maps.read_text())
         kill(run.process.pid, signal.SIGTERM)
@@ -76,7 +76,7 @@ def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path: P
 
 
 def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path: Path) -> None:
-    with Run(tmp_path / "run", 2) as run:
+    with Run(tmp_path / "run", 2, new=True) as run:
         run.pid("rank 0")
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == 130, run.text()
