@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from rankless.data.datasets.detection import DetectionExamples
 from rankless.geometry.boxes import pairwise_iou
 from rankless.models.detectors.torchvision import MODELS
 from rankless.recipe.schema import Data, Evaluate, Model, Recipe
-from rankless.structures import DetectionBatch, Letterbox
+from rankless.structures import DetectionBatch, DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 IMAGES, SIDE, MOST_STEPS = 2, 128, 400
+# FCOS predicts at a point every 8 pixels: it can never learn an object that lies between its points.
+SMALLEST = {"torchvision/fcos_resnet50_fpn": 8.0}
 
 
 def prepared(model: Any) -> Any:
@@ -38,6 +42,13 @@ def share_found(task: Detect, model: nn.Module, batch: DetectionBatch) -> float:
     return float(torch.cat(hits).float().mean())
 
 
+def scenes(data: DetectionExamples, smallest: float) -> list[DetectionItem]:
+    """The first scenes whose objects are all wider and higher than so many pixels."""
+    items = (data.item(index, 0) for index in range(len(data)))
+    large = (one for one in items if bool((one.boxes[:, 2:] - one.boxes[:, :2] > smallest).all()))
+    return list(itertools.islice(large, IMAGES))
+
+
 THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 
 
@@ -45,14 +56,14 @@ THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 def test_scenes_are_learnt_by_heart(name: str) -> None:
     recipe = Recipe(
         model=Model(name=name, image_size=SIDE),
-        data=Data(train_images=IMAGES, val_images=1),
+        data=Data(train_images=64, val_images=1),
         evaluate=Evaluate(confidence=0.25, iou=0.5),
     )
     task = Detect(recipe)
     torch.manual_seed(0)
     model = prepared(task.model().to(memory_format=torch.channels_last))
     data = task.training_data()
-    batch = task.collate([data.item(index, 0) for index in range(IMAGES)])
+    batch = task.collate(scenes(data, SMALLEST.get(name, 0.0)))
     batch.letterboxes = [Letterbox(1.0, 0.0, 0.0, SIDE, SIDE)] * IMAGES  # boxes in pixels of the input
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     losses, found = [], 0.0
