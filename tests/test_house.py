@@ -61,6 +61,16 @@ def test_only_join_reads_what_launchers_set():
     assert found == {"world/process_group.py"}
 
 
+def test_only_environments_know_what_clusters_set():
+    pattern = re.compile(r"""["'](SLURM|OMPI|PMIX?|MPI_LOCAL|PALS|MV2)_""")
+    found = {
+        file.parent.relative_to(SOURCE).as_posix()
+        for file in SOURCE.rglob("*.py")
+        if pattern.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == {"launch/environments"}
+
+
 @pytest.mark.parametrize(
     ("name", "row"),
     [

@@ -1,18 +1,24 @@
-"""The command ``rankless``; it listens for SIGTERM before anything slow is imported."""
+"""The command ``rankless``; it listens for requests to stop before anything slow is imported."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 
 from rankless.errors import STOPPED
 
+_LOCAL_RANK = re.compile(r"--local[-_]rank=[0-9]+")
+
 
 def main() -> int:
     """Run the command line; the exit code."""
+    # Old launchers add it, whatever they start; LOCAL_RANK has the same number.
+    sys.argv[1:] = [word for word in sys.argv[1:] if not _LOCAL_RANK.fullmatch(word)]
     if sys.argv[1:2] == ["train"]:
-        signal.signal(signal.SIGTERM, _end)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, _end)
     from rankless import cli
     from rankless.launch import fork_server
 
@@ -21,8 +27,8 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """A SIGTERM that comes while libraries are still loading ends a training as a later one does."""
-    print("stopped by SIGTERM; the run had not begun", file=sys.stderr, flush=True)
+    """A request that comes while libraries are still loading ends a training as a later one does."""
+    print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by whatever is being imported
 
 

@@ -101,7 +101,7 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path: Path) -> N
         assert note["leads"]
         assert note["bound to"][0] == note["bound to"][1]
         assert note["files"] == []
-        assert note["blocked"] == sorted([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        assert note["blocked"] == sorted([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
 
 

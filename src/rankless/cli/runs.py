@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ from rankless.printing import print_json, print_scores, say
 
 if TYPE_CHECKING:
     from rankless.inference.predict import PredictionReport
+    from rankless.launch.member import Asked
 
 app = part()
 
@@ -46,7 +49,12 @@ def train(
         ),
     ],
     run: Annotated[
-        Path | None, Parameter(help="The run directory; if not given, runs/RECIPE, or RECIPE-2, -3 …")
+        Path | None,
+        Parameter(
+            name=("--run", "--out"),
+            help="The run directory; if not given, runs/RECIPE, or RECIPE-2, -3 … (torchrun takes --run for "
+            "an option of its own: there, use --out).",
+        ),
     ] = None,
     devices: Devices = "auto",
     resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in --run."), flag] = False,
@@ -75,14 +83,33 @@ def train(
         Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
     ] = None,
 ) -> int:
-    """Train a recipe; the weights are the same on any number of devices and machines."""
+    """Train a recipe; the weights are the same on any number of devices and machines.
+
+    Started by torchrun, srun or mpirun, it is one of their ranks.
+    """
+    from rankless.launch import environments
+
+    if environment := environments.detect():
+        from rankless.launch import member
+
+        is_first = environment.rank == 0
+
+        def ask() -> member.Asked:
+            if hosts is not None:
+                raise UserError(
+                    "--hosts: starts ranks by itself, but a launcher has started this one; leave out --hosts, "
+                    "or the launcher"
+                )
+            asked = _asked_of_a_rank(recipe, run, devices, resume=resume, is_first=is_first)
+            return replace(asked, sinks=sink)
+
+        return member.train(environment, ask, run, resume=resume)
     from rankless.launch.run_lock import refuse_nothing
     from rankless.runs.directory import RunDirectory, new_run_directory
 
     count = _device_count(devices)
     name, overrides = recipe_and_overrides(recipe)
-    if resume and run is None:
-        raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
+    _refuse_resuming_nothing(run, resume)
     if resume and run is not None and name is None:
         refuse_nothing(RunDirectory(run))
         chosen = None
@@ -113,6 +140,45 @@ def train(
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
     fork_server.start(chosen.task)
     return local.train(chosen, run, devices=count, resume=resume, sinks=sink)
+
+
+def _asked_of_a_rank(
+    words: Sequence[str], run: Path | None, devices: str, *, resume: bool, is_first: bool
+) -> Asked:
+    """Read what the rank of a cluster's launcher is to train, with its instruction set in use.
+
+    Raises:
+        UserError: a mistake in the words or in the recipe.
+    """
+    from rankless.launch.member import Asked
+    from rankless.recipe import load
+    from rankless.recipe.instruction_set import fix
+    from rankless.runs.directory import RunDirectory
+
+    count = _device_count(devices)
+    name, overrides = recipe_and_overrides(words)
+    _refuse_resuming_nothing(run, resume)
+    if not resume or run is None or name is not None:
+        chosen, name = loaded(name, overrides)
+        fix(chosen.cpu_isa)
+        return Asked(chosen, Path(name).stem, count)
+    with suppress(UserError):  # PyTorch is imported below
+        fix(load.load(RunDirectory(run).recipe).cpu_isa)
+    from rankless.launch.resume import recipe_of_run
+    from rankless.launch.run_lock import refuse_nothing
+
+    try:
+        refuse_nothing(RunDirectory(run))
+        return Asked(recipe_of_run(RunDirectory(run), overrides), run.name, count)
+    except UserError:
+        if is_first:
+            raise
+        return Asked(None, run.name, count)  # another machine has the run; rank 0 brings the recipe
+
+
+def _refuse_resuming_nothing(run: Path | None, resume: bool) -> None:
+    if resume and run is None:
+        raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
 
 
 @app.command(

@@ -44,8 +44,8 @@ class StopRequest:
         self.signal = 0
 
     def listen(self) -> None:
-        """From now on SIGTERM and SIGINT are requests."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        """From now on SIGTERM, SIGINT and SIGUSR1 are requests."""
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         for number in numbers:
             signal.signal(number, self._note)
         # A launcher blocks them until here, so that none comes while nobody listens.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,30 +16,28 @@ from typing import Any
 import torch
 
 from rankless.engine.evaluate import refuse_unused
-from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped, remedy
-from rankless.files.writing import write_atomically
+from rankless.errors import UserError, counted, escaped, remedy
 from rankless.hardware.cores import usable_cores
 from rankless.launch import fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
+from rankless.launch.opening import checked, device, is_finished, opened, report, training_job
+from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
-from rankless.launch.resume import check_resume, finished_at
-from rankless.launch.run_lock import locked, removed_on_error
+from rankless.launch.run_lock import removed_on_error
 from rankless.models.checkpoints import weights
-from rankless.printing import discard_output, say
+from rankless.printing import say
 from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
-from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe
-from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked, refuse_while_opening
+from rankless.tasks.custom import absolute, name_of, refuse_unasked
 
 SHOWN = 30
 """Lines of a log that are printed."""
@@ -95,83 +90,23 @@ def train(
     Raises:
         UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
     """
-    refuse_while_opening()
-    _refuse_other_than_recipes(recipe)
-    refuse_unable(recipe.cpu_isa)
-    names = [absolute(name_of(sink, "sink")) for sink in sinks]
-    for name in names:
-        sink_class(name)  # its errors show before anything is made
-    recipe = replace(recipe, task=absolute(name_of(task or recipe.task)))
+    recipe, names = checked(recipe, task, sinks)
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
     with removed_on_error(run):
         recipe = resolve_recipe(recipe)
         ranks = _ranks(devices, recipe)
-    with locked(directory, resume):
-        recipe = check_resume(directory, recipe) if resume else recipe
-        if resume and (step := finished_at(directory, recipe)):
-            say(
-                f"{run}: this run is finished, at step {step} of {step}; for more, give more epochs than "
-                f"{recipe.epochs}: rankless train --resume --run {run} epochs={2 * recipe.epochs}"
-            )
+    with opened(directory, recipe, resume=resume) as recipe:
+        if resume and is_finished(directory, recipe):
             return 0
-        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-        if not resume:  # a run that goes on writes it when everything has been checked
-            begin(directory, recipe)
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        job = Job(
-            "train",
-            to_json(recipe),
-            str(directory.logs),
-            run=str(run),
-            sinks=names,
-            dry_run_steps=dry_run_steps,
-            launched={"started": started, "command": shlex.join(sys.argv)},
-        )
+        job = training_job(recipe, directory, names, dry_run_steps=dry_run_steps)
         try:
             ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
         except UserError as error:
             record_error(directory, error.problems)
             raise
-        return _report(ending, directory, quiet=bool(dry_run_steps))
-
-
-@contextmanager
-def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Inside, a standard output that cannot be written is reported, and no error: the run is what counts."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        discard_output(sys.stdout)
-        say(
-            f"warning: the run is finished and saved in {run.path}; the output could not be written "
-            f"({error.strerror or error})",
-            file=sys.stderr,
-        )
-
-
-def _refuse_other_than_recipes(recipe: object) -> None:
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
-        )
-
-
-def begin(run: RunDirectory, recipe: Recipe) -> None:
-    """Write down what a run begins with.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        write_atomically(run.recipe, dump(recipe))
-        write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
-    except OSError as error:
-        message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or give another --run"
-        raise UserError(message) from error
+        number = ending.signal or ending.note.get("signal")
+        return report(bool(ending.note.get("finished")), number, directory, quiet=bool(dry_run_steps))
 
 
 def evaluate(
@@ -280,57 +215,9 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
         if outcome.blamed is not None and not left:
             log = last_traceback(log_of(Path(job.logs), outcome.blamed))
             print("\n".join(map(escaped, log[-SHOWN:])), end="\n" if log else "", file=sys.stderr)
-    failed = [note for note in left if note.get("problems")]
-    for note in failed:
-        if note.get("once"):
-            raise (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
-    if failed:
-        raise UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
+    if error := error_in(left):
+        raise error
     return Ending(left[0] if left else {}, outcome.signal, outcome.blamed)
-
-
-def _report(ending: Ending, run: RunDirectory, *, quiet: bool) -> int:
-    """Print how a training ended; the exit code."""
-    again = f"rankless train --resume --run {run.path}"
-    stopped_by = ending.signal or (
-        signal.Signals(ending.note["signal"]) if ending.note.get("signal") else None
-    )
-    if ending.note.get("finished"):
-        if not quiet:
-            report_finished(run)
-        return 0
-    if stopped_by is not None:
-        step = run.pointed("last")
-        saved = f"saved after step {step}" if step else "nothing was saved yet"
-        say(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
-        return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
-    say(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
-    return 1
-
-
-def report_finished(run: RunDirectory) -> None:
-    """Print the best scores of a finished run, and what to do with it."""
-    scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-    best, following = run.pointed("best"), _next(run)
-    with _output_is_optional(run):
-        for entry in scores:
-            if entry["evaluation"] == best:
-                numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
-                say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
-        say(f"run directory: {run.path}")
-        say(f"next: {following}")
-
-
-def _next(run: RunDirectory) -> str:
-    task = load(run.recipe).task
-    if task in BUILT_IN:
-        return f"rankless predict {run.path} IMAGES"
-    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
-
-
-def device() -> torch.device:
-    """Where the ranks of this machine compute."""
-    return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")
 
 
 def server_for(job: Job) -> ForkServer | None:

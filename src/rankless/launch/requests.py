@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# SIGUSR1 is what Slurm and spot markets send before the end comes.
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TWICE = 0.25  # seconds within which two signals are one: ``timeout`` and some schedulers send each twice
 _TORCH = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
@@ -39,7 +40,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class Requests:
-    """While it is entered, SIGTERM, SIGINT and SIGHUP are noted, unless they were being ignored.
+    """While it is entered, SIGTERM, SIGINT, SIGHUP and SIGUSR1 are noted, unless they were being ignored.
 
     Attributes:
         first: the first signal that came.

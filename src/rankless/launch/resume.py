@@ -81,6 +81,23 @@ def recipe_of_run(
     return changed(saved, overrides)
 
 
+def was_started_by(run: RunDirectory, job: str) -> bool:
+    """Whether a run with a checkpoint was last started by this job, whose launcher now starts it again.
+
+    Args:
+        run: perhaps.
+        job: its name; "" for one that has none, which never started anything before.
+    """
+    if not job or not run.steps():
+        return False
+    try:
+        starts = json.loads(reading.read_text(run.environment, 64 * reading.MIB))
+    except (OSError, ValueError, RecursionError):
+        return False
+    last = starts[-1] if isinstance(starts, list) and starts else None
+    return isinstance(last, dict) and last.get("job") == job
+
+
 def _damage(run: RunDirectory) -> str:
     """What is wrong with a run's ``recipe.yaml``; empty if nothing is."""
     if not os.path.lexists(run.recipe):

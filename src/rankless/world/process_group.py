@@ -1,4 +1,4 @@
-"""Join the other ranks: the only page that reads what torchrun, Slurm or Kubernetes set.
+"""Join the other ranks: the only page that reads the standard variables, as torchrun sets them.
 
 A process that nobody launched is a world of one; nothing below knows the difference.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.errors import UserError, counted
+from rankless.hardware.network import interface_towards
 from rankless.world.compat import quiet_output
 from rankless.world.objects import pack, unpack
-from rankless.world.rendezvous import meet, on_loopback
+from rankless.world.rendezvous import (
+    launchers_store,
+    loopback,
+    meet,
+    of_this_job,
+    on_interface,
+    ranks_store,
+)
 from rankless.world.tree import own_micro_batches
 
 # Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
@@ -39,12 +47,14 @@ class World:
         size: how many processes.
         device: where this rank computes.
         local_rank: its number among the ranks of its machine.
+        kept: a store of the launcher's that outlives the ranks; None where it has none.
     """
 
     rank: int
     size: int
     device: torch.device
     local_rank: int = 0
+    kept: dist.Store | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -108,6 +118,15 @@ class World:
         gathered: list[Any] = self.broadcast(self.gather(value))
         return gathered
 
+    def recall(self, key: str) -> str:
+        """What :meth:`remember` has kept under ``key``, by ranks of an earlier start even; "" if nothing."""
+        return self.kept.get(key).decode() if self.kept is not None and self.kept.check([key]) else ""
+
+    def remember(self, key: str, text: str) -> None:
+        """Keep a text for ranks that the launcher starts again, where it has a store that outlives them."""
+        if self.kept is not None:
+            self.kept.set(key, text)
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         # Objects go over the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
@@ -146,23 +165,31 @@ def join(meeting: Path | None = None) -> Iterator[World]:
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device, backend = _device_and_backend()
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     alone = meeting is not None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == size
-    with on_loopback() if alone else nullcontext():
+    kept = None if meeting else launchers_store(address, _port(), TIMEOUT)
+    with on_interface(loopback() if alone else interface_towards(address)):
         if size == 1:
             store: dist.Store = dist.HashStore()
         elif meeting is not None:
             store = dist.FileStore(str(meeting), size)
             _UNDYING.append(store)
         else:
-            store = meet(rank, size, TIMEOUT)
+            outer = kept or ranks_store(address, _port(), rank, alone, TIMEOUT)
+            store = meet(outer, rank, size, TIMEOUT)
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         try:
-            yield World(rank, size, device, int(os.environ.get("LOCAL_RANK", str(rank))))
+            kept = None if kept is None else of_this_job(kept)
+            yield World(rank, size, device, int(os.environ.get("LOCAL_RANK", str(rank))), kept)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
             gc.collect()
             dist.destroy_process_group()
+
+
+def _port() -> int:
+    return int(os.environ.get("MASTER_PORT", "0"))
 
 
 def _device_and_backend() -> tuple[torch.device, str]:

@@ -1,6 +1,6 @@
 """How ranks find each other: over a private file on one machine, through a launcher's store on several.
 
-Nothing here listens on a network. What others put into a store is read as plain bytes, never unpickled.
+A store listens at one address alone. What others put into it is read as plain bytes, never unpickled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rankless.errors import UserError
+from rankless.hardware import network
 from rankless.world.compat import innermost_store
 
 _POLL = 0.05  # seconds
@@ -160,13 +161,20 @@ def _private_file() -> Path:
     raise UserError([*problems, "the ranks need a place to meet: set TMPDIR to a folder on a local disk"])
 
 
+def loopback() -> str | None:
+    """The interface that nothing outside the machine can reach; None where its name is unknown."""
+    return _LOOPBACK.get(os.uname().sysname)
+
+
 @contextmanager
-def on_loopback() -> Iterator[None]:
-    """Inside, gloo and NCCL listen on the loopback interface alone, unless the user named another.
+def on_interface(name: str | None) -> Iterator[None]:
+    """Inside, gloo and NCCL listen on one interface alone, unless the user named another.
 
     Gloo otherwise takes the address that the host's name resolves to.
+
+    Args:
+        name: of the interface; None leaves the choice to gloo and NCCL.
     """
-    name = _LOOPBACK.get(os.uname().sysname)
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     added = {variable: value for variable, value in wanted.items() if variable not in os.environ}
     os.environ.update(added)
@@ -177,8 +185,48 @@ def on_loopback() -> Iterator[None]:
             os.environ.pop(variable, None)
 
 
-def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """A store of this start's ranks alone, at the address that the environment names (torchrun, Slurm, …).
+def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
+    """The store that the launcher keeps, which outlives the ranks (torchrun); None where it keeps none.
+
+    Args:
+        address, port: where the environment says that the ranks meet.
+        timeout: how long to try.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+
+
+def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
+    """The store that rank 0 opens for the ranks, listening at one address alone.
+
+    Args:
+        address, port: where the environment says that the ranks meet.
+        rank: this rank's number.
+        alone: whether all ranks are on this machine.
+        timeout: how long to try.
+
+    Raises:
+        UserError: on rank 0: nothing can listen there.
+    """
+    if alone:
+        address = "127.0.0.1"
+    if rank:
+        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    own = address if alone else network.own_address(address)
+    listener = network.listening_at(own, port)
+    return dist.TCPStore(
+        own,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """A store of this start's ranks alone (torchrun, Slurm, …).
 
     A launcher's store outlives the ranks: what those of an earlier start left there must not be taken for
     this one's. No variable tells the starts apart, because agents on several machines count restarts
@@ -186,15 +234,16 @@ def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
     has found its own in the list, the list names the start.
 
     Args:
+        outer: the store at the address that the environment names.
         rank, size: this rank's number and how many there are.
         timeout: how long to wait for the others.
 
     Raises:
         torch.distributed.DistStoreError: some rank did not come in time.
+        UserError: the ranks disagree about how many there are.
     """
-    outer, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    store = dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(outer))
-    word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
+    store = of_this_job(outer)
+    word, until = f"{uuid.uuid4().hex}/{size}", time.monotonic() + timeout.total_seconds()
     store.set(f"word/{rank}", word)
     words: list[str] = []
     while time.monotonic() < until:
@@ -203,6 +252,8 @@ def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
             store.set("words", json.dumps(words))
         else:
             words = json.loads(_read(store, "words") or "[]")
+        if rank < len(words) and words[rank] == word:
+            _refuse_other_sizes(words)
         if len(words) == size and words[rank] == word:
             name = uuid.uuid5(uuid.NAMESPACE_OID, " ".join(words)).hex
             store.set(f"{name}/{rank}", "here")
@@ -211,6 +262,22 @@ def meet(rank: int, size: int, timeout: timedelta) -> dist.Store:
         time.sleep(_POLL)
     missing = [other for other in range(size) if not _read(store, f"word/{other}")]
     raise dist.DistStoreError(f"timeout: rank {rank} waited for ranks {missing or 'that never met'}")
+
+
+def of_this_job(outer: dist.Store) -> dist.Store:
+    """The part of a launcher's store that is ours, the same for every start of its ranks."""
+    return dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(outer))
+
+
+def _refuse_other_sizes(words: list[str]) -> None:
+    """Raise where ranks were told different numbers of ranks."""
+    sizes = {rank: word.partition("/")[2] for rank, word in enumerate(words) if word}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{size} on rank {rank}" for rank, size in sizes.items())
+        raise UserError(
+            f"WORLD_SIZE: the ranks differ in how many there are: {told}; expected one number everywhere: "
+            "start all of them with one launcher"
+        )
 
 
 def _read(store: dist.Store, key: str) -> str:

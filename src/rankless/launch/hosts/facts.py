@@ -14,7 +14,7 @@ from rankless.engine.environment import describe
 from rankless.errors import UserError
 from rankless.hardware.cores import usable_cores
 from rankless.hardware.memory import available
-from rankless.launch import local
+from rankless.launch import opening
 from rankless.recipe.load import from_json
 from rankless.runs.directory import RunDirectory, damage
 from rankless.tasks import data_digest
@@ -30,7 +30,7 @@ def facts(recipe: str, run: Path) -> dict[str, Any]:
     Returns:
         JSON-ready; ``problems`` lists what would keep a training from starting here.
     """
-    device = local.device()
+    device = opening.device()
     problems: list[str] = []
     digest = None
     if recipe:

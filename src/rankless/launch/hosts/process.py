@@ -93,7 +93,7 @@ class HostProcess:
 
     def do_prepare(self, recipe: str, run: str, resume: bool) -> dict[str, Any]:
         """The recipe, with what depends on data and devices resolved, and checked against the run so far."""
-        from rankless.launch import local
+        from rankless.launch import opening
         from rankless.launch.resume import check_resume
         from rankless.recipe.load import from_json, to_json
         from rankless.recipe.precision import resolve
@@ -103,7 +103,7 @@ class HostProcess:
         wanted = resolve_recipe(from_json(recipe))
         if resume:
             wanted = check_resume(RunDirectory(Path(run)), wanted)
-        precision = resolve(wanted.precision, local.device(), wanted.cpu_isa)
+        precision = resolve(wanted.precision, opening.device(), wanted.cpu_isa)
         return {"recipe": to_json(replace(wanted, precision=precision))}
 
     def do_begin(self, recipe: str, run: str, resume: bool, token: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class HostProcess:
         Args:
             token: of this training; it lies in the directory while that is locked.
         """
-        from rankless.launch import local
+        from rankless.launch import opening
         from rankless.launch.run_lock import locked
         from rankless.recipe.load import from_json
         from rankless.runs.directory import RunDirectory
@@ -125,7 +125,7 @@ class HostProcess:
         has_run = directory.recipe.exists() or bool(directory.steps())
         self.opened.enter_context(locked(directory, resume and has_run))
         if not (resume and has_run):
-            local.begin(directory, from_json(recipe))
+            opening.begin(directory, from_json(recipe))
         mark.unlink(missing_ok=True)
         with mark.open("x", encoding="ascii") as file:
             file.write(token)
@@ -201,10 +201,10 @@ class HostProcess:
 
     def do_report(self, run: str) -> dict[str, Any]:
         """Print how a finished training went."""
-        from rankless.launch import local
+        from rankless.launch import opening
         from rankless.runs.directory import RunDirectory
 
-        local.report_finished(RunDirectory(Path(run)))
+        opening.report_finished(RunDirectory(Path(run)))
         sys.stdout.flush()
         return {}
 
@@ -221,9 +221,9 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from rankless.launch import local
+    from rankless.launch import opening
 
-    if local.device().type == "cpu":
+    if opening.device().type == "cpu":
         fork_server.allow()
         fork_server.start()
     HostProcess(events).serve()

@@ -1,0 +1,37 @@
+"""Which rank this process is, where a cluster's launcher has started it: a class for each kind of launcher.
+
+Whatever the launcher, :meth:`~.environment.Environment.export` sets the names that PyTorch's own launchers
+set, and the rest of the package reads only those.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rankless.launch.environments.environment import Environment, job_named
+from rankless.launch.environments.openmpi import OpenMPI
+from rankless.launch.environments.pmi import PMI
+from rankless.launch.environments.slurm import Slurm
+from rankless.launch.environments.standard import Standard
+
+# The innermost launcher comes first: torchrun may run under srun, and so may mpirun.
+_KINDS: tuple[type[Environment], ...] = (Standard, OpenMPI, Slurm, PMI)
+
+
+def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
+    """The launcher that has made this process one of its ranks; None where there is none.
+
+    Raises:
+        UserError: a variable of it has no sensible value, or something is missing.
+    """
+    for kind in _KINDS:
+        if kind.is_here(variables):
+            return kind(variables)
+    return None
+
+
+def job(variables: Mapping[str, str] = os.environ) -> str:
+    """The name of this job, the same after every restart and requeue; "" where it has none."""
+    named = (job_named(variables), *(kind.job_of(variables) for kind in _KINDS))
+    return next(filter(None, named), "")

@@ -1,0 +1,149 @@
+"""What every kind of launcher says about a rank, and what to make of it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from rankless.errors import UserError, printable
+
+_JOB = "RANKLESS_JOB_ID"
+LOOPBACK = "127.0.0.1"
+
+
+class Environment(ABC):
+    """A process that a launcher has made one of its ranks.
+
+    Args:
+        variables: the environment.
+
+    Attributes:
+        name: of the launcher, for messages.
+        rank: this process's number in 0..world_size-1.
+        world_size: how many ranks there are.
+        local_rank: its number among the ranks of its machine.
+        local_world_size: how many ranks its machine has.
+        restart: how often the launcher has started this job again.
+        leaves_orphans: whether its ranks go on when it is killed.
+
+    Raises:
+        UserError: a variable has no sensible value, or something is missing.
+    """
+
+    name = "the launcher"
+    leaves_orphans = False
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+        self.rank = self.world_size = self.local_rank = self.local_world_size = self.restart = 0
+        self._read()
+        for what, value, of, most in (
+            ("rank", self.rank, "ranks", self.world_size),
+            ("local rank", self.local_rank, "ranks of its machine", self.local_world_size),
+        ):
+            if not 0 <= value < most:
+                raise UserError(
+                    f"{self.name}: the environment says {what} {value}, but {most} {of}; expected a number "
+                    f"from 0 to {most - 1}: start the ranks with one launcher"
+                )
+
+    @classmethod
+    @abstractmethod
+    def is_here(cls, variables: Mapping[str, str]) -> bool:
+        """Whether such a launcher has made this process one of its ranks."""
+
+    @classmethod
+    def job_of(cls, variables: Mapping[str, str]) -> str:
+        """The job's name, the same after every restart and requeue; "" where the launcher has none."""
+        return ""
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Set the numbers."""
+
+    @property
+    def address(self) -> str:
+        """Where rank 0 can be reached: the user's MASTER_ADDR, or what the launcher says."""
+        if given := self.variables.get("MASTER_ADDR"):
+            return given
+        return LOOPBACK if self.is_on_one_machine else self._address()
+
+    @property
+    def port(self) -> int:
+        """The port of the ranks' store there: the user's MASTER_PORT, or one made from the job's name."""
+        if self.variables.get("MASTER_PORT"):
+            return self.number("MASTER_PORT")
+        return _port(self._port_seed())
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.local_world_size == self.world_size
+
+    def _address(self) -> str:
+        """Where rank 0 can be reached, as the launcher says."""
+        raise UserError(
+            f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
+            "its address in MASTER_ADDR: set it to the name or the address of the first machine"
+        )
+
+    def _port_seed(self) -> str:
+        """What is the same on all ranks of a job and seldom so for another job."""
+        return ""
+
+    def number(self, *names: str) -> int:
+        """The whole number in the first of these variables that is set.
+
+        Raises:
+            UserError: none is set, or what is set is no whole number.
+        """
+        name = self.first(*names)
+        if name is None:
+            raise UserError(
+                f"{self.name}: {' or '.join(names)} is not set; expected a whole number: start the ranks "
+                "with the launcher's own command, or set it"
+            )
+        text = self.variables[name].strip()
+        if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+            raise UserError(
+                f"{name}: is '{printable(text)}' in the environment; expected a whole number: unset it, or "
+                f"correct it ({self.name})"
+            )
+        return int(text)
+
+    def first(self, *names: str) -> str | None:
+        """The first of these names that is set to anything."""
+        return next((name for name in names if self.variables.get(name)), None)
+
+    def standard(self) -> dict[str, str]:
+        """The names that PyTorch's launchers set, with this rank's values."""
+        found = {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
+        if self.world_size > 1:
+            found |= {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
+        return found
+
+    def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
+        """Set the standard names."""
+        variables.update(self.standard())
+
+
+def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
+    """Whether each of these variables is set to anything."""
+    return all(variables.get(name) for name in names)
+
+
+def job_named(variables: Mapping[str, str]) -> str:
+    """The job's name where the user or a manifest gives it."""
+    return variables.get(_JOB, "")
+
+
+def _port(seed: str) -> int:
+    """A port below those that systems hand out by themselves."""
+    return 15_000 + zlib.crc32(seed.encode()) % 15_000

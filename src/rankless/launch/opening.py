@@ -1,0 +1,190 @@
+"""What every start of a training checks, opens and reports, whoever starts its ranks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from rankless.engine.sinks.sink import sink_class
+from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy
+from rankless.files.writing import write_atomically
+from rankless.launch.job import Job
+from rankless.launch.resume import check_resume, finished_at
+from rankless.launch.run_lock import locked
+from rankless.printing import discard_output, say
+from rankless.recipe.instruction_set import refuse_unable
+from rankless.recipe.load import dump, load, to_json
+from rankless.recipe.precision import resolve
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_opening
+
+
+def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
+    """Check what was asked for before anything is made.
+
+    Returns:
+        The recipe with its task's full name, and the names of the sinks.
+
+    Raises:
+        UserError: no recipe, no such task or sink, or an instruction set that this processor lacks.
+    """
+    refuse_while_opening()
+    _refuse_other_than_recipes(recipe)
+    refuse_unable(recipe.cpu_isa)
+    names = [absolute(name_of(sink, "sink")) for sink in sinks]
+    for name in names:
+        sink_class(name)  # its errors show before anything is made
+    return replace(recipe, task=absolute(name_of(task or recipe.task))), names
+
+
+def _refuse_other_than_recipes(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+        )
+
+
+@contextmanager
+def opened(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Recipe]:
+    """Hold the lock of a run directory that is ready for the ranks.
+
+    Args:
+        run: whose directory.
+        recipe: resolved, but for its precision.
+        resume: go on in ``run``.
+
+    Yields:
+        The recipe with its precision resolved.
+
+    Raises:
+        UserError: another process trains there, it is not a run's, or its recipe is another.
+    """
+    with locked(run, resume):
+        recipe = check_resume(run, recipe) if resume else recipe
+        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
+        if not resume:  # a run that goes on writes it when everything has been checked
+            begin(run, recipe)
+        yield recipe
+
+
+def begin(run: RunDirectory, recipe: Recipe) -> None:
+    """Write down what a run begins with.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        write_atomically(run.recipe, dump(recipe))
+        write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
+    except OSError as error:
+        message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or give another --run"
+        raise UserError(message) from error
+
+
+def training_job(
+    recipe: Recipe,
+    run: RunDirectory,
+    sinks: Sequence[str],
+    *,
+    dry_run_steps: int = 0,
+    launched: Mapping[str, Any] | None = None,
+) -> Job:
+    """The job of training ``recipe``; ``launched`` is added to the record of this start."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Job(
+        "train",
+        to_json(recipe),
+        str(run.logs),
+        run=str(run.path),
+        sinks=list(sinks),
+        dry_run_steps=dry_run_steps,
+        launched={"started": started, "command": shlex.join(sys.argv), **(launched or {})},
+    )
+
+
+def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
+    """Print how a training ended; the exit code.
+
+    Args:
+        finished: whether all steps are done.
+        number: the signal that ended it, None or 0 if none did.
+        run: whose training.
+        quiet: print nothing about one that is finished.
+    """
+    again = f"rankless train --resume --run {run.path}"
+    if finished:
+        if not quiet:
+            report_finished(run)
+        return 0
+    if number:
+        stopped_by = signal.Signals(number)
+        step = run.pointed("last")
+        saved = f"saved after step {step}" if step else "nothing was saved yet"
+        say(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
+        return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
+    say(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _output_is_optional(run: RunDirectory) -> Iterator[None]:
+    """Inside, a standard output that cannot be written is reported, and no error: the run is what counts."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output(sys.stdout)
+        say(
+            f"warning: the run is finished and saved in {run.path}; the output could not be written "
+            f"({error.strerror or error})",
+            file=sys.stderr,
+        )
+
+
+def report_finished(run: RunDirectory) -> None:
+    """Print the best scores of a finished run, and what to do with it."""
+    scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
+    best, following = run.pointed("best"), _next(run)
+    with _output_is_optional(run):
+        for entry in scores:
+            if entry["evaluation"] == best:
+                numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
+                say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
+        say(f"run directory: {run.path}")
+        say(f"next: {following}")
+
+
+def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
+    """Whether a run that is to go on has nothing left to do; prints it."""
+    step = finished_at(run, recipe)
+    if step:
+        say(
+            f"{run.path}: this run is finished, at step {step} of {step}; for more, give more epochs than "
+            f"{recipe.epochs}: rankless train --resume --run {run.path} epochs={2 * recipe.epochs}"
+        )
+    return bool(step)
+
+
+def _next(run: RunDirectory) -> str:
+    task = load(run.recipe).task
+    if task in BUILT_IN:
+        return f"rankless predict {run.path} IMAGES"
+    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
+
+
+def device() -> torch.device:
+    """What the ranks compute on."""
+    return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")

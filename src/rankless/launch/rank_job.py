@@ -1,0 +1,175 @@
+"""What one rank does, whoever has started it: our own launcher (``worker``) or a cluster's (``member``).
+
+Nothing here imports PyTorch before it is called: the instruction set must be fixed first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankless.errors import ShortageError, TaskError, UserError, of_a_path
+from rankless.hardware.shortages import shortage
+from rankless.launch.job import Job
+from rankless.runs.directory import RunDirectory
+from rankless.user_code import blamed
+
+if TYPE_CHECKING:
+    from rankless.engine.loop import StopRequest
+    from rankless.engine.trace import Trace
+    from rankless.recipe.schema import Recipe
+    from rankless.world.process_group import World
+
+
+def train(job: Job, recipe: Recipe, world: World, stop: StopRequest, trace: Trace | None = None) -> bool:
+    """Train as one of the ranks; whether all steps are done.
+
+    Args:
+        job: what is to be done.
+        recipe: the job's.
+        world: the ranks, which compute like the recipe.
+        stop: listens.
+        trace: observes a dry run.
+
+    Raises:
+        UserError: as for :func:`rankless.engine.loop.train`.
+    """
+    from rankless.engine import loop
+    from rankless.engine.setup import DryRun
+    from rankless.engine.sinks.sink import sink_class
+
+    return loop.train(
+        recipe,
+        RunDirectory(Path(job.run)),
+        world,
+        resume=True,  # who begins a run has seen that it holds no checkpoint
+        launched=job.launched,
+        stop=stop,
+        dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
+        observe=trace,
+        sinks={name: sink_class(name) for name in job.sinks} if world.is_first else None,
+    )
+
+
+def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
+    """Score weights as one of the ranks.
+
+    Returns:
+        ``scores``, which are rank 0's alone, and ``warnings``.
+
+    Raises:
+        UserError: weights or data that cannot be read, or that do not fit each other.
+    """
+    from rankless.engine import evaluate as engine
+    from rankless.models.checkpoints.weights import load, load_into
+    from rankless.structures import Unreadable
+    from rankless.tasks import open_task
+
+    weights = load(Path(job.weights))
+    task = open_task(recipe)
+    if weights.class_names and tuple(task.class_names) != weights.class_names:
+        raise UserError(
+            f"{job.weights} knows {len(weights.class_names)} classes "
+            f"({', '.join(weights.class_names[:8])} …), but the data has {len(task.class_names)} "
+            f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
+            f"data.root=FOLDER (now '{recipe.data.root}')"
+        )
+    model = task.model()
+    load_into(model, weights.state, job.weights)
+    missing: list[Unreadable] = []
+    scores = engine.evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
+    return {"scores": scores, "warnings": [*engine.listed(missing), *_none_found(scores, recipe)]}
+
+
+def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
+    """Say what to try where a detector found none of the objects, and its less certain ones were left out."""
+    usual, confidence = type(recipe.evaluate).confidence, recipe.evaluate.confidence
+    if recipe.task == "detect" and scores.get("AR100") == 0 and confidence > usual:
+        yield (
+            f"none of the objects was found with evaluate.confidence={confidence:g}; try a lower one, such "
+            f"as evaluate.confidence={usual:g}"
+        )
+
+
+def computes_like(recipe: Recipe) -> Any:
+    """A context inside which PyTorch computes as the recipe says."""
+    from rankless.engine import settings
+
+    return settings.computes_like(recipe)
+
+
+def fork_loaders_early(recipe: Recipe) -> None:
+    """Have loader processes start from what this rank has imported, which has computed nothing so far."""
+    from rankless.data import loader_server
+    from rankless.tasks.custom import BUILT_IN
+
+    if recipe.workers and sys.platform == "linux":
+        if recipe.task in BUILT_IN:
+            importlib.import_module(f"rankless.tasks.{recipe.task}")
+        loader_server.fork_early()
+
+
+def understood(error: Exception) -> UserError | None:
+    """The error as one that a restart would only meet again; None where it may help."""
+    return shortage(error) or of_a_path(error) or blamed(error)
+
+
+def note_of(error: UserError, job: Job) -> dict[str, Any]:
+    """What a rank leaves behind about an error, with what only who knows the recipe and the run can add.
+
+    ``once``: other ranks may have met the same in other words, and one of them is enough.
+    """
+    once = isinstance(error, TaskError | ShortageError)
+    if isinstance(error, TaskError):
+        error = _with_a_way_on(error, job)
+    elif isinstance(error, ShortageError):
+        error = _with_less(error, job)
+    return {"exit": error.exit_code, "problems": list(error.problems), "once": once}
+
+
+def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
+    """The error that ranks have left notes about; None without one."""
+    failed = [note for note in notes if note.get("problems")]
+    for note in failed:
+        if note.get("once"):
+            return (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
+    if not failed:
+        return None
+    return UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
+
+
+def _with_less(error: ShortageError, job: Job) -> UserError:
+    """Memory ran out in a rank: what to change."""
+    from rankless.recipe.load import from_json
+
+    recipe = from_json(job.recipe)
+    micro, images = recipe.batch.micro, recipe.batch.images
+    if job.verb == "train" and recipe.batch_norm == "sync":
+        advice = (
+            "with batch_norm: sync a device holds all its micro-batches at once, so use more devices, or a "
+            f"smaller batch.images (now {images})"
+        )
+    elif micro > 1:
+        advice = f"use a smaller batch.micro (now {micro})"
+        if job.verb == "train":
+            advice += f"; the global batch (batch.images: {images}) and the learning rate stay as they are"
+            if recipe.batch_norm == "micro":
+                advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
+    else:
+        advice = "batch.micro is 1 already, so use a smaller model or smaller images"
+    return UserError(f"{'; '.join(error.problems)}; {advice}")
+
+
+def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
+    """The error in the user's code, with the task's name and what to do when it is fixed."""
+    from rankless.recipe.load import from_json
+
+    text = f"the task {from_json(job.recipe).task} failed: {error}"
+    step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
+    if step:
+        text += f"\nthe checkpoint of step {step} is whole; once the error is fixed, go on with: "
+        text += f"rankless train --resume --run {job.run}"
+    return TaskError(text)

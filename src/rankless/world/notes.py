@@ -1,0 +1,47 @@
+"""Notes that ranks leave for each other in their store about how they ended, when none answers any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rankless.world.compat import default_store
+from rankless.world.process_group import World
+
+_KEY = "rankless/note"
+_POLL = 0.02  # seconds
+
+Note = dict[str, Any]
+
+
+class Notes:
+    """The notes of one start; made while the process group is up, of use after it too.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.store = world, default_store()
+
+    def leave(self, note: Note) -> None:
+        """Leave this rank's note; where the store is gone there is nobody to read it."""
+        with suppress(RuntimeError):
+            self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
+
+    def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
+        """The notes of all ranks in their order, as soon as they are ``enough``, or after some seconds."""
+        until = time.monotonic() + seconds
+        found: dict[int, Note] = {}
+        with suppress(RuntimeError, ValueError):  # the store is gone
+            while True:
+                for rank in set(range(self.world.size)) - found.keys():
+                    if self.store.check([f"{_KEY}/{rank}"]):
+                        found[rank] = json.loads(self.store.get(f"{_KEY}/{rank}"))
+                if time.monotonic() > until or enough(list(found.values())):
+                    break
+                time.sleep(_POLL)
+        return [found[rank] for rank in sorted(found)]

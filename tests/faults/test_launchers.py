@@ -1,0 +1,302 @@
+"""Ranks that a cluster's launcher has started are one training, whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import HERE, RECIPE, outcome
+from listening import listening
+
+from rankless.hardware.network import public_address
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+TRAIN = ("-m", "rankless", "train")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+SLOW = {"FAULT_SLEEP": "0.05"}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    (tmp_path / "small.yaml").write_text(RECIPE)
+    return "small.yaml"
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Our own variables and nothing of a launcher's that runs the tests."""
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "RANKLESS_CPU": "1", "PYTHONPATH": path, **more}
+
+
+def launched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """What a launcher's command has done in a folder."""
+    return subprocess.run(
+        command, cwd=folder, env=environment(more), capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+class Ranks:
+    """Processes that a cluster's launcher would start, one set of variables for each."""
+
+    def __init__(self, folder: Path, variables: Sequence[Mapping[str, str]], *words: Sequence[str]) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, *TRAIN, *(words[rank] if len(words) > 1 else words[0])],
+                cwd=folder,
+                env=environment(more),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, more in enumerate(variables)
+        ]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def ends(self) -> tuple[list[int], list[str]]:
+        """Exit codes and what was printed, rank by rank."""
+        printed = [process.communicate(timeout=120)[0] for process in self.processes]
+        return [process.returncode for process in self.processes], printed
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        end = time.monotonic() + 120
+        while not condition():
+            ended = [process.returncode for process in self.processes if process.poll() is not None]
+            assert time.monotonic() < end and not ended, self.ends()
+            time.sleep(0.01)
+
+
+def srun(*sizes: int, **more: str) -> list[dict[str, str]]:
+    """The variables of srun's tasks, so many on each node."""
+    nodes = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    common = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(len(nodes)),
+        "SLURM_STEP_NUM_TASKS": str(len(nodes)),
+        "SLURM_STEP_NODELIST": f"n[1-{len(sizes)}]",
+        "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, sizes)),
+        **more,
+    }
+    return [
+        {**common, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local)}
+        for rank, (node, local) in enumerate(nodes)
+    ]
+
+
+def mpirun(size: int) -> list[dict[str, str]]:
+    return [
+        {
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+            "PMIX_NAMESPACE": f"prterun-test-{os.getpid()}@1",
+        }
+        for rank in range(size)
+    ]
+
+
+def mpiexec_on_machines(size: int, address: str) -> list[dict[str, str]]:
+    """Hydra's variables, each rank on a machine of its own."""
+    local = {
+        "MPI_LOCALRANKID": "0",
+        "MPI_LOCALNRANKS": "1",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": free_port(),
+    }
+    return [{"PMI_RANK": str(rank), "PMI_SIZE": str(size), **local} for rank in range(size)]
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return str(held.getsockname()[1])
+
+
+def step(run: RunDirectory) -> int:
+    with contextlib.suppress(OSError):
+        return max((journal.step_of(entry) for entry in journal.read(run.journal)), default=0)
+    return 0
+
+
+def events(run: RunDirectory, name: str) -> list[int]:
+    return [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == name]
+
+
+def test_torchrun_starts_ranks_and_nothing_else_does(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    done = launched(tmp_path, *TORCHRUN, "--standalone", *TRAIN, recipe, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "run") == expected
+    assert done.stdout.count("training in run on 2 processes") == 1
+    assert done.stdout.count("run directory:") == 1
+    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
+
+
+def test_a_launcher_that_adds_an_argument_is_served(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    command = (sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2")
+    port = ("--master-port", free_port())
+    done = launched(tmp_path, *command, *port, *TRAIN, recipe, "--out", "run", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "run") == expected
+
+
+def test_torchruns_on_two_machines_are_one_training(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    port = free_port()
+    train = (*TRAIN, recipe, "--out", "run")
+    where = ("--master-addr", "127.0.0.1", "--master-port", port)
+    agents = [
+        subprocess.Popen(
+            [*TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node), *where, *train],
+            cwd=tmp_path,
+            env=environment({}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    said = [agent.communicate(timeout=200) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert outcome(tmp_path / "run") == expected
+    assert said[1][0] == "", "only rank 0 prints"
+
+
+def test_torchrun_restarts_go_on_where_they_were(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    """Each rank computes 40 micro-batches; one that aborts in its thirtieth needs a second start."""
+    restarts = ("--standalone", "--max-restarts", "3")
+    done = launched(tmp_path, *TORCHRUN, *restarts, *TRAIN, recipe, FAULT_ABORT="30")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"], "the second start found it"
+    run = RunDirectory(tmp_path / "runs" / "small")
+    assert events(run, "start") == [0]
+    assert [at > 0 for at in events(run, "resume")] == [True]
+    assert outcome(run.path) == expected
+
+
+def test_a_slurm_job_is_stopped_and_requeued(tmp_path: Path, recipe: str, expected: dict[str, Any]) -> None:
+    run = RunDirectory(tmp_path / "runs" / f"small-{os.getpid()}")
+    with Ranks(tmp_path, srun(2, **SLOW), [recipe]) as ranks:
+        ranks.until(lambda: step(run) >= 2)
+        ranks.processes[1].send_signal(signal.SIGUSR1)
+        codes, printed = ranks.ends()
+    assert codes == [85, 85], printed
+    assert "stopped by SIGUSR1; saved after step" in printed[0]
+    assert printed[1] == ""
+    saved = run.pointed("last")
+    assert saved == step(run)
+    with Ranks(tmp_path, srun(3, SLURM_RESTART_COUNT="1"), [recipe]) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [0, 0, 0], printed
+    assert events(run, "resume") == [saved]
+    assert outcome(run.path) == expected
+    starts = json.loads(run.environment.read_text())
+    assert [(one["launcher"], one["job"], one["restart"]) for one in starts] == [
+        ("Slurm", str(os.getpid()), 0),
+        ("Slurm", str(os.getpid()), 1),
+    ]
+
+
+def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expected: dict[str, Any]) -> None:
+    """Open MPI has no name for a job that would be the same after a restart."""
+    with Ranks(tmp_path, mpirun(2), [recipe, "--run", "run"]) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [0, 0], printed
+    assert outcome(tmp_path / "run") == expected
+    with Ranks(tmp_path, mpirun(2), [recipe, "--run", "run"]) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [2, 2]
+    assert printed[0].startswith("error: run: a run is there already (last step 20); go on with --resume")
+    assert printed[1] == ""
+
+
+def test_ranks_on_several_machines_listen_on_one_interface(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    address, run = public_address() or "127.0.0.1", RunDirectory(tmp_path / "run")
+    with Ranks(
+        tmp_path, [{**SLOW, **v} for v in mpiexec_on_machines(2, address)], [recipe, "--run", "run"]
+    ) as ranks:
+        ranks.until(lambda: step(run) >= 1)
+        found = listening(process.pid for process in ranks.processes)
+        codes, printed = ranks.ends()
+    assert codes == [0, 0], printed
+    assert {one.address for one in found} == {address}, "the store and the ranks' own"
+    assert outcome(run.path) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "code", "expected_lines"),
+    [
+        (
+            ["small.yaml", "seed=4", "optim.lr=0.1"],
+            {},
+            2,
+            [
+                "error: seed: differs between the ranks: 3 on rank 0, 4 on rank 1; give all of them",
+                "error: optim.lr: differs between the ranks: 0.05 on rank 0, 0.1 on rank 1; give",
+            ],
+        ),
+        (["nowhere.yaml"], {}, 2, ["error: rank 1: nowhere.yaml: no such file"]),
+        (["small.yaml", "--devices", "3"], {}, 2, ["error: rank 1: --devices is 3, but the launcher"]),
+        (["small.yaml"], {"FAULT_BUG": "loss 9"}, 1, ["error: the task small_task_for_faults:Small failed"]),
+    ],
+)  # fmt: skip
+def test_an_error_of_one_rank_is_printed_once_and_ends_all(
+    tmp_path: Path, recipe: str, words: list[str], more: dict[str, str], code: int, expected_lines: list[str]
+) -> None:
+    variables = srun(2)
+    variables[1] |= more
+    began = time.monotonic()
+    with Ranks(tmp_path, variables, [recipe, "--run", "run"], [*words, "--run", "run"]) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [code, code], printed
+    assert printed[1] == ""
+    lines = [line for line in printed[0].splitlines() if line.startswith("error: ")]
+    assert len(lines) == len(expected_lines), printed
+    assert all(map(str.startswith, lines, expected_lines)), printed
+    assert "Traceback" not in printed[0]
+    assert (tmp_path / "run").exists() == (code == 1), "a run that did not begin leaves nothing"
+    assert time.monotonic() - began < 100
+
+
+def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path: Path, recipe: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with Ranks(tmp_path, srun(2, **SLOW), [recipe, "--run", "run"]) as ranks:
+        ranks.until(lambda: step(run) >= 4)
+        ranks.processes[1].kill()
+        codes, printed = ranks.ends()
+    assert codes == [75, -signal.SIGKILL], printed
+    assert "error: rank 1: lost without a word" in printed[0]
+    assert "rankless train --resume --run run" in printed[0]
+    assert "Traceback" not in printed[0]
