@@ -36,6 +36,7 @@ Examples:
   rankless train digits
   rankless train digits epochs=5 optim.lr=0.02 --run runs/short --devices 2
   rankless train --resume --run runs/short epochs=20
+  torchrun --nproc-per-node 8 -m rankless train digits --out runs/digits
 """,
 )
 def train(
@@ -52,8 +53,7 @@ def train(
         Path | None,
         Parameter(
             name=("--run", "--out"),
-            help="The run directory; if not given, runs/RECIPE, or RECIPE-2, -3 … (torchrun takes --run for "
-            "an option of its own: there, use --out).",
+            help="The run directory; if not given, runs/RECIPE, or RECIPE-2, -3 …",
         ),
     ] = None,
     devices: Devices = "auto",
@@ -83,10 +83,7 @@ def train(
         Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
     ] = None,
 ) -> int:
-    """Train a recipe; the weights are the same on any number of devices and machines.
-
-    Started by torchrun, srun or mpirun, it is one of their ranks.
-    """
+    """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
     if environment := environments.detect():
@@ -97,8 +94,7 @@ def train(
         def ask() -> member.Asked:
             if hosts is not None:
                 raise UserError(
-                    "--hosts: starts ranks by itself, but a launcher has started this one; leave out --hosts, "
-                    "or the launcher"
+                    "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
                 )
             asked = _asked_of_a_rank(recipe, run, devices, resume=resume, is_first=is_first)
             return replace(asked, sinks=sink)
