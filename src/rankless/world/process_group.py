@@ -21,6 +21,7 @@ from torch import Tensor
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
 from rankless.world.compat import quiet_output
+from rankless.world.keepalive import watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
     launchers_store,
@@ -32,7 +33,8 @@ from rankless.world.rendezvous import (
 )
 from rankless.world.tree import own_micro_batches
 
-# Long enough for the slowest scoring on rank 0; a peer that dies is noticed at once by its closed connection.
+# Long enough for the slowest scoring on rank 0. A peer that dies is noticed at once by its closed connection,
+# and a machine that is cut off by the heartbeats of the kernel (world/keepalive).
 TIMEOUT = timedelta(minutes=30)
 # A file store writes once more when it goes, and aborts the process where the disk takes no more.
 _UNDYING: list[dist.Store] = []
@@ -179,6 +181,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
             store = meet(outer, rank, size, TIMEOUT)
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
         try:
             kept = None if kept is None else of_this_job(kept)
             yield World(rank, size, device, int(os.environ.get("LOCAL_RANK", str(rank))), kept)
