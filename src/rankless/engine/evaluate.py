@@ -264,11 +264,8 @@ def fingerprint(value: Any) -> str:
     """Compute a digest of all bits of tensors, numbers and texts in lists, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
-        parts: list[str | bytes] = [
-            str(plain.dtype),
-            str(tuple(plain.shape)),
-            plain.flatten().view(torch.uint8).numpy().tobytes(),
-        ]
+        content = plain.flatten().view(torch.uint8).numpy()
+        parts: list[Any] = [str(plain.dtype), str(tuple(plain.shape)), content]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [
             type(value).__name__,
@@ -282,6 +279,7 @@ def fingerprint(value: Any) -> str:
         parts = [repr(value)]
     whole = hashlib.blake2b(digest_size=12)
     for part in parts:
-        encoded = part if isinstance(part, bytes) else part.encode()
-        whole.update(len(encoded).to_bytes(8, "little") + encoded)
+        encoded = part.encode() if isinstance(part, str) else part
+        whole.update(len(encoded).to_bytes(8, "little"))
+        whole.update(encoded)
     return whole.hexdigest()

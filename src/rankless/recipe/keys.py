@@ -147,9 +147,15 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
     return what
 
 
+@cache
+def _schema() -> dict[str, Any]:
+    """The whole JSON Schema, whose making takes longer than everything else about a recipe."""
+    return adapter.json_schema()
+
+
 def _walk(kinds: Kinds | None) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """Yield path and JSON Schema of every key and section of the kinds, once for each kind that has it."""
-    whole = adapter.json_schema()
+    whole = _schema()
 
     def walk(path: KeyPath, schema: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
         if "oneOf" in schema:
