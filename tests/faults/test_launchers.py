@@ -208,6 +208,8 @@ def test_a_slurm_job_is_stopped_and_requeued(tmp_path: Path, recipe: str, expect
     run = RunDirectory(tmp_path / "runs" / f"small-{os.getpid()}")
     with Ranks(tmp_path, srun(2, **SLOW), [recipe]) as ranks:
         ranks.until(lambda: step(run) >= 2)
+        names = [Path(f"/proc/{process.pid}/comm").read_text() for process in ranks.processes]
+        assert names == ["rank-0\n", "rank-1\n"], "Slurm's linuxproc cannot signal one with a space"
         ranks.processes[1].send_signal(signal.SIGUSR1)
         codes, printed = ranks.ends()
     assert codes == [85, 85], printed

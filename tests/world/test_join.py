@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from rankless.errors import UserError
 from rankless.world.process_group import World, is_lost_peer, join
+from rankless.world.rendezvous import meet
 
 
 def talk(world: World) -> list[Any]:
@@ -44,6 +47,37 @@ def test_more_ranks_than_micro_batches_are_refused() -> None:
     assert World(7, 8, cpu).own_micro_batches(8) == range(7, 8)
     with pytest.raises(UserError, match=r"9 devices, but a step has only 8 micro-batches.*use at most 8"):
         World(0, 9, cpu).own_micro_batches(8)
+
+
+def met(store: dist.Store, *ranks: tuple[int, int]) -> list[dist.Store | str]:
+    """What ranks with these numbers and sizes find, or why not."""
+
+    def one(rank: int, size: int) -> dist.Store | str:
+        try:
+            return meet(store, rank, size, timedelta(seconds=20))
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        return list(threads.map(lambda each: one(*each), ranks))
+
+
+def test_a_start_meets_in_a_store_of_its_own_whatever_earlier_ones_left() -> None:
+    kept = dist.HashStore()
+    for size in (3, 2, 3):
+        stores = met(kept, *((rank, size) for rank in range(size)))
+        assert not [store for store in stores if isinstance(store, str)], stores
+        first, *others = stores
+        assert isinstance(first, dist.Store) and not first.check(["mine"]), "nothing of an earlier start"
+        first.set("mine", str(size))
+        assert [other.get("mine") for other in others] == [str(size).encode()] * (size - 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+def test_ranks_that_were_given_different_numbers_are_refused(sizes: tuple[int, int]) -> None:
+    reasons = met(dist.HashStore(), (0, sizes[0]), (1, sizes[1]))
+    expected = f"WORLD_SIZE: is {sizes[0]} on rank 0, but {sizes[1]} on rank 1; expected one number"
+    assert all(isinstance(reason, str) and reason.startswith(expected) for reason in reasons), reasons
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def train(environment: Environment, ask: Callable[[], Asked], run: Path | None, 
         UserError: on rank 0, what any rank has met; on any rank, why it did not meet the others.
     """
     environment.export()
-    name_process(f"rank {environment.rank}")
+    # Where Slurm tracks processes by /proc (proctrack/linuxproc), no name with a space gets a signal.
+    name_process(f"rank-{environment.rank}")
     faulthandler.enable()
     if environment.leaves_orphans:
         die_with_parent()

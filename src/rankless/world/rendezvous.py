@@ -243,18 +243,22 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
         UserError: the ranks disagree about how many there are.
     """
     store = of_this_job(outer)
-    word, until = f"{uuid.uuid4().hex}/{size}", time.monotonic() + timeout.total_seconds()
+    word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
     store.set(f"word/{rank}", word)
     words: list[str] = []
     while time.monotonic() < until:
         if rank == 0:
             words = [_read(store, f"word/{other}") for other in range(size)]
             store.set("words", json.dumps(words))
+            if refused := _read(store, f"refused/{word}"):
+                raise UserError(refused)
         else:
             words = json.loads(_read(store, "words") or "[]")
-        if rank < len(words) and words[rank] == word:
-            _refuse_other_sizes(words)
-        if len(words) == size and words[rank] == word:
+        if words[rank : rank + 1] == [word]:
+            if len(words) != size:  # the words of an earlier start may be as many as they like
+                refused = _other_size(rank, size, len(words))
+                store.set(f"refused/{words[0]}", refused)
+                raise UserError(refused)
             name = uuid.uuid5(uuid.NAMESPACE_OID, " ".join(words)).hex
             store.set(f"{name}/{rank}", "here")
             if store.check([f"{name}/{other}" for other in range(size)]):
@@ -269,15 +273,11 @@ def of_this_job(outer: dist.Store) -> dist.Store:
     return dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(outer))
 
 
-def _refuse_other_sizes(words: list[str]) -> None:
-    """Raise where ranks were told different numbers of ranks."""
-    sizes = {rank: word.partition("/")[2] for rank, word in enumerate(words) if word}
-    if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{size} on rank {rank}" for rank, size in sizes.items())
-        raise UserError(
-            f"WORLD_SIZE: the ranks differ in how many there are: {told}; expected one number everywhere: "
-            "start all of them with one launcher"
-        )
+def _other_size(rank: int, size: int, of_first: int) -> str:
+    return (
+        f"WORLD_SIZE: is {of_first} on rank 0, but {size} on rank {rank}; expected one number everywhere: "
+        "start all ranks with one launcher"
+    )
 
 
 def _read(store: dist.Store, key: str) -> str:
