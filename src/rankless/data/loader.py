@@ -49,6 +49,7 @@ class MicroBatches(Generic[B]):
 
     Attributes:
         waited: seconds the caller has spent waiting for batches so far.
+        is_waiting: whether the caller waits for a batch now.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class MicroBatches(Generic[B]):
         workers: int,
         pin_memory: bool = False,
     ) -> None:
-        self.waited = 0.0
+        self.waited, self.is_waiting = 0.0, False
         if workers:
             loader_server.ensure(_modules(examples, collate))
         loader = DataLoader(
@@ -88,7 +89,7 @@ class MicroBatches(Generic[B]):
     def __next__(self) -> B:
         if not self._end.alive:
             raise StopIteration
-        started = time.perf_counter()
+        started, self.is_waiting = time.perf_counter(), True
         try:
             batch = next(self._batches)
         except RuntimeError as error:
@@ -97,6 +98,7 @@ class MicroBatches(Generic[B]):
             raise
         finally:
             self.waited += time.perf_counter() - started
+            self.is_waiting = False
         if isinstance(batch, _Failure):
             self.close()
             raise batch.error

@@ -80,6 +80,7 @@ def evaluate(
     limit: int | None = None,
     unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    phase: Callable[[str], None] | None = None,
 ) -> Scores:
     """Score ``model``; every rank returns the same dict.
 
@@ -91,6 +92,7 @@ def evaluate(
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
             scores' ``unreadable``; they affect no other score.
         stop: called before every batch; the ranks need not get the same answer at the same time.
+        phase: called with what begins, ``predicting`` before every batch and ``scoring``.
 
     Raises:
         Stopped: on every rank, if ``stop`` returned true on one of them before everything was predicted.
@@ -102,7 +104,9 @@ def evaluate(
     model.eval()
     failures, mine = Failures(world), _Predicted()
     with failures.recording():
-        _predict(task, model, recipe, world.device, lines, stop, mine)
+        _predict(task, model, recipe, world.device, lines, _before_each(stop, phase), mine)
+    if phase:
+        phase("scoring")
     failures.raise_first(mine.stopped)
     missing = _missing(mine.unreadable, len(data), recipe.data.max_bad, world)
     if missing and unreadable:
@@ -121,6 +125,17 @@ def evaluate(
                 scores["unreadable"] = len(missing)
     failures.raise_first()
     return world.broadcast(scores) or {}
+
+
+def _before_each(stop: Callable[[], bool] | None, phase: Callable[[str], None] | None) -> Callable[[], bool]:
+    """What is called before every batch: whether to stop."""
+
+    def call() -> bool:
+        if phase:
+            phase("predicting")
+        return bool(stop and stop())
+
+    return call
 
 
 @dataclass
@@ -144,7 +159,7 @@ def _predict(
     recipe: Recipe,
     device: torch.device,
     lines: Sequence[Line],
-    stop: Callable[[], bool] | None,
+    stop: Callable[[], bool],
     done: _Predicted,
 ) -> None:
     """Predict this rank's batches and add the results to ``done``."""
@@ -155,7 +170,7 @@ def _predict(
         autocast(recipe.precision, device),
     ):
         for line, batch in zip(lines, batches, strict=True):
-            if stop and stop():
+            if stop():
                 done.stopped = True
                 return
             check_batch(task, batch)

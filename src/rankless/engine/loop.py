@@ -18,8 +18,10 @@ from rankless.engine.saver import Saver
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.engine.state import TrainingState
+from rankless.engine.stragglers import Stragglers
 from rankless.engine.totals import Flags, Numbers, Totals
 from rankless.engine.waiting import Waiting
+from rankless.engine.watchdog import Watchdog
 from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -92,7 +94,9 @@ def train(
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
     with closing(setup.sinks(sinks or {})) as opened, setup.batches() as batches:
-        return _Loop(setup, batches, opened, stop or StopRequest(), observe).run()
+        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe)
+        with loop.watchdog:
+            return loop.run()
 
 
 class _Loop:
@@ -112,6 +116,9 @@ class _Loop:
         run, mirrors = setup.run, setup.mirrors
         self.saver = Saver(self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors)
         self.facts = capabilities(setup.data).facts
+        self.watchdog = Watchdog(self.world, partial(sinks.urgent_event, "late"), lambda: batches.is_waiting)
+        mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
+        self.stragglers = Stragglers(self.world, len(mine))
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
         self.waiting = Waiting()
 
@@ -129,6 +136,8 @@ class _Loop:
             saving = numbers.save or stopping or done == last
             if is_evaluated or saving:
                 self._check(done)
+                for text in self.stragglers.compare():
+                    self.sinks.event("slow", done, text)
             scores = None
             if is_evaluated and not stopping:
                 with self.saver.saving_on_error(done):
@@ -137,6 +146,7 @@ class _Loop:
                 stopping = self.shared_stop.agreed()  # the request may have come while rank 0 scored
             state.unscored = is_evaluated and scores is None
             if saving or stopping or self.saver.is_best:
+                self.watchdog.begin("saving", done)
                 self.saver.save(done, required=done == last or stopping)
             if self.observe:
                 self.observe(done, state, scores)
@@ -150,6 +160,8 @@ class _Loop:
     def _train_step(self, step: int) -> Numbers:
         """Turn the images of ``step`` (from 0) into new weights, and log what came of it."""
         state, saver, batches = self.state, self.saver, self.batches
+        self.watchdog.begin("computing", step + 1)
+        self.stragglers.begin()
         began, waited = time.perf_counter(), batches.waited
         if state.begin(step):
             self.sinks.event("release", step, "the backbone is trained from here on")
@@ -160,7 +172,9 @@ class _Loop:
             totals = state.accumulator.run(step, batches, state.scaler.scale, flags)
         with saver.saving_on_divergence(step):
             numbers = update(state, step, totals)
-        self._log(step, lr, numbers, time.perf_counter() - began, batches.waited - waited)
+        seconds = time.perf_counter() - began
+        self.stragglers.end(seconds)
+        self._log(step, lr, numbers, seconds, batches.waited - waited)
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers
@@ -219,6 +233,7 @@ class _Loop:
                 limit=limit,
                 unreadable=unreadable,
                 stop=self.shared_stop,
+                phase=lambda phase: self.watchdog.begin(phase, done),
             )
         except Stopped:
             return None

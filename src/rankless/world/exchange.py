@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankless.world.compat import all_gather_single
+from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 
@@ -103,7 +104,8 @@ class Pending:
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])
             return
-        self.work.wait()
+        with PEER_WAITS.waiting():
+            self.work.wait()
         nodes: list[Node] = [node for owned in layout.nodes for node in owned]
         values = zip(nodes, self.received.view(len(nodes), self.own), strict=True)
         ((_, total),) = Fold(layout.micro_batches, add_in_place, values).stack
@@ -119,7 +121,8 @@ class Pending:
         """Wait until the total stands in the result."""
         if self.work is None:
             return
-        self.work.wait()
+        with PEER_WAITS.waiting():
+            self.work.wait()
         if self.gathered is not self.result:
             self.result.copy_(self.gathered[: self.result.numel()])
         del self.received, self.gathered, self.sent

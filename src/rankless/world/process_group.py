@@ -23,6 +23,7 @@ from rankless.hardware.network import interface_towards
 from rankless.world.compat import quiet_output
 from rankless.world.keepalive import watch_connections
 from rankless.world.objects import pack, unpack
+from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.rendezvous import (
     launchers_store,
     loopback,
@@ -89,10 +90,12 @@ class World:
         Raises:
             UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
         """
-        if not self.is_first:
-            _send(pack(value), 0)
-            return None
-        return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
+        if self.is_first:
+            return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
+        packed = pack(value)
+        with PEER_WAITS.waiting():
+            _send(packed, 0)
+        return None
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """The ``value`` of rank ``source`` on every rank.
@@ -105,10 +108,11 @@ class World:
         is_source = self.rank == source
         packed = pack(value) if is_source else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor(packed.numel())
-        dist.broadcast(length, source)
-        if not is_source:
-            packed = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(packed, source)
+        with PEER_WAITS.waiting():
+            dist.broadcast(length, source)
+            if not is_source:
+                packed = torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(packed, source)
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -143,9 +147,10 @@ def _send(packed: Tensor, rank: int) -> None:
 
 def _receive(rank: int) -> Tensor:
     length = torch.tensor(0)
-    dist.recv(length, rank)
-    packed = torch.empty(int(length), dtype=torch.uint8)
-    dist.recv(packed, rank)
+    with PEER_WAITS.waiting():
+        dist.recv(length, rank)
+        packed = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(packed, rank)
     return packed
 
 

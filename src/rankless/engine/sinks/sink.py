@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ class Sinks:
         self._makers = dict(users or {})
         self._users: dict[str, Sink] = {}
         self._step = 0
+        self._lock = threading.RLock()
+        self._deferred: list[tuple[str, int, str]] = []
 
     def start(self, run: RunStart) -> None:
         """See :class:`Sink`; the users' sinks are made now."""
@@ -119,6 +122,16 @@ class Sinks:
         """See :class:`Sink`."""
         self._each(lambda sink: sink.event(name, step, text))
 
+    def urgent_event(self, name: str, step: int, text: str) -> None:
+        """Take an event from another thread, while that of the training may be stuck.
+
+        A user's sink, which knows nothing of threads, gets it with the next call.
+        """
+        with self._lock:
+            for sink in self._built_in:
+                sink.event(name, step, text)
+            self._deferred.append((name, step, text))
+
     def close(self) -> None:
         """See :class:`Sink`."""
         try:
@@ -128,8 +141,12 @@ class Sinks:
                 sink.close()
 
     def _each(self, call: Callable[[Sink], object]) -> None:
-        for sink in self._built_in:
-            call(sink)
+        with self._lock:
+            for sink in self._built_in:
+                call(sink)
+            deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self._each_of_users(lambda sink, event=event: sink.event(*event))  # type: ignore[misc]
         self._each_of_users(call)
 
     def _each_of_users(self, call: Callable[[Sink], object]) -> None:

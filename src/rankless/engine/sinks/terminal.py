@@ -19,7 +19,8 @@ from rankless.structures import Scores
 
 _SMOOTHING = 0.9  # of the speed, per step
 _AS_IT_IS = ("pretrained",)
-_TITLED = {"note": "note", "warning": "warning", "not saved": "warning", "sink": "warning"}
+_WARNINGS = ("warning", "not saved", "sink", "late", "slow")
+_TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")}
 
 
 class Terminal(Sink):

@@ -1,0 +1,69 @@
+"""Ranks that are slower than the others in what they do by themselves, named in the journal."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from rankless.world.peer_waits import PEER_WAITS
+from rankless.world.process_group import World
+
+SLOW = 1.2
+"""A rank is slow above this many times the others' median."""
+_STEPS = 20  # fewer say nothing
+_LEAST = 0.005  # seconds of a micro-batch; differences below cost nobody anything
+
+
+class Stragglers:
+    """Compares the ranks' own time, where they meet anyway.
+
+    Own time is that of a step without waiting for other ranks, by the micro-batch: some ranks have more of
+    them. On GPUs the host does not see what the device waits for, so that there is no difference to be seen.
+
+    Args:
+        world: the ranks.
+        micro_batches: how many of a step are this rank's.
+    """
+
+    def __init__(self, world: World, micro_batches: int) -> None:
+        self.world, self.micro_batches = world, micro_batches
+        self._own: deque[float] = deque(maxlen=200)
+        self._waited = PEER_WAITS.seconds
+        self._named: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._waited = PEER_WAITS.seconds
+
+    def end(self, seconds: float) -> None:
+        """A step of this rank has taken ``seconds``, all waits included."""
+        self._own.append((seconds - (PEER_WAITS.seconds - self._waited)) / self.micro_batches)
+
+    def compare(self) -> list[str]:
+        """On rank 0, sentences about ranks that are slow now and were not before; every rank must call it."""
+        if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
+            return []
+        gathered = self.world.gather([statistics.median(self._own), os.uname().nodename])
+        self._own.clear()
+        if gathered is None:
+            return []
+        slow = slow_ranks([seconds for seconds, _ in gathered])
+        new, self._named = set(slow) - self._named, set(slow)
+        return [
+            f"rank {rank} on {host} is slow: a micro-batch takes it {seconds * 1e3:.0f} ms, the others "
+            f"{slow[rank] * 1e3:.0f} ms, and they wait for it"
+            for rank, (seconds, host) in enumerate(gathered)
+            if rank in new
+        ]
+
+
+def slow_ranks(own: Sequence[float]) -> dict[int, float]:
+    """The ranks whose own time is far above the others', each with the median of the others."""
+    slow = {}
+    for rank, seconds in enumerate(own):
+        others = statistics.median([*own[:rank], *own[rank + 1 :]])
+        if seconds > SLOW * others and seconds - others > _LEAST:
+            slow[rank] = others
+    return slow

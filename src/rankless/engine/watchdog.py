@@ -1,0 +1,114 @@
+"""Who is late: every rank watches its own steps, and rank 0 names the one that all others wait for.
+
+A rank that takes much longer than usual writes the stacks of all its threads to its log, and what it is at
+to the ranks' store, which rank 0 reads only when it is late itself. Only durations are compared, never two
+clocks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rankless.world.keepalive import watch_connections
+from rankless.world.notices import Notices
+from rankless.world.peer_waits import PEER_WAITS
+from rankless.world.process_group import World
+
+LEAST = 60.0
+"""Seconds that nothing is late before; ``RANKLESS_LATE`` in the environment is another number of them."""
+_TIMES = 20  # the usual duration, as the median of the last ones
+_FIRST_TIMES = 10  # LEAST, where nothing is usual yet: a first evaluation may take minutes
+_LOG = 2  # the file descriptor of a rank's log
+WAITING = "waiting for other ranks"
+
+
+class Watchdog:
+    """A thread beside the training of one rank; a context manager.
+
+    Args:
+        world: the ranks; each must make one, because they exchange the names of their hosts.
+        report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
+        drawing: whether this rank waits for its loader now.
+    """
+
+    def __init__(self, world: World, report: Callable[[int, str], None], drawing: Callable[[], bool]) -> None:
+        self.world, self.report, self.drawing = world, report, drawing
+        self.hosts = world.all_gather(os.uname().nodename) if world.size > 1 else [os.uname().nodename]
+        self.notices = Notices("late")
+        self.least = float(os.environ.get("RANKLESS_LATE") or LEAST)
+        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
+        self._now = ("starting", 0, time.monotonic())
+        self._dumped: tuple[str, int, float] | None = None
+        self._named: set[tuple[int, int]] = set()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def begin(self, phase: str, step: int) -> None:
+        """Begin something in ``step`` that takes about as long every time."""
+        now = time.monotonic()
+        before, _, since = self._now
+        self._usual[before].append(now - since)
+        self._now = (phase, step, now)
+
+    def _watch(self) -> None:
+        while not self._end.wait(min(self.least / 4, 5)):
+            if self.world.device.type == "cuda":
+                watch_connections(all_are_read=False)  # NCCL's, which it opens when it is first used
+            phase, step, since = now = self._now
+            known = self._usual.get(phase)
+            limit = max(self.least, _TIMES * statistics.median(known)) if known else _FIRST_TIMES * self.least
+            seconds = time.monotonic() - since
+            if seconds <= limit:
+                continue
+            with suppress(Exception):  # the store may be gone with a rank, which is reported elsewhere
+                if now != self._dumped:
+                    self._dumped = now
+                    self._dump(phase, step, seconds)
+                if self.world.is_first:
+                    self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
+
+    def _dump(self, phase: str, step: int, seconds: float) -> None:
+        """Write the stacks to the log, and what this rank is at to the store."""
+        at = phase
+        if PEER_WAITS.depth:
+            at = WAITING
+        elif self.drawing():
+            at = "waiting for images"
+        line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
+        with suppress(OSError):
+            os.write(_LOG, line.encode())
+            faulthandler.dump_traceback(_LOG, all_threads=True)
+        self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
+
+    def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
+        """Report the ranks that do not wait for others; those that are silent when it has taken long."""
+        for rank, host in enumerate(self.hosts):
+            notice = self.notices.read(rank)
+            found: list[Any] = json.loads(notice) if notice else [-1, "", 0]
+            if (rank, step) in self._named or (found[0] == step and found[1] == WAITING):
+                continue
+            if found[0] == step:
+                text = f"rank {rank} on {host} is late: step {step}, {found[1]}, for {found[2]} s"
+            elif is_long:
+                text = f"rank {rank} on {host} gives no sign of life: step {step}, for {seconds:.0f} s"
+            else:
+                continue
+            self._named.add((rank, step))
+            self.report(step, text)

@@ -1,0 +1,147 @@
+"""Ranks that are late or slow are named, and nothing else changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine import loop
+from rankless.engine.stragglers import slow_ranks
+from rankless.engine.watchdog import Watchdog
+from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import LossSum
+from rankless.world.process_group import World
+
+HOST = os.uname().nodename
+RECIPE = Recipe(
+    batch=Batch(images=8, micro=2),
+    epochs=12,
+    precision="fp32",
+    optim=Optim(lr=0.01),
+    ema=Ema(decay=0),
+    evaluate=Evaluate(every=0),
+    checkpoint=Checkpoint(every=24, keep=1),
+)
+
+
+class Line:
+    """A straight line; ``draw`` and ``compute`` say how long this rank sleeps, by the step."""
+
+    class_names = ()
+    score_name = "score"
+
+    def __init__(self, draw: dict[int, float], compute: float) -> None:
+        self.draw, self.compute, self.steps = draw, compute, 0
+        self.stalls = dict(draw)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def training_data(self) -> Any:
+        return self
+
+    evaluation_data = training_data
+
+    def __len__(self) -> int:
+        return 16
+
+    def item(self, index: int, epoch: int) -> Tensor:
+        time.sleep(self.stalls.pop(self.steps, 0))
+        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
+
+    def collate(self, items: Any) -> Tensor:
+        return torch.stack(list(items))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
+        time.sleep(self.compute)
+        return LossSum((model(batch) - 1).square().sum(), torch.tensor(float(len(batch))))
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
+        return [0.0] * len(batch)
+
+    def score(self, predictions: Any) -> dict[str, float]:
+        return {"score": 0.0}
+
+
+def train(world: World, folder: str, late: float, draw: dict[int, float], compute: float) -> bool:
+    """Train; the last rank stalls in drawing after some steps, and is slower by ``compute`` a micro-batch."""
+    is_last = world.rank == world.size - 1
+    task = Line(draw if is_last else {}, compute if is_last else 0)
+    recipe = dataclasses.replace(RECIPE, workers=0)
+
+    def observe(step: int, *_: Any) -> None:
+        task.steps = step
+
+    os.environ["RANKLESS_LATE"] = str(late)
+    try:
+        run = RunDirectory(Path(folder))
+        return loop.train(recipe, run, world, resume=False, task=task, observe=observe)
+    finally:
+        del os.environ["RANKLESS_LATE"]
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [entry for entry in journal.read(folder / "journal.jsonl") if entry.get("event") == name]
+
+
+@pytest.mark.processes
+def test_a_late_rank_is_named_with_its_host_step_and_phase(ranks: Any, tmp_path: Path) -> None:
+    before = len(ranks.log.read_text(errors="replace")) if ranks.log.exists() else 0
+    assert all(ranks(3, train, str(tmp_path / "run"), 1.5, {5: 5.0}, 0.0))
+    found = [entry["text"] for entry in events(tmp_path / "run", "late") if entry["at"] == 6]
+    assert len(found) == 1
+    assert found[0].startswith(f"rank 2 on {HOST} is late: step 6, waiting for images, for ")
+    log = ranks.log.read_text(errors="replace")[before:]
+    assert "late: rank 2, step 6, waiting for images" in log and "in item" in log
+    assert "late: rank 0, step 6, waiting for other ranks" in log
+
+
+def wait_for_a_silent_one(world: World) -> list[str]:
+    """What rank 0 reports while rank 1 has no thread that could."""
+    reports: list[str] = []
+    os.environ["RANKLESS_LATE"] = "0.4"
+    dog = Watchdog(world, lambda step, text: reports.append(text), lambda: False)
+    del os.environ["RANKLESS_LATE"]
+    if world.rank:
+        time.sleep(3)
+        world.gather(None)
+        return []
+    with dog:
+        for step in range(3):
+            dog.begin("computing", step)
+        world.gather(None)
+    return reports
+
+
+@pytest.mark.processes
+def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
+    (reports, _) = ranks(2, wait_for_a_silent_one)
+    assert len(reports) == 1
+    assert reports[0].startswith(f"rank 1 on {HOST} gives no sign of life: step 2, for ")
+
+
+@pytest.mark.processes
+def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path) -> None:
+    assert all(ranks(2, train, str(tmp_path / "run"), 60, {}, 0.04))
+    (event,) = events(tmp_path / "run", "slow")
+    assert event["at"] == 24 and event["text"].startswith(
+        f"rank 1 on {HOST} is slow: a micro-batch takes it "
+    )
+    assert not events(tmp_path / "run", "late")
+
+
+def test_slow_is_far_above_the_others() -> None:
+    assert slow_ranks([0.1, 0.1, 0.119, 0.1]) == {}
+    assert slow_ranks([0.1, 0.1, 0.125, 0.1]) == {2: 0.1}
+    assert slow_ranks([0.001, 0.004]) == {}  # nobody waits long for that
+    assert slow_ranks([0.3, 0.1]) == {0: 0.1}
+    assert set(slow_ranks([0.3, 0.1, 0.3, 0.1, 0.1, 0.1])) == {0, 2}
