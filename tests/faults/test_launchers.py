@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,12 +53,26 @@ def launched(folder: Path, *command: str, **more: str) -> subprocess.CompletedPr
 
 
 class Ranks:
-    """Processes that a cluster's launcher would start, one set of variables for each."""
+    """Processes that a cluster's launcher would start, one set of variables for each.
 
-    def __init__(self, folder: Path, variables: Sequence[Mapping[str, str]], *words: Sequence[str]) -> None:
+    Args:
+        folder: where they are started.
+        variables: of each.
+        words: for the command line; once for all, or for each.
+        last: a command that starts the last one, as on another machine.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        variables: Sequence[Mapping[str, str]],
+        *words: Sequence[str],
+        last: Sequence[str] = (),
+    ) -> None:
+        prefixes = [()] * (len(variables) - 1) + [tuple(last)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, *TRAIN, *(words[rank] if len(words) > 1 else words[0])],
+                [*prefixes[rank], sys.executable, *TRAIN, *(words[rank] if len(words) > 1 else words[0])],
                 cwd=folder,
                 env=environment(more),
                 stdout=subprocess.PIPE,
@@ -227,6 +242,43 @@ def test_a_slurm_job_is_stopped_and_requeued(tmp_path: Path, recipe: str, expect
         ("Slurm", str(os.getpid()), 0),
         ("Slurm", str(os.getpid()), 1),
     ]
+
+
+def elsewhere(folder: Path, own: Path) -> list[str]:
+    """A command's prefix: ``folder`` is ``own`` for it, as on another machine's disk."""
+    return ["unshare", "--mount", "sh", "-c", f'mount --bind {own} {folder} && exec "$@"', "sh"]
+
+
+def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    shared, own = tmp_path / "disk", tmp_path / "other"
+    shared.mkdir()
+    own.mkdir()
+    other = elsewhere(shared, own)
+    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces need root")
+    run, words = RunDirectory(shared / "run"), [recipe, "--run", str(shared / "run")]
+    variables = srun(1, 1, MASTER_ADDR="127.0.0.1", **SLOW)
+    with Ranks(tmp_path, variables, words, last=other) as ranks:
+        ranks.until(lambda: step(run) >= 2)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        codes, printed = ranks.ends()
+    assert codes == [85, 85], printed
+    saved = run.pointed("last")
+    assert RunDirectory(own / "run").pointed("last") == saved
+    shutil.rmtree(run.path)
+    with Ranks(tmp_path, mpiexec_on_machines(2, "127.0.0.1"), words, last=other) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [2, 2]
+    assert "run: a run is there already on" in printed[0], "it is another job's"
+    assert not run.path.exists()
+    variables = srun(1, 1, MASTER_ADDR="127.0.0.1", SLURM_RESTART_COUNT="1")
+    with Ranks(tmp_path, variables, words, last=other) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [0, 0], printed
+    assert f"resuming after step {saved}" in printed[0]
+    assert outcome(run.path) == expected
 
 
 def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expected: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import faulthandler
 import signal
 import sys
 import traceback
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError
 from rankless.hardware.processes import die_with_parent, name_process
-from rankless.launch import environments, rank_job
+from rankless.launch import rank_job
 from rankless.launch.environments.environment import Environment
 from rankless.launch.job import LOST_PEER, Job
 from rankless.launch.rank_output import RankOutput
 from rankless.printing import say
-from rankless.runs.directory import RunDirectory, new_run_directory
+from rankless.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from rankless.engine.loop import StopRequest
@@ -173,7 +172,8 @@ class _Member:
         Returns:
             The recipe, on every rank the same; None where the run has nothing left to do.
         """
-        from rankless.launch.agreement import on_first, refuse_other_recipes, together
+        from rankless.launch.agreement import refuse_other_recipes, together
+        from rankless.launch.member_run import Start, open_run
         from rankless.recipe.load import from_json, to_json
 
         def asked() -> Recipe | None:
@@ -190,7 +190,8 @@ class _Member:
             mine = together(world, lambda: found)
         refuse_other_recipes(world, mine)
         world.own_micro_batches(mine.batch.micro_batches)
-        opened = on_first(world, lambda: self._open(world, mine, held))
+        start = Start(self.environment, self.run, self.asked.name, self.resume, self.sinks)
+        opened = open_run(world, start, mine, held)
         sent = world.broadcast(_sent(opened) if opened else None)
         if sent is None:
             return None
@@ -198,42 +199,6 @@ class _Member:
         self.output.log_to(RunDirectory(Path(self.job.run)), "train")
         recipe = from_json(self.job.recipe)
         return replace(recipe, data=replace(recipe.data, root=mine.data.root))
-
-    def _open(self, world: World, recipe: Recipe, held: ExitStack) -> Job | None:
-        """Open the run directory, which ``held`` leaves; rank 0's job, None where nothing is left to do."""
-        from rankless.launch.opening import is_finished, opened, training_job
-        from rankless.launch.resume import was_started_by
-        from rankless.launch.run_lock import removed_on_error
-
-        name, path = self._job_and_path(world)
-        with removed_on_error(path):
-            run = RunDirectory(path)
-            resume = self.resume or was_started_by(run, name)
-            recipe = held.enter_context(opened(run, recipe, resume=resume))
-        if resume and is_finished(run, recipe):
-            return None
-        environment = self.environment
-        launched = {"launcher": environment.name, "job": name, "restart": environment.restart}
-        return training_job(recipe, run, self.sinks, launched=launched)
-
-    def _job_and_path(self, world: World) -> tuple[str, Path]:
-        """The job's name, "" where nothing shows that two starts are one job's; and its run directory."""
-        cluster = environments.job()
-        name = cluster or world.recall("job")
-        if not name and world.kept is not None:
-            name = uuid.uuid4().hex
-            world.remember("job", name)
-        before = world.recall("run")
-        if self.run is not None:
-            path = self.run
-        elif before:
-            path = Path(before)
-        elif cluster:
-            path = Path("runs") / f"{self.asked.name}-{cluster}"
-        else:
-            path = new_run_directory(self.asked.name)
-        world.remember("run", str(path.absolute()))
-        return name, path
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
         """Train; whether all steps are done, and the signal that ended it, 0 without one."""
