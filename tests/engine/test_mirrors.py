@@ -94,14 +94,15 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     Args:
         machines: in the order of their ranks.
         how: ``crash`` after a step; ``full``: (rank, step) after which the rank's disk is full; ``refuse``:
-            no rank can save; ``change``: words for the recipe.
+            no rank can save; ``change``: words for the recipe; ``roots``: where the data lies, by machine.
 
     Returns:
         How it ended, and the steps that this rank has saved.
     """
     how = how or {}
-    places = [(folder, local) for folder, count in machines for local in range(count)]
-    folder, local = places[world.rank]
+    places = [(number, local) for number, (_, count) in enumerate(machines) for local in range(count)]
+    number, local = places[world.rank]
+    folder = machines[number][0]
     here = dataclasses.replace(world, local_rank=local)
     saved: list[int] = []
     original = checkpoint.save
@@ -118,7 +119,8 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
         if how.get("crash") == step:
             raise Crashed
 
-    recipe = changed(RECIPE, how.get("change", ()))
+    root = [f"data.root={how['roots'][number]}"] if "roots" in how else []
+    recipe = changed(RECIPE, [*how.get("change", ()), *root])
     checkpoint.save = save
     try:
         with computes_like(recipe):
@@ -201,10 +203,12 @@ def both(two: list[Path], *counts: int) -> list[list[Any]]:
 
 
 def test_every_machine_keeps_the_same_copy(ranks: Any, two: list[Path], whole: Path) -> None:
-    answers = ranks(3, train, both(two, 2, 1))
+    """Wherever its data lies, which its own ``recipe.yaml`` says."""
+    answers = ranks(3, train, both(two, 2, 1), {"roots": ["/first", "/second"]})
     assert [answer["end"] for answer in answers] == [True] * 3
     assert [bool(answer["saved"]) for answer in answers] == [True, False, True]
     assert files(two[0]) == files(two[1])
+    assert ["/first" in (f / "recipe.yaml").read_text() for f in two] == [True, False]
     for folder in two:
         is_complete(folder, whole)
     assert (two[0] / "journal.jsonl").read_bytes() == (two[1] / "journal.jsonl").read_bytes()

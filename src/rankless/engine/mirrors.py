@@ -16,6 +16,8 @@ from pathlib import Path
 from rankless.engine.sinks.journal import JournalCopy
 from rankless.files import writing
 from rankless.files.reading import MIB, read_text
+from rankless.recipe.load import from_json, to_json
+from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World
 
@@ -58,6 +60,13 @@ class Mirrors:
     def name(self, rank: int) -> str:
         """The machine of ``rank``, for messages."""
         return _name(self.hosts, rank)
+
+    def recipe(self, own: Recipe) -> Recipe:
+        """The recipe that stands in the weights, the same in all copies, whatever is this rank's ``own``.
+
+        Every rank must call it.
+        """
+        return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def named(self, messages: Mapping[int, str]) -> list[str]:
         """Messages by rank as sentences, with the names of the machines where there are several copies."""

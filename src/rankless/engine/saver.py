@@ -81,7 +81,7 @@ class Saver:
         self.mirrors = mirrors or alone(world)
         self.failing: set[int] = set()
         self.recipe, self.run, self.state, self.world, self.sinks = recipe, run, state, world, sinks
-        self.retention = Retention(recipe, run, state, class_names)
+        self.retention = Retention(self.mirrors.recipe(recipe), run, state, class_names)
         self.saved, self.saved_at = start, time.monotonic()
         self.is_best = False
 
