@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import environments
 from rankless.launch.environments import node_list
@@ -216,6 +217,31 @@ def test_ports_are_the_same_on_all_ranks_and_differ_between_jobs() -> None:
     assert 15_000 <= first < 30_000
     assert len({port({**SRUN, "SLURM_JOB_ID": str(job)}) for job in range(20)}) > 15
     assert port({**SRUN, "MASTER_PORT": "4711"}) == 4711
+
+
+def test_what_starts_ranks_by_itself_is_no_rank() -> None:
+    for variables in ({}, SBATCH, PTY, {"RANK": "0", "WORLD_SIZE": "1"}):
+        environments.refuse("verify", "run it alone", variables)
+    with pytest.raises(UserError, match=r"verify: starts.*one of 3 \(Slurm\); run it alone"):
+        environments.refuse("verify", "run it alone", {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    with pytest.raises(UserError) as raised:
+        environments.refuse("verify", "run it alone", SRUN)
+    assert raised.value.problems == (), "rank 0 says it"
+
+
+@pytest.mark.parametrize("verb", [("verify",), ("evaluate", "run"), ("train", "--nothing")])
+def test_a_command_line_that_is_wrong_on_all_ranks_is_printed_by_one(
+    verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in PYTORCHJOB.items():
+        monkeypatch.setenv(name, value)
+    printed = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        assert cli.main(verb) == 2
+        printed.append(capsys.readouterr().err)
+    assert printed[0].count("error: ") == 1
+    assert printed[1] == ""
 
 
 def test_a_job_has_one_name_in_all_its_starts() -> None:

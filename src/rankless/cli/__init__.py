@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     except CycloptsError as error:
-        return _report(in_our_words(error))
+        from rankless.launch import environments
+
+        return _report(in_our_words(error)) if environments.speaks() else UserError.exit_code
     except KeyboardInterrupt:
         words = sys.argv[1:] if arguments is None else arguments
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"

@@ -205,6 +205,9 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Score a run or a weights file on its evaluation images."""
+    from rankless.launch import environments
+
+    environments.refuse("evaluate", "run it without the launcher, once; --devices says on how many")
     count = _device_count(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
@@ -342,6 +345,9 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove on this machine that the number of processes changes no bit of the weights."""
+    from rankless.launch import environments
+
+    environments.refuse("verify", "run it without the launcher, once")
     sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = whole_number("--steps", steps)
     name, overrides = recipe_and_overrides(recipe)

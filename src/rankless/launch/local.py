@@ -18,7 +18,7 @@ import torch
 from rankless.engine.evaluate import refuse_unused
 from rankless.errors import UserError, counted, escaped, remedy
 from rankless.hardware.cores import usable_cores
-from rankless.launch import fork_server
+from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
@@ -90,6 +90,7 @@ def train(
     Raises:
         UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
     """
+    environments.refuse("rankless.train", "start the ranks with: torchrun … -m rankless train")
     recipe, names = checked(recipe, task, sinks)
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)

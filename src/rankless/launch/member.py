@@ -213,15 +213,19 @@ class _Member:
         Raises:
             UserError: what any rank has met.
         """
+        from rankless.launch.record import record_error
+
         rank, size = self.environment.rank, self.environment.world_size
-        note = self._note(error)
+        note, others = self._note(error), list["Note"]()
         if rank and "lost" in note:  # its cause may have said why
-            every = notes.wait(_PATIENCE, lambda found: rank_job.error_in(found) is not None)
-            if known := rank_job.error_in(every):
-                raise known
+            others = notes.wait(_PATIENCE, lambda found: rank_job.error_in(found) is not None)
         notes.leave(note)
+        if known := rank_job.error_in(others):
+            raise known
         every = [note] if rank else notes.wait(_PATIENCE, lambda found: len(found) == size)
         if known := rank_job.error_in(every):
+            if not rank and self.job.run:
+                record_error(RunDirectory(Path(self.job.run)), known.problems)
             raise known
         if not rank:
             self._report(every)

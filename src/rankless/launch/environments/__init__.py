@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from rankless.errors import UserError
 from rankless.launch.environments.environment import Environment, job_named
 from rankless.launch.environments.openmpi import OpenMPI
 from rankless.launch.environments.pmi import PMI
@@ -29,6 +30,35 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
         if kind.is_here(variables):
             return kind(variables)
     return None
+
+
+def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
+    """Raise where this process is one of a launcher's ranks, for what starts ranks by itself.
+
+    Args:
+        what: starts them, at the beginning of the sentence.
+        instead: what to do, at its end.
+        variables: the environment.
+
+    Raises:
+        UserError: it is one of several ranks; on ranks other than 0 it has no problems to print.
+    """
+    environment = detect(variables)
+    if environment and environment.world_size > 1:
+        text = (
+            f"{what}: starts ranks by itself, but a launcher has started this process as one of "
+            f"{environment.world_size} ({environment.name}); {instead}"
+        )
+        raise UserError([] if environment.rank else text)
+
+
+def speaks(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process prints what all ranks of a launcher have met alike: it is rank 0, or none."""
+    try:
+        environment = detect(variables)
+    except UserError:
+        return True
+    return environment is None or environment.rank == 0
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
