@@ -262,9 +262,10 @@ def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
     variables = srun(1, 1, MASTER_ADDR="127.0.0.1", **SLOW)
     with Ranks(tmp_path, variables, words, last=other) as ranks:
         ranks.until(lambda: step(run) >= 2)
-        ranks.processes[0].send_signal(signal.SIGTERM)
+        ranks.processes[1].send_signal(signal.SIGINT)
         codes, printed = ranks.ends()
-    assert codes == [85, 85], printed
+    assert codes == [130, 130], printed
+    assert "stopped by SIGINT; saved after step" in printed[0]
     saved = run.pointed("last")
     assert RunDirectory(own / "run").pointed("last") == saved
     shutil.rmtree(run.path)

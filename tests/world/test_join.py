@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rankless.errors import UserError
+from rankless.world import process_group
 from rankless.world.process_group import World, is_lost_peer, join
 from rankless.world.rendezvous import meet
 
@@ -71,6 +73,27 @@ def test_a_start_meets_in_a_store_of_its_own_whatever_earlier_ones_left() -> Non
         assert isinstance(first, dist.Store) and not first.check(["mine"]), "nothing of an earlier start"
         first.set("mine", str(size))
         assert [other.get("mine") for other in others] == [str(size).encode()] * (size - 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("cards", "backend"),
+    [
+        (("a", "b", "c"), "cpu:gloo,cuda:nccl"),  # also where each rank sees its card as the only one
+        (("a", "a", "b"), "gloo"),
+    ],
+)
+def test_nccl_is_used_where_each_rank_has_its_own_card(
+    cards: tuple[str, ...], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gpu = dist.HashStore(), [torch.device("cuda", number) for number in range(3)]
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=cards[device.index])
+    )
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda rank: process_group._backend(store, rank, 3, gpu[rank]), range(3)))
+    assert found == [backend] * 3
+    assert process_group._backend(store, 0, 3, torch.device("cpu")) == "gloo"
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])

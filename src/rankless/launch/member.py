@@ -292,5 +292,5 @@ def _sent(job: Job) -> dict[str, Any]:
 def _foremost(numbers: Sequence[int]) -> int:
     """Of the signals that came to the ranks, 0 where none did, the one that all ends are reported by."""
     if signal.SIGINT in numbers:
-        return signal.SIGINT
-    return next(filter(None, numbers), signal.SIGTERM)
+        return int(signal.SIGINT)
+    return next(filter(None, numbers), int(signal.SIGTERM))

@@ -171,7 +171,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
             environment names.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device, backend = _device_and_backend()
+    device = _device()
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     alone = meeting is not None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == size
     kept = None if meeting else launchers_store(address, _port(), TIMEOUT)
@@ -184,6 +184,7 @@ def join(meeting: Path | None = None) -> Iterator[World]:
         else:
             outer = kept or ranks_store(address, _port(), rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
+        backend = _backend(store, rank, size, device)
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
@@ -200,15 +201,28 @@ def _port() -> int:
     return int(os.environ.get("MASTER_PORT", "0"))
 
 
-def _device_and_backend() -> tuple[torch.device, str]:
-    """NCCL only where each local rank has its own GPU; ranks that share a card talk through gloo."""
-    local_rank, local_size = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
+def _device() -> torch.device:
+    """The card of this rank, of those that it sees, or the CPU."""
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
-        return torch.device("cpu"), "gloo"
-    device = torch.device("cuda", local_rank % cards)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % cards)
     torch.cuda.set_device(device)
-    return device, "cpu:gloo,cuda:nccl" if local_size <= cards and dist.is_nccl_available() else "gloo"
+    return device
+
+
+def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
+    """NCCL only where each rank has its own GPU; ranks that share a card talk through gloo.
+
+    Which card a rank has does not follow from its number: a cluster may let each see one of its machine's.
+    """
+    if device.type == "cpu" or not dist.is_nccl_available():
+        return "gloo"
+    own = _all_differ(store, rank, size, str(torch.cuda.get_device_properties(device).uuid))
+    return "cpu:gloo,cuda:nccl" if own else "gloo"
+
+
+def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
+    """Whether each rank has given another name; all ranks must call it."""
+    store.set(f"card/{rank}", name)
+    return len({store.get(f"card/{other}") for other in range(size)}) == size
