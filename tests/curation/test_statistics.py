@@ -111,7 +111,7 @@ def test_class_folders_are_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("s.doc", "ends in .png"), ("d/boxes.json/s.png", "cannot be written")]
+    ("name", "sentence"), [("s.doc", r"ends in one of \.png"), ("d/boxes.json/s.png", "cannot be written")]
 )
 def test_a_wrong_place(data, tmp_path, name, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -136,7 +136,7 @@ def test_from_a_recipe():
     [
         ((1.0, 2.0), "has 2 numbers: expected 3"),
         ((0.0, 0.0, 0.0), "are all 0"),
-        ("balanced", r"1 classes have no training images \(1\)"),
+        ("balanced", r"1 class has no training images \(1\)"),
     ],
 )
 def test_weights_that_do_not_fit(weights, words):

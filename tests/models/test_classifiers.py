@@ -206,11 +206,14 @@ def test_densenet_options_reach_the_network():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("yolov4-tiny", r"'yolov4-tiny', which is not a classifier; use one, such as resnet18"),
+        ("yolov4-tiny", r"'yolov4-tiny', which is not a classifier; expected one, such as resnet18"),
         ("ResNet_18", "did you mean 'resnet18'"),
         ("efficientnet_b0", "did you mean 'timm/efficientnet_b0'"),
-        ("timm/resnet18x", "'timm/resnet18x': timm .* has no such model; did you mean 'timm/resnet18'"),
-        ("timm/resnet18.a9_in1k", "no such model; did you mean .*'timm/resnet18.a1_in1k'"),
+        (
+            "timm/resnet18x",
+            "'timm/resnet18x': timm .* has no such model; expected one.*; did you mean 'timm/resnet18'",
+        ),
+        ("timm/resnet18.a9_in1k", r"no such model; expected one.*; did you mean .*'timm/resnet18\.a1_in1k'"),
         ("timm/hf-hub:timm/resnet18", "no such model"),
         ("timm/", "no such model"),
     ],
