@@ -282,6 +282,32 @@ def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
     assert outcome(run.path) == expected
 
 
+def test_resume_needs_no_recipe_where_another_machine_has_the_run(
+    tmp_path: Path, recipe: str, expected: dict[str, Any]
+) -> None:
+    shared, own = tmp_path / "disk", tmp_path / "other"
+    shared.mkdir()
+    own.mkdir()
+    other = elsewhere(shared, own)
+    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces need root")
+    run, words = RunDirectory(shared / "run"), ["--resume", "--run", str(shared / "run")]
+    variables = srun(1, 1, MASTER_ADDR="127.0.0.1")
+    with Ranks(tmp_path, variables, words, last=other) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [2, 2]
+    assert "nothing to resume, there is no recipe.yaml and no checkpoint" in printed[0]
+    with Ranks(tmp_path, srun(2, **SLOW), [recipe, "--run", str(own / "run")]) as ranks:
+        ranks.until(lambda: step(RunDirectory(own / "run")) >= 2)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        codes, printed = ranks.ends()
+    assert codes == [85, 85], printed
+    with Ranks(tmp_path, variables, words, last=other) as ranks:
+        codes, printed = ranks.ends()
+    assert codes == [0, 0], printed
+    assert outcome(run.path) == expected == outcome(own / "run")
+
+
 def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expected: dict[str, Any]) -> None:
     """Open MPI has no name for a job that would be the same after a restart."""
     with Ranks(tmp_path, mpirun(2), [recipe, "--run", "run"]) as ranks:

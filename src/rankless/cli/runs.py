@@ -163,13 +163,14 @@ def _asked_of_a_rank(
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing
 
+    directory = RunDirectory(run)
     try:
-        refuse_nothing(RunDirectory(run))
-        return Asked(recipe_of_run(RunDirectory(run), overrides), run.name, count)
+        refuse_nothing(directory)
+        return Asked(recipe_of_run(directory, overrides), run.name, count)
     except UserError:
-        if is_first:
+        if is_first and (directory.recipe.exists() or directory.steps()):
             raise
-        return Asked(None, run.name, count)  # another machine has the run; rank 0 brings the recipe
+        return Asked(None, run.name, count)  # another machine has the run, and brings the recipe
 
 
 def _refuse_resuming_nothing(run: Path | None, resume: bool) -> None:

@@ -40,7 +40,7 @@ class Asked:
     """What one rank was asked for.
 
     Attributes:
-        recipe: its instruction set is in use; None where only rank 0 can read it, in the run to go on with.
+        recipe: its instruction set is in use; None where other machines have the run to go on with.
         name: what to call a new run.
         devices: how many ranks the user expects; None takes as many as there are.
         sinks: the user's, by name.
@@ -172,8 +172,9 @@ class _Member:
         Returns:
             The recipe, on every rank the same; None where the run has nothing left to do.
         """
-        from rankless.launch.agreement import refuse_other_recipes, together
+        from rankless.launch.agreement import on_first, refuse_other_recipes, together
         from rankless.launch.member_run import Start, open_run
+        from rankless.launch.run_lock import refuse_nothing
         from rankless.recipe.load import from_json, to_json
 
         def asked() -> Recipe | None:
@@ -182,7 +183,10 @@ class _Member:
             return self.recipe
 
         found = together(world, asked)
-        text = world.broadcast(to_json(found) if found and world.is_first else None)
+        has_recipe = world.all_gather(found is not None)
+        if not any(has_recipe):  # there is only the run to take it from, and no machine has that
+            on_first(world, lambda: refuse_nothing(RunDirectory(self.run or Path())))
+        text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
         if found is None or self.environment.local_rank:
             other = found or from_json(text)
             mine = together(world, lambda: self._checked(other, first=False))
