@@ -55,6 +55,7 @@ class Rig:
         self.work = folder / "work"
         self.numbers = {f"h{number}": number for number in range(1, count + 1)} | {CLIENT: 100}
         self.holders: dict[str, subprocess.Popen[bytes]] = {}
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Rig:
         self.work.mkdir(parents=True)
@@ -119,7 +120,7 @@ class Rig:
         self._in(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         self._in(name, "ip", "link", "set", "eth0", "up")
         if name != CLIENT:
-            self.start(
+            self.servers[name] = self.start(
                 name,
                 [_SSHD, "-D", "-e", "-f", str(server)],
                 stdout=subprocess.DEVNULL,
@@ -193,6 +194,8 @@ class Rig:
         holder = self.holders.pop(name)
         holder.send_signal(signal.SIGKILL)  # --kill-child takes its first process along, and that all others
         holder.wait()
+        if server := self.servers.pop(name, None):
+            server.wait()
         if name in self.numbers and "switch" in self.holders:
             # The kernel takes a moment to remove the other end of the cable.
             until = time.monotonic() + 5

@@ -8,6 +8,7 @@ cluster that requeues the job, goes on in the same directory from its newest che
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 import traceback
@@ -69,6 +70,8 @@ def train(environment: Environment, ask: Callable[[], Asked], run: Path | None, 
         UserError: on rank 0, what any rank has met; on any rank, why it did not meet the others.
     """
     environment.export()
+    # Torch warns of every connection from an address that has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Where Slurm tracks processes by /proc (proctrack/linuxproc), no name with a space gets a signal.
     name_process(f"rank-{environment.rank}")
     faulthandler.enable()
