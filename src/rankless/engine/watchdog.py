@@ -58,7 +58,7 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join()
+        self._thread.join(5)  # it may ask a store that is gone
 
     def begin(self, phase: str, step: int) -> None:
         """Begin something in ``step`` that takes about as long every time."""

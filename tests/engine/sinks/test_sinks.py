@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,20 @@ def test_a_users_sink_that_raises_is_reported_once_and_dropped(method: str) -> N
     assert [call[1] for call in calls if call[0] == "good" and call[2:3] != ("sink",)] == [
         "start", *["step", "scores", "event"] * 2, "close",
     ]  # fmt: skip
+
+
+def test_an_urgent_event_waits_for_no_step_and_reaches_users_in_their_own_thread() -> None:
+    calls: list[tuple[Any, ...]] = []
+    sinks = Sinks([Calls("own", calls)], {"user's": lambda: Calls("user's", calls)})
+    sinks.start(START)
+    thread = threading.Thread(target=sinks.urgent_event, args=("late", 5, "rank 3"))
+    thread.start()
+    thread.join()
+    assert calls[-1] == ("own", "event", "late", 5, "rank 3") and calls[-2][1] == "start"
+    sinks.step({"step": 6})
+    assert calls[-3:] == [("own", "step", 6), ("user's", "event", "late", 5, "rank 3"), ("user's", "step", 6)]
+    sinks.step({"step": 7})
+    assert sum(call[0] == "user's" and call[1] == "event" for call in calls) == 1
 
 
 def test_errors_of_built_in_sinks_end_the_run() -> None:
