@@ -72,11 +72,13 @@ class Line:
         return {"score": 0.0}
 
 
-def train(world: World, folder: str, late: float, draw: dict[int, float], compute: float) -> bool:
+def train(
+    world: World, folder: str, late: float, draw: dict[int, float], compute: float, reduce: Any = "exact"
+) -> bool:
     """Train; the last rank stalls in drawing after some steps, and is slower by ``compute`` a micro-batch."""
     is_last = world.rank == world.size - 1
     task = Line(draw if is_last else {}, compute if is_last else 0)
-    recipe = dataclasses.replace(RECIPE, workers=0)
+    recipe = dataclasses.replace(RECIPE, workers=0, reduce=reduce)
 
     def observe(step: int, *_: Any) -> None:
         task.steps = step
@@ -130,8 +132,9 @@ def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
 
 
 @pytest.mark.processes
-def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path) -> None:
-    assert all(ranks(2, train, str(tmp_path / "run"), 60, {}, 0.04))
+@pytest.mark.parametrize("reduce", ["exact", "fast"])
+def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path, reduce: str) -> None:
+    assert all(ranks(2, train, str(tmp_path / "run"), 60, {}, 0.04, reduce))
     (event,) = events(tmp_path / "run", "slow")
     assert event["at"] == 24 and event["text"].startswith(
         f"rank 1 on {HOST} is slow: a micro-batch takes it "

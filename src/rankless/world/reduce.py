@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
+from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.tree import Fold, Node
 from rankless.world.uncompiled import PlainDataParallel
 
@@ -203,5 +204,8 @@ def _exact_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 def _fast_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     owner().completed(bucket)
     work = dist.all_reduce(bucket.buffer(), async_op=True)
+    if bucket.is_last():  # nothing is left to do meanwhile
+        with PEER_WAITS.waiting():
+            work.wait()
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
