@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankless.launch.agent import Outcome
 
 
 class Started(BaseException):
     """Every check is passed and the ranks would be started now."""
 
 
-def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
+def one_rank(place: Path, *_: Any, **__: Any) -> Outcome:
     """What :mod:`rankless.launch.worker` does for rank 0, without what it does to its process."""
     from rankless.engine.loop import StopRequest
     from rankless.errors import UserError
     from rankless.launch import worker
+    from rankless.launch.agent import Outcome
     from rankless.launch.job import leave_note, read_job
 
     job = read_job(place)
@@ -25,10 +29,10 @@ def one_rank(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
         leave_note(place, 0, work(job, place, StopRequest()))
     except UserError as error:
         leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})
-    return None, None
+    return Outcome(None, None, {})
 
 
-def no_rank_at_first(place: Path, *_: Any, **__: Any) -> tuple[None, None]:
+def no_rank_at_first(place: Path, *_: Any, **__: Any) -> Outcome:
     """One rank for what reads weights or a run; none for a training that begins, which costs too much."""
     from rankless.launch.job import read_job
     from rankless.runs.directory import RunDirectory
