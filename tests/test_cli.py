@@ -105,7 +105,7 @@ def test_light_commands_import_nothing_heavy(words):
 def test_help_names_every_command_and_a_first_step(capsys):
     assert cli.main([]) == 0
     page = capsys.readouterr().out
-    for verb in ("train", "evaluate", "predict", "digest", "verify", "recipes", "import"):
+    for verb in ("train", "evaluate", "predict", "digest", "verify", "doctor", "recipes", "import"):
         assert f"│ {verb} " in page
         assert cli.main([verb, "--help"]) == 0
         own = capsys.readouterr().out

@@ -22,7 +22,7 @@ from typing import Any
 from rankless.errors import INTERRUPTED, STOPPED, TaskError, UserError, counted, escaped
 from rankless.launch.agent import HOPELESS, culprit
 from rankless.launch.hosts import start
-from rankless.launch.hosts.gang import Gang, Member, Way
+from rankless.launch.hosts.gang import Gang, Member, Way, way_over
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.start import names
 from rankless.launch.hosts.training import Training
@@ -331,18 +331,11 @@ def train_on_hosts(
     """
     if not 1 <= least <= len(hosts):
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(hosts)}, the number of --hosts")
-    env = {name: value for name, value in os.environ.items() if name.startswith("RANKLESS_")}
+    env = {}
     if sys.stdout.isatty():
         width = os.get_terminal_size(1)
-        env |= {"FORCE_COLOR": "1", "COLUMNS": str(width.columns), "LINES": str(width.lines)}
-    way = Way(
-        ssh=shlex.split(ssh),
-        python=python or sys.executable,
-        helper=python or "python3",
-        env=env,
-        cwd=str(Path.cwd()),
-    )
+        env = {"FORCE_COLOR": "1", "COLUMNS": str(width.columns), "LINES": str(width.lines)}
     launched = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "command": shlex.join(sys.argv)}
     training = Training(recipe, run, devices, resume, sinks, launched)
     with Requests() as requests:
-        return Coordinator(training, hosts, least, way, requests).train()
+        return Coordinator(training, hosts, least, way_over(ssh, python, env), requests).train()

@@ -6,12 +6,14 @@ import base64
 import json
 import os
 import queue
+import shlex
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rankless.errors import escaped
@@ -78,6 +80,24 @@ class Way:
     cwd: str
 
 
+def way_over(ssh: str, python: str | None, env: Mapping[str, str]) -> Way:
+    """The way to hosts with this process's folder and settings.
+
+    Args:
+        ssh: the command, with options where needed.
+        python: the interpreter with rankless on the hosts; None is this one's path.
+        env: variables besides those of rankless's own.
+    """
+    ours = {name: value for name, value in os.environ.items() if name.startswith("RANKLESS_")}
+    return Way(
+        ssh=shlex.split(ssh),
+        python=python or sys.executable,
+        helper=python or "python3",
+        env={**ours, **env},
+        cwd=str(Path.cwd()),
+    )
+
+
 class Gang:
     """All hosts of a training.
 
@@ -119,7 +139,11 @@ class Gang:
             self.pump(_POLL)
 
     def ask(
-        self, members: Sequence[Member], do: str, each: Callable[[Member], Mapping[str, Any]] | None = None
+        self,
+        members: Sequence[Member],
+        do: str,
+        each: Callable[[Member], Mapping[str, Any]] | None = None,
+        seconds: float = float("inf"),
     ) -> dict[int, dict[str, Any]]:
         """Ask members for something and wait for all replies.
 
@@ -127,14 +151,19 @@ class Gang:
             members: ready ones.
             do: the command.
             each: its arguments.
+            seconds: those that have not replied by then are lost.
 
         Returns:
             The replies by the members' indices; none of those that were lost meanwhile.
         """
         for member in members:
             self.tell(member, do, **(each(member) if each else {}))
-        while any(not member.replies and not member.lost for member in members):
+        until = time.monotonic() + seconds
+        while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pump(_POLL)
+            if time.monotonic() > until:
+                for member in [member for member in waiting if not member.replies]:
+                    self.lose(member, f"'{do}' was not done within {seconds:g} s")
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
     def tell(self, member: Member, do: str, **request: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rankless.launch.hosts.gang import Member
@@ -11,9 +12,38 @@ from rankless.launch.hosts.gang import Member
 _MAY_DIFFER = ("python", "NVIDIA driver")
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Something that hosts have in different ways.
+
+    Attributes:
+        what: the thing.
+        values: which host has which.
+        fix: what to do.
+    """
+
+    what: str
+    values: str
+    fix: str
+
+
 def problems(members: Sequence[Member]) -> list[str]:
     """What keeps these hosts from training together, as sentences that name them."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
+    return [*found, *(f"the hosts differ in {d.what}: {d.values}; {d.fix}" for d in differences(members))]
+
+
+def warnings(members: Sequence[Member]) -> list[str]:
+    """What differs between hosts and may change bits, as sentences."""
+    return [
+        f"{d.what} is {d.values}: they round differently, so the weights depend on who computes what; {d.fix}"
+        for d in rounding(members)
+    ]
+
+
+def differences(members: Sequence[Member]) -> list[Difference]:
+    """What must be the same on all hosts and is not."""
+    found = []
     names = dict.fromkeys(name for member in members for name in _versions(member))
     for name in names:
         if name not in _MAY_DIFFER:
@@ -25,7 +55,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     return [*found, *_difference(members, "the training data (its digest)", data)]
 
 
-def warnings(members: Sequence[Member]) -> list[str]:
+def rounding(members: Sequence[Member]) -> list[Difference]:
     """What differs between hosts and may change bits."""
     found = []
     for section, name, label in (
@@ -35,10 +65,8 @@ def warnings(members: Sequence[Member]) -> list[str]:
     ):
         values = {m.name: m.facts["environment"][section].get(name, "none") for m in members}
         if len(set(values.values())) > 1:
-            found.append(
-                f"{label} is {_by_value(values)}: they round differently, so the weights depend on who "
-                "computes what; use hosts of one kind, or where CPUs differ cpu_isa=avx2"
-            )
+            fix = "use hosts of one kind, or where CPUs differ cpu_isa=avx2"
+            found.append(Difference(label, _by_value(values), fix))
     return found
 
 
@@ -47,7 +75,7 @@ def _versions(member: Member) -> Mapping[str, str]:
     return versions
 
 
-def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any]) -> list[str]:
+def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any]) -> list[Difference]:
     if len(set(values.values())) < 2:
         return []
     fix = "give hosts that have it alike"
@@ -57,7 +85,7 @@ def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any])
         fix = "copy the same data to all, or give its path, as in host:4:/mnt/data"
     elif what in _versions(members[0]):
         fix = f"install the same, as in: pip install {what}=={next(iter(values.values()))}"
-    return [f"the hosts differ in {what}: {_by_value(values)}; {fix}"]
+    return [Difference(what, _by_value(values), fix)]
 
 
 def _by_value(values: Mapping[str, str]) -> str:

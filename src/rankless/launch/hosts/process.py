@@ -13,13 +13,15 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rankless import __version__
 from rankless.errors import UserError, of_the_system
 from rankless.hardware.processes import die_with_parent
 from rankless.launch import fork_server
@@ -53,7 +55,13 @@ class HostProcess:
                 self._send(self._answered(command.pop("do"), command))
 
     def _answered(self, do: str, command: dict[str, Any]) -> dict[str, Any]:
-        work: Callable[..., dict[str, Any]] = getattr(self, f"do_{do}")
+        work: Callable[..., dict[str, Any]] | None = getattr(self, f"do_{do}", None)
+        if work is None:
+            return {
+                "problems": [
+                    f"rankless {__version__} there does not know '{do}'; install the same everywhere"
+                ]
+            }
         try:
             return work(**command)
         except UserError as error:
@@ -144,6 +152,53 @@ class HostProcess:
         from rankless.launch.hosts.reach import reachable
 
         return {"sources": reachable(ports)}
+
+    def do_doctor(self, run: str, threads: int) -> dict[str, Any]:
+        """Check this machine."""
+        from rankless.launch.doctor.here import checks
+
+        return {"checks": [asdict(check) for check in checks(Path(run), threads)]}
+
+    def do_clock(self) -> dict[str, Any]:
+        """The time of this machine's clock, seconds since 1970."""
+        return {"time": time.time()}
+
+    def do_echo(self) -> dict[str, Any]:
+        """Listen everywhere, and send back what the other hosts send."""
+        from rankless.launch.doctor.connections import Echo
+
+        self.listener = Echo()
+        return {"ports": self.listener.ports()}
+
+    def do_probe(self, targets: dict[str, Any]) -> dict[str, Any]:
+        """Try to reach the other hosts."""
+        from rankless.launch.doctor.connections import probe
+
+        return {"found": probe(targets)}
+
+    def do_speed(self, parameters: int, micro_batches: int, own: str, **meeting: Any) -> dict[str, Any]:
+        """Measure the network as one rank of all hosts.
+
+        Args:
+            parameters, micro_batches: of a recipe; 0 for none.
+            own: the address of this host that the others use.
+            meeting: as for :func:`rankless.world.speed.connected`.
+        """
+        from rankless.hardware.network import interface_of
+        from rankless.world import speed
+
+        with speed.connected(**meeting, interface=interface_of(own)):
+            timings = speed.measure()
+            exchange = speed.measure_exchange(parameters, micro_batches) if parameters else 0.0
+        self.store = None
+        return {"timings": timings, "exchange": exchange}
+
+    def do_step(self, recipe: str, devices: int) -> dict[str, Any]:
+        """Train some steps of a recipe on this host alone, into a folder that does not stay."""
+        from rankless.launch.doctor.step import measured
+        from rankless.recipe.load import from_json
+
+        return measured(from_json(recipe), devices)
 
     def do_open_store(self, address: str) -> dict[str, Any]:
         """Open the store at which the ranks of the next round meet."""

@@ -21,7 +21,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.sockets: dict[str, socket.socket] = {}
-        for address in _addresses():
+        for address in own_addresses():
             with suppress(UserError):  # it is being set up, or has just gone
                 self.sockets[address] = listening_at(address, 0)
 
@@ -42,7 +42,7 @@ def reachable(ports: Mapping[str, int]) -> dict[str, str]:
         ports: of a :class:`Listener` there. An address that this machine has, too, is a bridge of containers
             or the like on both: whoever answers there is not the other machine.
     """
-    own = _addresses()
+    own = own_addresses()
     sources = {}
     for address, port in ports.items():
         if address in own:
@@ -72,7 +72,7 @@ def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]])
     return next((address for address in common if is_near(address)), common[0] if common else None)
 
 
-def _addresses() -> list[str]:
+def own_addresses() -> list[str]:
     """The addresses of this machine that others may reach."""
     every = (address for addresses in interfaces().values() for address in addresses)
     return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]

@@ -1,0 +1,101 @@
+"""The command that looks for what would keep a training from starting or going on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import Json, loaded, part, recipe_and_overrides
+from rankless.errors import UserError
+from rankless.printing import print_json
+
+if TYPE_CHECKING:
+    from rankless.launch.doctor.check import Check
+    from rankless.recipe.schema import Recipe
+
+app = part()
+
+
+@app.command(
+    sort_key=6,
+    usage="Usage: rankless doctor [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless doctor
+  rankless doctor my.yaml --hosts a,b:4 --run /data/runs/my
+""",
+)
+def doctor(
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE",
+            help="A recipe whose data is looked for and, with --hosts, whose steps are measured; and changes "
+            "to it.",
+        ),
+    ],
+    run: Annotated[Path, Parameter(name=("--run", "--out"), help="Where the run directory would be.")] = Path(
+        "runs"
+    ),
+    hosts: Annotated[
+        str | None,
+        Parameter(
+            help="Look at these machines over SSH, as for train, and not at this one.", metavar="HOSTS"
+        ),
+    ] = None,
+    ssh: Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")] = "ssh",
+    python: Annotated[
+        str | None,
+        Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Look for what keeps machines from training, alone and together, and say how to fix it."""
+    chosen, checks = _recipe(recipe)
+    from rankless.launch.doctor import here, meaning, report
+    from rankless.launch.doctor.hosts import Examination, examine
+
+    if hosts is None:
+        names: list[str] = []
+        found = Examination(here.checks(run, chosen.threads if chosen else 1))
+        if chosen:
+            found.checks.append(here.data(chosen))
+    else:
+        from rankless.launch.hosts.gang import way_over
+        from rankless.launch.hosts.names import parse_hosts
+
+        parsed = parse_hosts(hosts)
+        names = [host.name for host in parsed]
+        found = examine(parsed, chosen, run, way_over(ssh, python, {}))
+        if found.timings:
+            checks.append(meaning.network(found.timings, found.measured))
+        if found.step and found.exchange:
+            checks.append(meaning.step(found.step, found.exchange, found.shares))
+    checks = [*checks, *found.checks]
+    is_well = all(check.level != "error" for check in checks)
+    if as_json:
+        print_json({"ok": is_well, **asdict(found), "checks": [asdict(check) for check in checks]})
+        return 0 if is_well else 1
+    for line in report.lines(checks, names):
+        print(line)
+    if found.timings:
+        for line in report.speed(found.timings, found.measured):
+            print(line)
+    return 0 if is_well else 1
+
+
+def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
+    """The recipe, if one is given and can be read, and what was found about it."""
+    from rankless.launch.doctor.check import error, ok
+
+    if not words:
+        return None, []
+    name, overrides = recipe_and_overrides(words)
+    try:
+        chosen, called = loaded(name, overrides)
+    except UserError as problem:
+        return None, [error("recipe", text, "change the recipe as it says") for text in problem.problems]
+    return chosen, [ok("recipe", called)]

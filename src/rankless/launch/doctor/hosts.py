@@ -1,0 +1,221 @@
+"""All checks of several hosts, over the way that a training uses: each host's own, then between them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rankless import __version__
+from rankless.errors import UserError
+from rankless.launch.doctor import between, here
+from rankless.launch.doctor.check import Check, error, warning
+from rankless.launch.hosts.gang import Gang, Member, Way
+from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.reach import best_address
+from rankless.launch.hosts.training import Training
+from rankless.recipe.schema import Recipe
+
+_LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 180.0  # seconds for a command on a host
+_CLOCKS = 5  # times that a clock is asked
+
+
+@dataclass
+class Examination:
+    """What was found on and between hosts.
+
+    Attributes:
+        checks: of every host, and between them.
+        timings: of collectives between one rank per host; fields of :class:`rankless.world.speed.Timing`.
+        exchange: seconds for exchanging one step's gradients between one rank per host; 0 without a recipe.
+        step: seconds of a step of the recipe on the first host alone; 0 if that was not measured.
+        measured: how many hosts the timings are of.
+        shares: how many ranks each host would run, the first host's first.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+    exchange: float = 0.0
+    step: float = 0.0
+    measured: int = 0
+    shares: list[int] = field(default_factory=list)
+
+
+def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
+    """Check hosts, whatever of it is possible; never raises for what is wrong there.
+
+    Args:
+        hosts: which.
+        recipe: to look for its data, and to say what the network means for it.
+        run: the run directory.
+        way: how they are reached.
+    """
+    doctor = _Doctor(Gang(hosts, way), recipe, run)
+    try:
+        with redirect_stdout(sys.stderr):  # what hosts print; the standard output is the report's alone
+            doctor.look()
+    finally:
+        doctor.gang.close()
+    return doctor.found
+
+
+class _Doctor:
+    """One examination; what fails on one host does not keep the others from being looked at."""
+
+    def __init__(self, gang: Gang, recipe: Recipe | None, run: Path) -> None:
+        self.gang, self.recipe, self.run = gang, recipe, run
+        self.found = Examination()
+        self.reported: set[int] = set()
+
+    def look(self) -> None:
+        """Look at everything."""
+        self.gang.connect(self.gang.members)
+        self.gang.wait_ready()
+        self._report_lost()
+        self._own_checks()
+        self._facts()
+        if members := self._there():
+            self.found.checks += between.alike([member for member in members if member.facts])
+            self._clocks(members)
+        if len(self._there()) > 1 and self._connections(self._there()):
+            self._speed([member for member in self._there() if member.facts])
+
+    def _there(self) -> list[Member]:
+        return [member for member in self.gang.members if member.is_ready and not member.lost]
+
+    def _report_lost(self) -> None:
+        for member in self.gang.members:
+            if member.lost and member.index not in self.reported:
+                self.reported.add(member.index)
+                self._add(member, between.lost(member, self.gang.way, __version__))
+
+    def _add(self, member: Member, check: Check) -> None:
+        self.found.checks.append(replace(check, host=member.name))
+
+    def _ask(
+        self,
+        do: str,
+        seconds: float,
+        each: Callable[[Member], Mapping[str, Any]] | None = None,
+        members: Sequence[Member] | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """Ask hosts; the replies of those that could do it. What went wrong is reported."""
+        members = self._there() if members is None else members
+        replies = self.gang.ask(members, do, each, seconds)
+        self._report_lost()
+        for member in members:
+            for problem in replies.get(member.index, {}).get("problems", ()):
+                self._add(member, error(do, problem, "fix what it says"))
+        return {index: reply for index, reply in replies.items() if "problems" not in reply}
+
+    def _own_checks(self) -> None:
+        threads = self.recipe.threads if self.recipe else 1
+        request = {"run": str(self.run), "threads": threads}
+        replies = self._ask("doctor", _LOOK, lambda _: request)
+        for member in self.gang.members:
+            for check in replies.get(member.index, {}).get("checks", ()):
+                self._add(member, Check(**check))
+
+    def _facts(self) -> None:
+        def request(member: Member) -> Mapping[str, Any]:
+            text = self._training().json(member) if self.recipe else ""
+            return {"recipe": text, "run": str(self.run)}
+
+        for index, reply in self._ask("facts", here.DATA_LIMIT, request).items():
+            member = self.gang.members[index]
+            member.facts = facts = reply["facts"]
+            if self.recipe:
+                root = member.host.data or self.recipe.data.root
+                self._add(member, here.of_data(root, facts["data"], facts["problems"]))
+
+    def _training(self) -> Training:
+        assert self.recipe is not None
+        return Training(self.recipe, self.run, None, False, (), {})
+
+    def _clocks(self, members: Sequence[Member]) -> None:
+        skews: dict[str, tuple[float, float]] = {}
+        for member in members:
+            for _ in range(_CLOCKS):
+                began, clock = time.monotonic(), time.time()
+                reply = self._ask("clock", _TRY, members=[member]).get(member.index)
+                if reply is None:
+                    break
+                half = (time.monotonic() - began) / 2
+                if member.name not in skews or half < skews[member.name][1]:
+                    skews[member.name] = (reply["time"] - clock - half, half)
+        if len(skews) > 1:
+            self.found.checks.append(between.clocks(skews))
+
+    def _connections(self, members: list[Member]) -> bool:
+        """Have every host try every other; whether all reach each other."""
+        for index, reply in self._ask("echo", _TRY).items():
+            self.gang.members[index].ports = reply["ports"]
+        members = [member for member in members if not member.lost]
+        own = {member.name: member.facts.get("host", member.name) for member in members}
+
+        def targets(member: Member) -> Mapping[str, Any]:
+            others = [other for other in members if other is not member]
+            return {"targets": {o.name: {"ports": o.ports, "host": own[o.name]} for o in others}}
+
+        replies = self._ask("probe", _TRY, targets, members)
+        members = [member for member in members if member.index in replies]
+        answers = {member.name: replies[member.index]["found"] for member in members}
+        checks = between.connections(answers)
+        self.found.checks += [
+            *checks,
+            *between.resolving(answers, {name: own[name] for name in answers}),
+        ]
+        for member in members:
+            sources = [
+                {address: answer["source"] for address, answer in tried.items() if answer.get("large")}
+                for tried in (answers[o.name][member.name]["tried"] for o in members if o is not member)
+            ]
+            member.own = best_address(member.ports, sources) or ""
+        return all(check.level != "error" for check in checks)
+
+    def _speed(self, members: list[Member]) -> None:
+        """Measure the network, and a step of the recipe without it."""
+        members = [member for member in members if member.own]
+        if len(members) < 2:
+            return
+        parameters = micro_batches = 0
+        if self.recipe:
+            parameters = self._step(members)
+            micro_batches = self.recipe.batch.micro_batches
+            members = [member for member in members if not member.lost]
+        lead = members[0]
+        opened = self._ask("open_store", _TRY, lambda _: {"address": lead.own}, [lead]).get(lead.index)
+        if opened is None:
+            return
+        meeting = {"address": lead.own, "port": opened["port"], "size": len(members)}
+
+        def request(member: Member) -> Mapping[str, Any]:
+            work = {"parameters": parameters, "micro_batches": micro_batches}
+            return {**meeting, **work, "rank": members.index(member), "own": member.own}
+
+        replies = self._ask("speed", _MEASURE, request, members)
+        if len(replies) == len(members):
+            self.found.measured = len(members)
+            self.found.timings = replies[lead.index]["timings"]
+            self.found.exchange = replies[lead.index]["exchange"]
+
+    def _step(self, members: Sequence[Member]) -> int:
+        """Measure a step on the first host alone; how many parameters are trained, 0 if that failed."""
+        assert self.recipe is not None
+        lead = members[0]
+        try:
+            shares = self._training().shares(members)
+        except UserError as problem:
+            self.found.checks += [warning("recipe", text, "see that") for text in problem.problems]
+            return 0
+        self.found.shares = [shares[member.index] for member in members]
+        request = {"recipe": self._training().json(lead), "devices": shares[lead.index]}
+        reply = self._ask("step", _STEPS, lambda _: request, [lead]).get(lead.index)
+        if reply is None:
+            return 0
+        self.found.step = reply["seconds"]
+        return int(reply["parameters"])

@@ -1,0 +1,138 @@
+"""How fast ranks exchange what they have: measured over gloo, between one rank of every machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankless.errors import UserError
+from rankless.world.compat import quiet_output
+from rankless.world.exchange import Exchange
+from rankless.world.reduce import BUCKET_MIB
+from rankless.world.rendezvous import on_interface
+
+SIZES = tuple(1024 * 4**power for power in range(9))
+"""Bytes: 1 KiB to 64 MiB."""
+_WAIT = timedelta(seconds=20)  # for one collective
+_BUDGET = 0.25  # seconds for one size of one collective, once it has been done
+_MOST = 4.0  # seconds that one collective may take; larger sizes are left out
+_TIMES = 50
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a collective takes.
+
+    Attributes:
+        name: of the collective.
+        size: bytes of every rank's vector.
+        seconds: the median, on the slowest rank.
+    """
+
+    name: str
+    size: int
+    seconds: float
+
+
+@contextmanager
+def connected(rank: int, size: int, address: str, port: int, interface: str | None) -> Iterator[None]:
+    """Inside, this process is one of ``size`` ranks that talk over gloo.
+
+    Args:
+        rank: its number.
+        size: how many there are.
+        address, port: of the store (:func:`rankless.world.rendezvous.open_store`).
+        interface: the one that leads to the others.
+
+    Raises:
+        UserError: it could not be measured.
+    """
+    try:
+        store = dist.TCPStore(address, port, is_master=False, timeout=_WAIT)
+        with on_interface(interface), quiet_output():
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_WAIT)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    except RuntimeError as error:  # a peer went, or the network did
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the measurement of the network broke off ({line})") from error
+
+
+def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
+    """Time all-reduce and all-to-all of float32 vectors; every rank calls this.
+
+    Args:
+        sizes: bytes, rising. After one that takes long the rest is left out.
+
+    Returns:
+        The fields of a :class:`Timing` for each, the same on every rank.
+    """
+    found = []
+    for name, collective in (("all-reduce", _all_reduce), ("all-to-all", _all_to_all)):
+        for size in sizes:
+            vector = torch.ones(size // 4 // dist.get_world_size() * dist.get_world_size())
+            seconds = _median(lambda vector=vector, work=collective: work(vector))  # type: ignore[misc]
+            found.append(asdict(Timing(name, size, seconds)))
+            if seconds * 4 > _MOST:
+                break
+    return found
+
+
+def measure_exchange(parameters: int, micro_batches: int) -> float:
+    """Seconds for the exchange of one step's gradients along the fixed tree; every rank calls this.
+
+    Args:
+        parameters: how many float32 numbers.
+        micro_batches: leaves of the tree.
+    """
+    exchange = Exchange(micro_batches, dist.get_rank(), dist.get_world_size())
+    bucket = BUCKET_MIB * 2**20 // 4
+    lengths = [min(bucket, parameters - begin) for begin in range(0, parameters, bucket)]
+
+    def step() -> None:
+        for length in lengths:
+            sums = [torch.ones(length) for _ in exchange.nodes[exchange.rank]]
+            pending = exchange.start(sums, torch.empty(length))
+            pending.combine()
+            pending.finish()
+
+    return _median(step)
+
+
+def _all_reduce(vector: Tensor) -> None:
+    dist.all_reduce(vector)
+    vector.fill_(1)
+
+
+def _all_to_all(vector: Tensor) -> None:
+    dist.all_to_all_single(torch.empty_like(vector), vector)
+
+
+def _median(work: Callable[[], None]) -> float:
+    """Seconds of some work that all ranks do together: the slowest rank's median."""
+    once = _slowest([_timed(work)])  # connections grow their windows
+    count = int(min(max(_BUDGET / max(once, 1e-6), 1), _TIMES))
+    return _slowest(sorted(_timed(work) for _ in range(count)))
+
+
+def _timed(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _slowest(times: Sequence[float]) -> float:
+    """The median, on the rank where it is the largest: the same number on every rank."""
+    seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)

@@ -1,0 +1,315 @@
+"""``rankless doctor``: every check says what it saw, how bad that is, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rankless import cli
+from rankless.errors import UserError
+from rankless.launch.doctor import check, here, leftovers, machine, networking, report, storage
+from rankless.launch.doctor.check import Check, error, ok, warning
+from rankless.launch.doctor.leftovers import Process
+from rankless.launch.doctor.machine import Cards
+from rankless.recipe.schema import Recipe
+
+GB = machine.GB
+GPU = Cards(["A100"] * 2, [0.99, 0.98], "570.1", "PyTorch for CUDA 12.8, NCCL 2.28", False, False)
+OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fd00::1", "fe80::1"]}
+
+
+def full(*args: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
+    ("ok", lambda: machine.software("1.2", "1.2"), "rankless 1.2, torch ", ""),
+    ("warning", lambda: machine.software("1.3", "1.2"), "but rankless 1.2 is installed", "rankless==1.3"),
+    ("ok", lambda: machine.processor("a CPU", frozenset({"avx2", "avx", "sse4_1"})), "a CPU, AVX2", ""),
+    ("warning", lambda: machine.processor("old", frozenset({"sse4_1"})), "no AVX2", "newer"),
+    ("ok", lambda: machine.memory(8 * GB), "8.0 GB free", ""),
+    ("warning", lambda: machine.memory(GB), "1.0 GB free", "ps aux"),
+    ("error", lambda: machine.memory(GB // 4), "0.2 GB free", "ps aux"),
+    ("error", lambda: machine.shared_memory(Path("/nowhere")), "not there", "--shm-size"),
+    ("ok", lambda: machine.open_files(65536), "65536", ""),
+    ("ok", lambda: machine.open_files(resource.RLIM_INFINITY), "unlimited", ""),
+    ("warning", lambda: machine.open_files(512), "512", "ulimit -n"),
+    ("error", lambda: machine.open_files(64), "64", "ulimit -n"),
+    ("ok", lambda: machine.locked_memory(65536, Path("/nowhere")), "64 KiB (there is no InfiniBand)", ""),
+    ("ok", lambda: machine.gpus(GPU), "2 × A100, driver 570.1, PyTorch for CUDA 12.8, NCCL 2.28", ""),
+    ("ok", lambda: machine.gpus(Cards([], [], "", "", False, False)), "runs on the CPU", ""),
+    (
+        "error",
+        lambda: machine.gpus(Cards([], [], "570.1", "", False, False)),
+        "driver 570.1, but PyTorch sees no GPU (built for CPUs)",
+        "nvidia-smi",
+    ),
+    (
+        "error",
+        lambda: machine.gpus(Cards(["H100"], [1.0], "570.1", "", True, False)),
+        "NVSwitch without its fabric manager",
+        "systemctl enable --now nvidia-fabricmanager",
+    ),
+    ("ok", lambda: machine.gpus(Cards(["H100"], [1.0], "570.1", "", True, True)), "1 × H100", ""),
+    (
+        "warning",
+        lambda: machine.gpus(Cards(["A100", "T4"], [1.0, 1.0], "570.1", "", False, False)),
+        "1 × A100, 1 × T4",
+        "CUDA_VISIBLE_DEVICES",
+    ),
+    (
+        "warning",
+        lambda: machine.gpus(Cards(["T4", "T4"], [1.0, 0.1], "570.1", "", False, False)),
+        "the memory of 1 GPU is in use (1)",
+        "nvidia-smi",
+    ),
+    ("ok", lambda: networking.own_name("a", ["10.0.0.1"], ["127.0.0.1", "10.0.0.1"]), "a → 10.0.0.1", ""),
+    (
+        "warning",
+        lambda: networking.own_name("a", ["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]),
+        "a → 127.0.1.1: ranks elsewhere cannot reach that",
+        "in /etc/hosts: 10.0.0.1 a",
+    ),
+    ("warning", lambda: networking.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),
+    ("warning", lambda: networking.own_name("a", ["10.9.9.9"], ["10.0.0.1"]), "does not have", "10.0.0.1 a"),
+    ("ok", lambda: networking.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
+    ("ok", lambda: networking.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
+    ("warning", lambda: networking.addresses({"lo": ["127.0.0.1"]}), "none besides", "ip link set"),
+    ("ok", lambda: networking.chosen_interface({}, OWN), "leads to the others", ""),
+    ("ok", lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "eth"}, OWN), "=eth", ""),
+    ("ok", lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "^docker0"}, OWN), "docker0", ""),
+    (
+        "error",
+        lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "=eth"}, OWN),
+        "NCCL_SOCKET_IFNAME==eth, which is not there",
+        "unset NCCL_SOCKET_IFNAME, or name one of lo, eth0",
+    ),
+    ("ok", lambda: storage.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
+    ("warning", lambda: storage.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
+    ("error", lambda: storage.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
+    ("error", lambda: storage.writing(Path("/proc/run")), "/proc: no file can be made", "--run"),
+    ("ok", lambda: leftovers.leftovers([], 7), "none", ""),
+    ("ok", lambda: here.of_data("digits", None, []), "digits", ""),
+    ("error", lambda: here.of_data("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
+]
+
+
+@pytest.mark.parametrize(("level", "look", "value", "fix"), LEVELS)
+def test_a_check_says_what_it_saw_and_what_to_do(
+    level: str, look: Callable[[], Check], value: str, fix: str
+) -> None:
+    found = look()
+    assert found.level == level, found
+    assert value in found.value
+    assert fix in found.fix
+    assert bool(found.fix) == (level != "ok")
+
+
+def test_the_limit_of_open_files_is_the_kernels() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        assert machine.open_files() == error("ulimit -n", "200", machine.open_files().fix)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert machine.open_files().value != "200"
+
+
+def test_locked_memory_matters_with_infiniband(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    found = machine.locked_memory(65536, tmp_path)
+    assert (found.level, "mlx5_0" in found.value) == ("warning", True)
+    assert machine.locked_memory(resource.RLIM_INFINITY, tmp_path).level == "ok"
+
+
+def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000\n")
+    assert machine.cores(tmp_path, 64, 1) == ok(
+        "cores", "1 of 64 (the affinity or a control group allows no more)"
+    )
+    found = machine.cores(tmp_path, 64, 4)
+    assert (found.level, found.fix) == (
+        "warning",
+        "threads=1, or give the container more, as in: docker run --cpus 4",
+    )
+
+
+@pytest.mark.parametrize(("free", "level"), [(0.01, "error"), (0.5, "warning"), (4, "ok")])
+def test_little_shared_memory(free: float, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(free=int(free * GB), total=4 * GB)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    assert machine.shared_memory().level == level
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a file system")
+def test_small_file_systems_are_seen(tmp_path: Path) -> None:
+    """Docker's /dev/shm has 64 MB; the run directory may be on a full disk."""
+    code = (
+        "from pathlib import Path; from rankless.launch.doctor import machine, storage; import sys;"
+        "folder = Path(sys.argv[1]);"
+        "print(machine.shared_memory(folder)); print(storage.space(folder / 'run'));"
+        "(folder / 'filled').write_bytes(bytes(900_000)); "
+        "\ntry: (folder / 'more').write_bytes(bytes(900_000))\nexcept OSError: pass\n"
+        "print(storage.writing(folder / 'run')); print(sorted(p.name for p in folder.iterdir()))"
+    )
+    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-m", "bash", "-c", script, "-", str(tmp_path), sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no namespaces here: {done.stderr.strip()}")
+    shm, space, writing, left = done.stdout.splitlines()
+    assert "1.0 MB free of 1.0 MB: loader processes die with a bus error" in shm
+    assert "level='error'" in shm
+    assert "level='error', value='1.0 MB free" in space
+    assert "cannot do fsync (No space left on device)" in writing
+    assert left == "['filled', 'more']"
+
+
+def test_a_run_directory_that_works_is_left_as_it_was(tmp_path: Path) -> None:
+    assert storage.writing(tmp_path / "not" / "yet").level == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "flock", "rename"])
+def test_a_disk_that_cannot_do_something_is_an_error(tmp_path: Path, step: str) -> None:
+    found = storage.writing(tmp_path, {**storage._STEPS, step: full})
+    assert found.value == f"{tmp_path}: cannot do {step} (No space left on device)"
+    assert found.level == "error"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_port_is_a_warning() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = networking.rendezvous_port(port)
+        assert (found.level, str(port) in found.fix) == ("warning", True)
+    assert networking.rendezvous_port(port).level == "ok"
+
+
+INIT = Process(1, 0, "systemd", b"/sbin/init", 0)
+
+
+@pytest.mark.parametrize(
+    ("parent", "is_left"),
+    [
+        (INIT, True),
+        (Process(1, 0, "sleep", b"sleep infinity", 0), True),  # of a container
+        (Process(600, 1, "systemd", b"systemd --user", 7), True),
+        (Process(1, 0, "python", b"python -m rankless train digits", 7), False),  # in a container
+        (Process(600, 1, "rankless", b"rankless train digits", 7), False),
+        (Process(600, 1, "slurmstepd", b"slurmstepd: [4711.0]", 0), False),
+        (Process(600, 1, "bash", b"bash my-ranks.sh", 7), False),
+    ],
+)
+def test_a_rank_without_a_launcher_is_left_over(parent: Process, is_left: bool) -> None:
+    rank = Process(700, parent.id, "rank 3", b"python -m rankless train digits", 7)
+    found = leftovers.leftovers([INIT, parent, rank], 7)
+    assert (found.level == "error") == is_left
+    assert not is_left or found.fix == "kill 700; kill -9 700 if they stay"
+    assert leftovers.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
+
+
+@pytest.mark.processes
+def test_ranks_are_found_by_their_names() -> None:
+    code = "from rankless.hardware.processes import name_process; name_process('rank 3'); print(); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = [process for process in leftovers.processes() if process.id == child.pid]
+        child.send_signal(signal.SIGKILL)
+    assert [(one.name, one.parent, one.user) for one in found] == [("rank 3", os.getpid(), os.getuid())]
+    assert b"name_process" in found[0].command
+
+
+def test_what_hangs_or_fails_is_a_finding_and_the_rest_is_looked_at() -> None:
+    stuck = threading.Event()
+
+    def hangs() -> Check:
+        stuck.wait()
+        return ok("a", "")
+
+    def fails() -> Check:
+        raise ValueError("odd")
+
+    def refuses() -> Check:
+        raise UserError("c: no such file")
+
+    found = check.run({"a": hangs, "b": fails, "c": refuses, "d": lambda: ok("d", "fine")}, 0.5)
+    stuck.set()
+    assert [one.level for one in found] == ["error", "warning", "error", "ok"]
+    assert found[0].value == "no answer within 0.5 s"
+    assert found[1].value == "could not be looked at (ValueError: odd)"
+    assert found[2].value == "c: no such file"
+
+
+def test_every_check_of_a_machine_has_a_result(tmp_path: Path) -> None:
+    found = here.checks(tmp_path / "run")
+    assert len({one.name for one in found}) == len(found) == 15
+    assert not [one for one in found if "could not be looked at" in one.value]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_cannot_be_read_is_an_error(tmp_path: Path, small_recipe: str) -> None:
+    from rankless.recipe.load import load
+
+    assert here.data(load(small_recipe)).value.partition(", digest ")[2].isalnum()
+    missing = load(small_recipe, [f"data.root={tmp_path}/missing"])
+    assert here.data(missing).level == "error"
+    assert here.data(Recipe()).value == "digits"
+
+
+def test_the_same_on_all_hosts_is_one_line_and_errors_come_last() -> None:
+    checks = [
+        Check("disk", "error", "0.1 GB free", "make room", "b"),
+        *(Check("memory", "ok", "8 GB free", "", host) for host in "abc"),
+        *(Check("ulimit -n", "warning", "512", "ulimit -n 65536", host) for host in "ac"),
+        warning("clocks", "a is 20 s ahead of c", "set them"),
+    ]
+    assert report.lines(checks, ["a", "b", "c"], 100) == [
+        "ok       memory     all   8 GB free",
+        "warning  ulimit -n  a, c  512",
+        "                          fix: ulimit -n 65536",
+        "warning  clocks           a is 20 s ahead of c",
+        "                          fix: set them",
+        "error    disk       b     0.1 GB free",
+        "                          fix: make room",
+        "",
+        "1 error, 2 warnings, 1 ok",
+    ]
+    assert max(map(len, report.lines(checks, [], 60))) <= 60
+
+
+def test_what_a_host_says_cannot_harm_a_terminal() -> None:
+    assert "\x1b" not in "".join(report.lines([error("SSH", "\x1b[2J", "look")], [], 80))
+
+
+def test_the_command_ends_with_1_where_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "checks", lambda run, threads: [ok("run directory", str(run))])
+    assert cli.main(["doctor", "--run", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("\n0 errors, 0 warnings, 1 ok\n")
+    assert cli.main(["doctor", "digits", "epochs=-1", f"data.root={tmp_path}"]) == 1
+    out, err = capsys.readouterr()
+    assert (out.count("error    recipe"), err) == (1, "")
+    assert cli.main(["doctor", "digits", f"data.root={tmp_path}/none", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert [one["name"] for one in found["checks"] if one["level"] == "error"] == ["data"]

@@ -1,0 +1,214 @@
+"""What ``rankless doctor --hosts`` makes of what hosts answer, and how it measures between them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rankless.launch.doctor import between, connections, meaning, report
+from rankless.launch.hosts.gang import Member, Way
+from rankless.launch.hosts.names import Host
+from rankless.world import speed
+from rankless.world.process_group import World
+
+WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "fix"),
+    [
+        ("me@b: Permission denied (publickey,password).", "SSH", "ssh-copy-id b"),
+        ("Host key verification failed.", "SSH", "ssh b once"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "SSH", "~/.ssh/config"),
+        ("ssh: connect to host b port 22: Connection refused", "SSH", "systemctl start ssh"),
+        ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),
+        ("ssh: connect to host b port 22: No route to host", "SSH", "ping b"),
+        ("/opt/python: No module named rankless", "rankless", "ssh b /opt/python -m pip install rankless==9"),
+        ("ModuleNotFoundError: No module named 'rankless'", "rankless", "pip install rankless==9"),
+        ("ModuleNotFoundError: No module named 'torch'", "packages", "pip install rankless==9"),
+        ("[Errno 2] No such file or directory: '/opt/python' there", "Python", "--python PATH"),
+        ("bash: line 1: python3: command not found", "Python", "--python PATH"),
+        ("no answer for 8 s", "answer", "ssh b /opt/python -m rankless --version"),
+    ],
+)
+def test_why_a_host_cannot_be_used(said: str, name: str, fix: str) -> None:
+    found = between.lost(Member(Host("b"), 0, lost=said), WAY, "9")
+    assert (found.name, found.level, found.value) == (name, "error", said)
+    assert fix in found.fix
+
+
+def member(name: str, **changes: Any) -> Member:
+    """A host that has said what it is."""
+    facts = {
+        "environment": {
+            "versions": {"python": "3.11.7", "rankless": "1", "torch": "2.14.1"}
+            | changes.get("versions", {}),
+            "hardware": {"device": "cpu"},
+            "instruction_set": {"ATen": changes.get("isa", "AVX2"), "oneDNN": "AVX2"},
+        },
+        "device": "cpu",
+        "data": changes.get("data", "1234567890abcdef"),
+        "problems": [],
+    }
+    return Member(Host(name), 0, facts=facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "value", "fix"),
+    [
+        ({}, "ok", "of 2 hosts", ""),
+        ({"versions": {"python": "3.12.1"}}, "ok", "of 2 hosts", ""),
+        ({"versions": {"torch": "2.13.0"}}, "error", "torch: 2.14.1 on a; 2.13.0 on b", "torch==2.14.1"),
+        ({"versions": {"rankless": "2"}}, "error", "rankless: 1 on a; 2 on b", "--sync"),
+        ({"data": "fedcba"}, "error", "1234567890ab on a; fedcba on b", "copy the same data"),
+        ({"isa": "AVX512"}, "warning", "the instruction set: AVX2 on a; AVX512 on b", "cpu_isa=avx2"),
+    ],
+)
+def test_hosts_that_are_not_alike(changes: dict[str, Any], level: str, value: str, fix: str) -> None:
+    (found,) = between.alike([member("a"), member("b", **changes)])
+    assert found.level == level
+    assert value in found.value
+    assert fix in found.fix
+
+
+def test_clocks_are_compared_with_what_the_round_trip_leaves_open() -> None:
+    assert between.clocks({"a": (0.1, 0.05), "b": (-0.2, 0.05)}).value == "at most 0.400 s apart"
+    apart = between.clocks({"a": (60.0, 0.05), "b": (0.0, 0.05), "c": (1.0, 0.1)})
+    assert (apart.level, "a is 60.0 s ahead of b" in apart.value) == ("warning", True)
+    assert between.clocks({"a": (6.0, 2.0), "b": (0.0, 2.0)}).level == "ok"  # it may be 2 s
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """What an attempt to connect came to."""
+    return {"source": "10.0.0.9", "interface": "eth0", "mtu": 1500, "large": True, **changes}
+
+
+def answers(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
+    """What two hosts say of each other: the first of ``b`` at 10.0.0.2, the second of ``a`` at 10.0.0.1."""
+    return {
+        "a": {"b": {"tried": {"10.0.0.2": there}, "resolved": ["10.0.0.2"]}},
+        "b": {"a": {"tried": {"10.0.0.1": back}, "resolved": ["127.0.1.1"]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "level", "value"),
+    [
+        (answer(), answer(), "ok", "a → b at 10.0.0.2 by eth0; b → a at 10.0.0.1 by eth0"),
+        ({"failed": "timed out"}, answer(), "error", "a → b: no connection (10.0.0.2: timed out)"),
+        (
+            answer(large=False, mtu=9000),
+            answer(mtu=9000),
+            "error",
+            "a → b at 10.0.0.2: connects, but large packets are lost (eth0 has MTU 9000)",
+        ),
+        (answer(mtu=9000), answer(mtu=1500), "warning", "9000 on a, 1500 on b"),
+    ],
+)
+def test_connections_in_both_directions(
+    there: dict[str, Any], back: dict[str, Any], level: str, value: str
+) -> None:
+    (found,) = between.connections(answers(there, back))
+    assert found.level == level
+    assert value in found.value
+    assert bool(found.fix) == (level != "ok")
+
+
+def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does() -> None:
+    both = answers(answer(), answer())
+    both["a"]["b"]["tried"] = {"172.17.0.1": {"failed": "timed out"}, **both["a"]["b"]["tried"]}
+    assert [check.level for check in between.connections(both)] == ["ok"]
+
+
+def test_names_that_lead_elsewhere() -> None:
+    (found,) = between.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
+    assert found.value == "b: node-a does not lead to a"
+    assert found.fix.startswith("in /etc/hosts there: 10.0.0.1 node-a")
+
+
+@contextmanager
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[connections.Echo]:
+    monkeypatch.setattr(connections, "own_addresses", lambda: ["127.0.0.1"])
+    listening = connections.Echo()
+    try:
+        yield listening
+    finally:
+        listening.close()
+
+
+def test_large_packets_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with echo(monkeypatch) as listening:
+        found = connections.attempt("127.0.0.1", listening.ports()["127.0.0.1"])
+    assert found == {"source": "127.0.0.1", "interface": "lo", "mtu": found["mtu"], "large": True}
+    assert found["mtu"] > 1000
+
+
+def test_a_host_that_swallows_packets_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WAIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert not connections.attempt("127.0.0.1", port)["large"]
+    assert connections.attempt("127.0.0.1", port) == {"failed": "Connection refused"}
+
+
+def test_all_hosts_are_tried_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with echo(monkeypatch) as listening:
+        ports = listening.ports()
+        monkeypatch.setattr(connections, "own_addresses", lambda: ["192.0.2.1"])
+        targets = {
+            "b": {"ports": {**ports, "192.0.2.1": 9}, "host": "localhost"},
+            "c": {"ports": {}, "host": "nobody.invalid"},
+        }
+        found = connections.probe(targets)
+    assert list(found["b"]["tried"]) == ["127.0.0.1"]  # the other address is this machine's own
+    assert "127.0.0.1" in found["b"]["resolved"]
+    assert found["c"] == {"tried": {}, "resolved": []}
+
+
+def measured(world: World) -> tuple[list[dict[str, Any]], float]:
+    return speed.measure((1024, 65536)), speed.measure_exchange(3_000_000, 4)
+
+
+@pytest.mark.processes
+def test_every_rank_measures_the_same(ranks: Any) -> None:
+    (timings, exchange), *others = ranks(3, measured)
+    assert all(other == (timings, exchange) for other in others)
+    assert [(one["name"], one["size"]) for one in timings] == [
+        (name, size) for name in ("all-reduce", "all-to-all") for size in (1024, 65536)
+    ]
+    assert 0 < timings[0]["seconds"] < exchange  # 24 MB, and 1 KiB
+
+
+TIMINGS = [
+    {"name": "all-reduce", "size": 1024, "seconds": 0.001},
+    {"name": "all-reduce", "size": 1 << 26, "seconds": 0.5},
+    {"name": "all-to-all", "size": 1024, "seconds": 0.0005},
+]
+
+
+def test_latency_and_bandwidth() -> None:
+    """Of an all-reduce between two hosts each sends its vector once, of an all-to-all half of it."""
+    assert meaning.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
+    assert meaning.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
+    assert meaning.bandwidth(TIMINGS[2], 2) == 512 / 0.0005
+    assert meaning.network(TIMINGS, 2).value == "0.50 ms, 134 MB/s between 2 hosts (gloo)"
+    slow = meaning.network([{**timing, "seconds": timing["seconds"] * 2} for timing in TIMINGS], 2)
+    assert (slow.level, "slower than 1 Gbit/s" in slow.value) == ("warning", True)
+    assert [line.split() for line in report.speed(TIMINGS, 2)[1:]] == [
+        ["size", "all-reduce", "all-to-all"],
+        ["1", "KiB", "1.00", "ms", "1.0", "MB/s", "0.50", "ms", "1.0", "MB/s"],
+        ["64", "MiB", "500.00", "ms", "134.2", "MB/s", "left", "out"],
+    ]
+
+
+def test_what_a_network_means_for_a_step() -> None:
+    found = meaning.step(0.344, 0.038, [1, 1])
+    assert found.level == "ok"
+    assert found.value.startswith("about 210 ms, of which 38 ms network, with 2 ranks on 2 hosts")
+    slower = meaning.step(0.1, 0.06, [1, 1])
+    assert (slower.level, "more hosts make it slower" in slower.value) == ("warning", True)
+    assert meaning.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
