@@ -1,6 +1,7 @@
 """Stress: random faults at random moments, and whether the run ends with the same bits as an undisturbed one.
 
     python benchmarks/faults.py --faults 200 --seed 0
+    python benchmarks/faults.py --faults 100 --seed 0 --hosts 3    (see benchmarks/faults_on_hosts.py)
 
 A run of a small task meets several faults, one after another; after each it goes on by itself or is resumed
 with another number of ranks. At its end it is compared with an undisturbed run: the digests of the weights,
@@ -364,7 +365,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--kinds", default="", help="only kinds whose name has this in it")
+    parser.add_argument("--hosts", type=int, default=0, help="3: machines made of namespaces")
     options = parser.parse_args()
+    if options.hosts:
+        from faults_on_hosts import stress
+
+        return stress(options.faults, options.seed, options.hosts)
     chosen = [kind for kind in KINDS if options.kinds in kind]
     tallies: Tallies = {kind: Tally() for kind in chosen}
     left = [chosen[number % len(chosen)] for number in range(options.faults)]

@@ -5,6 +5,7 @@ They hang on a bridge that has no way out. Needs root, iproute2, util-linux and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -116,6 +117,8 @@ class Rig:
         self._in(
             "switch", "ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", pid
         )
+        # A machine keeps its address on the wire; the others remember it.
+        self._in(name, "ip", "link", "set", "eth0", "address", f"02:00:00:00:00:{self.numbers[name]:02x}")
         self._in("switch", "ip", "link", "set", f"v{name}", "master", "br0", "up")
         self._in(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         self._in(name, "ip", "link", "set", "eth0", "up")
@@ -129,6 +132,7 @@ class Rig:
 
     def power_off(self, name: str) -> None:
         """Take a machine away, with all that runs on it, and without a word to the others."""
+        self.cut(name)
         self._end(name)
 
     def cut(self, name: str) -> None:
@@ -145,23 +149,19 @@ class Rig:
         entered = ["nsenter", "-t", self.pid(name), "-n", "-u", "-i", "-p", "-m", f"--wdns={self.work}", "--"]
         return subprocess.Popen([*entered, *command], env=env, **options)
 
-    def processes(self, name: str) -> dict[int, str]:
-        """The command lines of a machine's processes, without its first and its SSH server."""
+    def processes(self, name: str) -> dict[int, tuple[str, str]]:
+        """The names and command lines of a machine's processes, without its first and its SSH server."""
+        if name not in self.holders:
+            return {}
         root = Path(f"/proc/{self.pid(name)}/ns/pid").readlink()
         found = {}
         for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                if (folder / "ns/pid").readlink() == root:
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return {
-            pid: command
-            for pid, command in found.items()
-            if command and not command.startswith(("sleep infinity", "sshd:", _SSHD))
-        }
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if folder.name.isdigit() and (folder / "ns/pid").readlink() == root:
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(folder.name)] = ((folder / "comm").read_text().strip(), command)
+        ours = ("sleep infinity", "sshd", _SSHD)
+        return {pid: both for pid, both in found.items() if both[1] and not both[1].startswith(ours)}
 
     def pid(self, name: str) -> str:
         """The first process of a machine, as this one sees it."""
@@ -197,12 +197,7 @@ class Rig:
         if server := self.servers.pop(name, None):
             server.wait()
         if name in self.numbers and "switch" in self.holders:
-            # The kernel takes a moment to remove the other end of the cable.
-            until = time.monotonic() + 5
-            while time.monotonic() < until and not self._in(
-                "switch", "ip", "link", "show", f"v{name}", fails=True
-            ):
-                time.sleep(0.05)
+            self._in("switch", "ip", "link", "del", f"v{name}", fails=True)  # the kernel would take a moment
 
     def _in(self, name: str, *command: str, fails: bool = False) -> int:
         words = ["nsenter", "-t", self.pid(name), "-n", "--", *command]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, loaded, part, recipe_and_overrides
+from rankless.cli.words import Hosts, Json, Python, Ssh, loaded, part, recipe_and_overrides
 from rankless.errors import UserError
 from rankless.printing import print_json
 
@@ -40,17 +40,9 @@ def doctor(
     run: Annotated[Path, Parameter(name=("--run", "--out"), help="Where the run directory would be.")] = Path(
         "runs"
     ),
-    hosts: Annotated[
-        str | None,
-        Parameter(
-            help="Look at these machines over SSH, as for train, and not at this one.", metavar="HOSTS"
-        ),
-    ] = None,
-    ssh: Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")] = "ssh",
-    python: Annotated[
-        str | None,
-        Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
-    ] = None,
+    hosts: Hosts = None,
+    ssh: Ssh = "ssh",
+    python: Python = None,
     as_json: Json = False,
 ) -> int:
     """Look for what keeps machines from training, alone and together, and say how to fix it."""
@@ -69,7 +61,7 @@ def doctor(
 
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]
-        found = examine(parsed, chosen, run, way_over(ssh, python, {}))
+        found = examine(parsed, chosen, run, way_over(ssh, python))
         if found.timings:
             checks.append(meaning.network(found.timings, found.measured))
         if found.step and found.exchange:

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Force, Json, Target, flag, loaded, part, recipe_and_overrides, whole_number
+from rankless.cli.words import (
+    Force,
+    Hosts,
+    Json,
+    Python,
+    Ssh,
+    Sync,
+    Target,
+    flag,
+    loaded,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, print_scores, say
 
@@ -36,6 +49,7 @@ Examples:
   rankless train digits
   rankless train digits epochs=5 optim.lr=0.02 --run runs/short --devices 2
   rankless train --resume --run runs/short epochs=20
+  rankless train my.yaml --hosts a,b:4
   torchrun --nproc-per-node 8 -m rankless train digits --out runs/digits
 """,
 )
@@ -68,20 +82,11 @@ def train(
             show_default=False,
         ),
     ] = (),
-    hosts: Annotated[
-        str | None,
-        Parameter(
-            help="Train on these machines over SSH: a,b:4,c:4:/data (host, devices, path of the data there), "
-            "or a file with one on each line.",
-            metavar="HOSTS",
-        ),
-    ] = None,
+    hosts: Hosts = None,
     min_hosts: Annotated[str, Parameter(help="Go on with so many when others are lost.", metavar="N")] = "1",
-    ssh: Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")] = "ssh",
-    python: Annotated[
-        str | None,
-        Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
-    ] = None,
+    sync: Sync = False,
+    ssh: Ssh = "ssh",
+    python: Python = None,
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
@@ -107,27 +112,21 @@ def train(
     name, overrides = recipe_and_overrides(recipe)
     _refuse_resuming_nothing(run, resume)
     if resume and run is not None and name is None:
-        refuse_nothing(RunDirectory(run))
+        if hosts is None:
+            refuse_nothing(RunDirectory(run))
         chosen = None
     else:
         chosen, name = loaded(name, overrides)
     if hosts is not None:
         from rankless.launch.hosts.coordinator import train_on_hosts
+        from rankless.launch.hosts.gang import way_over
         from rankless.launch.hosts.names import parse_hosts
+        from rankless.launch.hosts.training import Wanted
 
-        if chosen is None or run is None:
-            raise UserError("--hosts needs --run and a recipe")
-        return train_on_hosts(
-            chosen,
-            run,
-            parse_hosts(hosts),
-            devices=count,
-            resume=resume,
-            sinks=sink,
-            least=whole_number("--min-hosts", min_hosts),
-            ssh=ssh,
-            python=python,
-        )
+        least = whole_number("--min-hosts", min_hosts)
+        called = Path(name or "run").stem
+        wanted = Wanted(chosen, overrides, run, called, count, resume=resume, sinks=sink, least=least)
+        return train_on_hosts(wanted, parse_hosts(hosts), way_over(ssh, python, sync=sync))
     if run is None:
         run = new_run_directory(Path(name or "run").stem)
     from rankless.launch import fork_server, local
@@ -331,6 +330,7 @@ def digest(target: Target, /, *, as_json: Json = False) -> int:
 Examples:
   rankless verify
   rankless verify my.yaml batch.images=24 --worlds 1,2,3 --steps 5
+  rankless verify my.yaml --hosts a,b:4
 """,
 )
 def verify(
@@ -343,9 +343,13 @@ def verify(
     ],
     worlds: Annotated[str, Parameter(help="Numbers of processes to compare.", metavar="N,N")] = "1,2",
     steps: Annotated[str, Parameter(help="Steps to train with each.", metavar="N")] = "20",
+    hosts: Hosts = None,
+    sync: Sync = False,
+    ssh: Ssh = "ssh",
+    python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Prove on this machine that the number of processes changes no bit of the weights."""
+    """Prove that the number of processes, or of --hosts, changes no bit of the weights."""
     from rankless.launch import environments
 
     environments.refuse("verify", "run it without the launcher, once")
@@ -356,11 +360,23 @@ def verify(
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
 
-    fork_server.start(chosen.task)
-
     # With --json the standard output is the report's alone.
     log = sys.stderr if as_json else sys.stdout
-    report = compare(chosen, sizes, step_count, lambda line: print(line, file=log, flush=True))
+
+    def echo(line: str) -> None:
+        print(line, file=log, flush=True)
+
+    if hosts is not None:
+        from rankless.launch.hosts.gang import way_over
+        from rankless.launch.hosts.names import parse_hosts
+        from rankless.launch.hosts.verifying import verify_on_hosts
+
+        report = verify_on_hosts(
+            chosen, parse_hosts(hosts), step_count, way_over(ssh, python, sync=sync), echo
+        )
+    else:
+        fork_server.start(chosen.task)
+        report = compare(chosen, sizes, step_count, echo)
     if as_json:
         print_json(report.as_json())
     return 0 if report.ok else 1

@@ -37,6 +37,23 @@ Splits = Annotated[
     ),
 ]
 
+Hosts = Annotated[
+    str | None,
+    Parameter(
+        help="Machines, over SSH: a,b:4,c:4:/data (host, devices, path of the data there), or a file of "
+        "them, one on each line.",
+        metavar="HOSTS",
+    ),
+]
+Sync = Annotated[
+    bool, Parameter(help="Have --hosts run this machine's rankless, which is copied there."), flag
+]
+Ssh = Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")]
+Python = Annotated[
+    str | None,
+    Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
+]
+
 
 def whole_number(option: str, text: str, more: str = "") -> int:
     number = int(text) if text.strip().isdecimal() and len(text) < 10 else 0

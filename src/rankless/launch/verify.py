@@ -7,6 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
+
+Trace = list[dict[str, Any]]
 
 _WARM_UP = 2  # steps that do not count for the speed
 
@@ -85,15 +88,32 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
         raise UserError(
             f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2"
         )
+
+    def train(world: int, first: Trace) -> tuple[WorldResult, Trace]:
+        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as folder:
+            return _world(recipe, world, steps, Path(folder), first)
+
+    return compare([partial(train, world) for world in worlds], steps, echo)
+
+
+def compare(
+    worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
+) -> VerifyReport:
+    """Train with one world after another, and report.
+
+    Args:
+        worlds: each trains, and is given the trace of the first one, empty at first.
+        steps: how many steps each.
+        echo: takes the table line by line.
+    """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
-    first: list[dict[str, Any]] = []
-    for world in worlds:
-        with tempfile.TemporaryDirectory(prefix="rankless-verify-") as folder:
-            result, lines = _world(recipe, world, steps, Path(folder), first)
-        first = first or lines
+    first: Trace = []
+    for train in worlds:
+        result, trace = train(first)
+        first = first or trace
         report.worlds.append(result)
-        echo(f"{world:>10}  {result.digest:<64}  {result.images_per_second:>7.1f}")
+        echo(f"{result.world:>10}  {result.digest:<64}  {result.images_per_second:>7.1f}")
     for result in report.worlds:
         if result.difference:
             echo(f"DIFFERENT: world size {result.world}: {result.difference}")
@@ -102,32 +122,42 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
     return report
 
 
-def _world(
-    recipe: Recipe, world: int, steps: int, folder: Path, first: list[dict[str, Any]]
-) -> tuple[WorldResult, list[dict[str, Any]]]:
+def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
     """Train with ``world`` ranks and compare with the first world's trace."""
     run = RunDirectory(folder / "run")
     code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
     if code or last is None:
         raise UserError(f"world size {world} did not get to the end (code {code})")
-    traces = [_lines(folder / f"trace-{rank}.jsonl") for rank in range(world)]
+    traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
+    seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
+    digest = digest_file(run.step_directory(last) / "model.safetensors")
+    return judged(recipe, traces, digest, seconds, first)
+
+
+def judged(
+    recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
+) -> tuple[WorldResult, Trace]:
+    """Compare the ranks of a world with each other and with the first world.
+
+    Args:
+        recipe: what was trained.
+        texts: the trace that each rank wrote.
+        digest: of the weights at the end.
+        seconds: of every step.
+        first: the trace of the first world; empty where this is the first.
+    """
+    traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
         difference = difference or _first_difference(traces[0], trace, f"rank {rank} beside rank 0")
     if first:
         difference = difference or _first_difference(first, traces[0], "beside the first world")
-    seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
     speed = recipe.batch.images / statistics.median(seconds[_WARM_UP:] or seconds)
-    digest = digest_file(run.step_directory(last) / "model.safetensors")
-    return WorldResult(world, digest, round(speed, 1), difference), traces[0]
+    return WorldResult(len(traces), digest, round(speed, 1), difference), traces[0]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _first_difference(one: list[dict[str, Any]], other: list[dict[str, Any]], who: str) -> str | None:
+def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
     """The first step and tensor in which two traces differ."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}

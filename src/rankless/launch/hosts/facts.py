@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from contextlib import suppress
@@ -21,7 +22,7 @@ from rankless.tasks import data_digest
 
 
 def facts(recipe: str, run: Path) -> dict[str, Any]:
-    """What this host is, has, and holds of a run.
+    """What this host is and has.
 
     Args:
         recipe: as JSON, with the path of the data here; empty asks nothing about data.
@@ -38,8 +39,6 @@ def facts(recipe: str, run: Path) -> dict[str, Any]:
             digest = data_digest(from_json(recipe))
         except UserError as error:
             problems += error.problems
-    directory = RunDirectory(run)
-    whole = (step for step in reversed(directory.steps()) if damage(directory.step_directory(step)) is None)
     return {
         "host": platform.node(),
         "environment": describe(device),
@@ -49,10 +48,24 @@ def facts(recipe: str, run: Path) -> dict[str, Any]:
         "memory": available(),
         "disk": _free(run),
         "data": digest,
-        "run": str(run.absolute()),
-        "step": next(whole, None),
-        "has_run": directory.recipe.exists() or bool(directory.steps()),
         "problems": problems,
+    }
+
+
+def holds(run: Path) -> dict[str, Any]:
+    """What this host has of a run.
+
+    Returns:
+        Whether its directory ``exists`` and is a run's (``has_run``), and the ``step`` of its newest whole
+        checkpoint, None without one.
+    """
+    directory = RunDirectory(run)
+    steps = directory.steps()
+    whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)
+    return {
+        "exists": os.path.lexists(run),
+        "has_run": directory.recipe.exists() or bool(steps),
+        "step": next(whole, None),
     }
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import escaped
+from rankless.errors import UserError, escaped
 from rankless.launch.hosts.channel import SILENCE, Channel, Event
 from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.package import Package, package
 
 _START = 60.0  # seconds for a connection and the imports of the process there
 _POLL = 0.1
@@ -36,7 +37,7 @@ class Member:
         channel: to its supervisor; None without a connection.
         is_ready: its process takes commands.
         lost: why it cannot be used; empty while it can.
-        facts: what it said about itself.
+        facts, holds: what it said about itself, and about the run there.
         replies: to commands, in their order.
         ports, own: where it could be reached, and the address of it that the others use.
     """
@@ -47,6 +48,7 @@ class Member:
     is_ready: bool = False
     lost: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    holds: dict[str, Any] = field(default_factory=dict)
     replies: deque[dict[str, Any]] = field(default_factory=deque)
     ports: dict[str, int] = field(default_factory=dict)
     own: str = ""
@@ -71,6 +73,7 @@ class Way:
         helper: the interpreter of the supervisor, which needs no packages.
         env: variables for the process.
         cwd: its folder, where that exists; otherwise the home directory.
+        package: the code that hosts are to run in place of their own; None leaves them theirs.
     """
 
     ssh: Sequence[str]
@@ -78,24 +81,34 @@ class Way:
     helper: str
     env: Mapping[str, str]
     cwd: str
+    package: Package | None = None
 
 
-def way_over(ssh: str, python: str | None, env: Mapping[str, str]) -> Way:
-    """The way to hosts with this process's folder and settings.
+def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
+    """The way that the command line describes.
 
     Args:
         ssh: the command, with options where needed.
         python: the interpreter with rankless on the hosts; None is this one's path.
-        env: variables besides those of rankless's own.
+        sync: whether hosts run the code of this machine.
+
+    Raises:
+        UserError: no command.
     """
-    ours = {name: value for name, value in os.environ.items() if name.startswith("RANKLESS_")}
-    return Way(
-        ssh=shlex.split(ssh),
-        python=python or sys.executable,
-        helper=python or "python3",
-        env={**ours, **env},
-        cwd=str(Path.cwd()),
-    )
+    env = {name: value for name, value in os.environ.items() if name.startswith("RANKLESS_")}
+    if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
+        size = os.get_terminal_size(1)
+        env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
+    if not words:
+        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
+    code = package() if sync else None
+    if code:
+        env["PYTHONPATH"] = f"~/{code.folder}"
+    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code)
 
 
 class Gang:
@@ -130,6 +143,8 @@ class Gang:
             except OSError as error:
                 member.channel, member.lost = None, f"{self.way.ssh[0]} cannot be started ({error})"
                 continue
+            if code := self.way.package:
+                member.channel.send("unpack", folder=code.folder, data=code.data)
             argv = [self.way.python, *_MODULE]
             member.channel.start(argv, self.way.env, self.way.cwd)
 

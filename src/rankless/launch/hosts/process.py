@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from rankless import __version__
 from rankless.errors import UserError, of_the_system
-from rankless.hardware.processes import die_with_parent
+from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server
 from rankless.launch.requests import Requests
 
@@ -93,26 +93,50 @@ class HostProcess:
             self.events.write(json.dumps(event) + "\n")
             self.events.flush()
 
+    def do_holds(self, run: str) -> dict[str, Any]:
+        """What this host has of a run."""
+        from rankless.launch.hosts.facts import holds
+
+        return holds(Path(run))
+
+    def do_recipe(self, run: str, overrides: list[str]) -> dict[str, Any]:
+        """The recipe of a run that this host has."""
+        from rankless.launch.resume import recipe_of_run
+        from rankless.recipe.load import to_json
+        from rankless.runs.directory import RunDirectory
+
+        return {"recipe": to_json(recipe_of_run(RunDirectory(Path(run)), overrides))}
+
     def do_facts(self, recipe: str, run: str) -> dict[str, Any]:
-        """What this host is, has, and holds of the run."""
+        """What this host is and has, for a recipe."""
         from rankless.launch.hosts.facts import facts
 
         return {"facts": facts(recipe, Path(run))}
 
-    def do_prepare(self, recipe: str, run: str, resume: bool) -> dict[str, Any]:
-        """The recipe, with what depends on data and devices resolved, and checked against the run so far."""
+    def do_prepare(self, recipe: str, run: str, resume: bool, sinks: list[str]) -> dict[str, Any]:
+        """The recipe, with what depends on data and devices resolved, and checked against the run so far.
+
+        Returns:
+            Also the step at which the run is ``finished`` that was to be resumed, if it is.
+        """
         from rankless.launch import opening
-        from rankless.launch.resume import check_resume
+        from rankless.launch.resume import check_resume, finished_at
         from rankless.recipe.load import from_json, to_json
         from rankless.recipe.precision import resolve
         from rankless.runs.directory import RunDirectory
         from rankless.tasks import resolve_recipe
 
-        wanted = resolve_recipe(from_json(recipe))
+        directory = RunDirectory(Path(run))
+        wanted, names = opening.checked(from_json(recipe), None, sinks)
+        wanted = resolve_recipe(wanted)
         if resume:
-            wanted = check_resume(RunDirectory(Path(run)), wanted)
+            wanted = check_resume(directory, wanted)
         precision = resolve(wanted.precision, opening.device(), wanted.cpu_isa)
-        return {"recipe": to_json(replace(wanted, precision=precision))}
+        return {
+            "recipe": to_json(replace(wanted, precision=precision)),
+            "sinks": names,
+            "finished": finished_at(directory, wanted) if resume else None,
+        }
 
     def do_begin(self, recipe: str, run: str, resume: bool, token: str) -> dict[str, Any]:
         """Lock the run directory, which another host may have done already where they share one.
@@ -220,6 +244,7 @@ class HostProcess:
         address: str,
         port: int,
         own: str,
+        deaths: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Run this host's ranks until all have ended.
 
@@ -231,16 +256,21 @@ class HostProcess:
             size: how many run on all hosts.
             address, port: of the store.
             own: the address of this host that the others use.
+            deaths: what ended the round before, for the journal.
         """
         from rankless.hardware.network import interface_of
         from rankless.launch.hosts.round import run_round
         from rankless.launch.job import Job
+        from rankless.launch.record import record_death
+        from rankless.runs.directory import RunDirectory
         from rankless.world.rendezvous import OneOfMany
 
         interface = interface_of(own) if size > ranks else None
         wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
+        for death in deaths:
+            record_death(RunDirectory(Path(job["run"])), **death)
         try:
             return run_round(
                 Job(**job),
@@ -253,6 +283,25 @@ class HostProcess:
             self.store = None
             for name in added:
                 del os.environ[name]
+
+    def do_outcome(self, run: str) -> dict[str, Any]:
+        """The digest of the last checkpoint's weights, and the seconds of every step."""
+        from rankless.models.checkpoints.weights import digest_file
+        from rankless.runs import journal
+        from rankless.runs.directory import RunDirectory
+
+        directory = RunDirectory(Path(run))
+        weights = directory.step_directory(directory.pointed("last") or 0) / "model.safetensors"
+        seconds = [entry["timing"]["seconds"] for entry in journal.read(directory.journal) if "step" in entry]
+        return {"digest": digest_file(weights), "seconds": seconds}
+
+    def do_discard(self, run: str) -> dict[str, Any]:
+        """Remove a run that this process has begun."""
+        from rankless.files.writing import remove_tree
+
+        self.opened.close()
+        remove_tree(Path(run))
+        return {}
 
     def do_report(self, run: str) -> dict[str, Any]:
         """Print how a finished training went."""
@@ -267,6 +316,7 @@ class HostProcess:
 def main() -> int:
     """Serve one coordinator."""
     die_with_parent()
+    name_process("rankless host")
     # Torch warns of every connection from an address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "w", encoding="utf-8")
@@ -276,6 +326,7 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between rounds; in one it is a request
     from rankless.launch import opening
 
     if opening.device().type == "cpu":

@@ -38,7 +38,8 @@ def run_round(
 
     Returns:
         ``notes`` that the ranks left; ``codes``, ``causes`` and ``tracebacks`` of those that failed by
-        themselves, by number; the ``signal`` that ended them; and the last saved ``step``.
+        themselves, by number; the ``signal`` that ended them; the last saved ``step``; and the ``traces`` of
+        a dry run.
     """
     run = RunDirectory(Path(job.run))
 
@@ -78,4 +79,5 @@ def run_round(
             "tracebacks": {rank: lines[-local.SHOWN :] for rank, lines in tracebacks.items()},
             "signal": outcome.signal.name if outcome.signal else None,
             "step": progress(),
+            "traces": {file.stem: file.read_text("utf-8") for file in path.parent.glob("trace-*.jsonl")},
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
@@ -13,6 +15,7 @@ from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.training import Training
 from rankless.recipe.load import from_json
+from rankless.recipe.schema import Recipe
 
 Each = Callable[[Member], Mapping[str, Any]]
 
@@ -48,24 +51,62 @@ def compare(gang: Gang, training: Training, members: Sequence[Member]) -> list[s
     return preflight.warnings(known)
 
 
-def prepare(gang: Gang, training: Training) -> Training:
-    """Have the host that holds the newest checkpoint resolve the recipe, and check it against the run.
+def choose_run(gang: Gang, name: str) -> Path:
+    """A directory for a new run that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
+    for number in count(1):
+        run = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        replies = must(gang, gang.members, "holds", partial(_same, {"run": str(run)}))
+        if not any(reply["exists"] for reply in replies.values()):
+            return run
+    raise RuntimeError("unreachable")
+
+
+def newest_holder(gang: Gang, run: Path, *, resume: bool) -> Member:
+    """The host that knows most about a run.
 
     Raises:
-        UserError: nothing to resume, or what is wrong with recipe or data.
+        UserError: it is to go on, and none has it.
     """
-    newest = max(gang.members, key=lambda m: (m.facts["step"] or 0, m.facts["has_run"], -m.index))
-    if training.resume and not newest.facts["has_run"]:
+    replies = must(gang, gang.members, "holds", partial(_same, {"run": str(run)}))
+    for member in gang.members:
+        member.holds = replies[member.index]
+    if resume and not any(member.holds["has_run"] for member in gang.members):
         raise UserError(
-            f"{training.run}: nothing to resume on {names(gang.members)}, there is no recipe.yaml and no "
-            "checkpoint; give the directory of a run that was started, or leave --resume out"
+            f"{run}: nothing to resume on {names(gang.members)}, there is no recipe.yaml and no checkpoint; "
+            "give the directory of a run that was started, or leave --resume out"
         )
-    request = {"recipe": training.json(newest), "resume": training.resume, "run": str(training.run)}
-    reply = must(gang, [newest], "prepare", partial(_same, request))[newest.index]
+    return max(gang.members, key=lambda m: (m.holds["step"] or 0, m.holds["has_run"], -m.index))
+
+
+def recipe_there(gang: Gang, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run that a host has, with changes.
+
+    Raises:
+        UserError: it is damaged, or errors in the changes.
+    """
+    request = {"run": str(run), "overrides": list(overrides)}
+    return from_json(must(gang, [member], "recipe", partial(_same, request))[member.index]["recipe"])
+
+
+def prepare(gang: Gang, training: Training, member: Member) -> tuple[Training, int | None]:
+    """Have a host resolve the recipe, and check it against the run that it holds.
+
+    Returns:
+        The training with what was found out; and where the run is finished its last step.
+
+    Raises:
+        UserError: what is wrong with recipe, data, or sinks.
+    """
+    request = {
+        "recipe": training.json(member),
+        "resume": training.resume,
+        "run": str(training.run),
+        "sinks": list(training.sinks),
+    }
+    reply = must(gang, [member], "prepare", partial(_same, request))[member.index]
     recipe = from_json(reply["recipe"])
-    return replace(
-        training, recipe=replace(recipe, data=replace(recipe.data, root=training.recipe.data.root))
-    )
+    recipe = replace(recipe, data=replace(recipe.data, root=training.recipe.data.root))
+    return replace(training, recipe=recipe, sinks=reply["sinks"]), reply["finished"]
 
 
 def begin(gang: Gang, training: Training, member: Member, token: str, *, resume: bool) -> None:

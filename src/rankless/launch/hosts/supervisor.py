@@ -12,6 +12,7 @@ import base64
 import contextlib
 import ctypes
 import errno
+import io
 import json
 import os
 import select
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +112,12 @@ class Supervisor:
 
     def do_start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start the process; its descriptor EVENTS_FD carries lines for the client."""
+        home = str(Path.home())
+        env = {name: home + text[1:] if text.startswith("~/") else text for name, text in env.items()}
+        if "PYTHONPATH" in env and os.environ.get("PYTHONPATH"):
+            env["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
         events, theirs = os.pipe()
-        folder = cwd if Path(cwd).is_dir() else str(Path.home())
+        folder = cwd if Path(cwd).is_dir() else home
         try:
             child = subprocess.Popen(
                 argv,
@@ -145,14 +151,17 @@ class Supervisor:
         if self.child is not None:
             os.kill(self.child.pid, number)
 
-    def do_file(self, path: str, data: str) -> None:
-        """Write a file in the home directory, beside, then rename."""
-        target = Path.home() / path
+    def do_unpack(self, folder: str, data: str) -> None:
+        """Unpack an archive into a folder below the home directory, unless that is there."""
+        target = Path.home() / folder
+        if target.is_dir():
+            return
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        beside.write_bytes(base64.b64decode(data))
-        beside.rename(target)
-        self.send(written=str(target))
+        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(data))) as archive:
+            archive.extractall(beside)
+        with contextlib.suppress(OSError):  # another one was faster
+            beside.rename(target)
 
     def do_end(self, grace: float) -> None:
         """End the process, and this."""

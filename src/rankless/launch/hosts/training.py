@@ -25,6 +25,7 @@ class Training:
         resume: go on with a run.
         sinks: names of the user's sinks.
         launched: when this start was, and with which command.
+        dry_run_steps: end after so many, with a trace of every tensor; 0 is a real run.
     """
 
     recipe: Recipe
@@ -33,6 +34,7 @@ class Training:
     resume: bool
     sinks: Sequence[str]
     launched: dict[str, Any]
+    dry_run_steps: int = 0
 
     def json(self, member: Member) -> str:
         """The recipe as JSON, with the path of the data on that host."""
@@ -50,6 +52,7 @@ class Training:
             run=str(self.run),
             sinks=list(self.sinks),
             launched=self.launched,
+            dry_run_steps=self.dry_run_steps,
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
@@ -77,3 +80,28 @@ class Training:
         """The command that goes on with it."""
         hosts = ",".join(str(member.host) for member in members)
         return f"rankless train --resume --run {self.run} --hosts {hosts}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for.
+
+    Attributes:
+        recipe: None takes that of the run to go on with.
+        overrides: changes to it then.
+        run: the run directory on every host; None makes a new one.
+        name: what to call that.
+        devices, resume, sinks: as for :class:`Training`.
+        least: with how many hosts the training goes on when others are lost.
+        dry_run_steps: end after so many, print nothing, and leave nothing behind; 0 is a real run.
+    """
+
+    recipe: Recipe | None
+    overrides: Sequence[str]
+    run: Path | None
+    name: str
+    devices: int | None
+    resume: bool
+    sinks: Sequence[str]
+    least: int
+    dry_run_steps: int = 0

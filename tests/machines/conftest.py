@@ -1,0 +1,31 @@
+"""Three machines for the tests of this folder, where they can be made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parent))
+from harness_for_faults import undisturbed
+from harness_for_machines import machines
+from rig import Rig, why_not
+
+
+@pytest.fixture(scope="session")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with machines(tmp_path_factory.mktemp("machines"), 3) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process leaves behind that nothing happens to."""
+    folder: Path = tmp_path_factory.mktemp("alone")
+    return undisturbed(folder / "run")
