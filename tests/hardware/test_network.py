@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,10 @@ def test_a_socket_listens_at_one_address_alone() -> None:
 def test_names_are_resolved_and_nothing_else_is_an_error() -> None:
     assert "127.0.0.1" in network.addresses_of("localhost")
     assert network.addresses_of("no such name") == network.addresses_of("\udcff") == []
+
+
+def test_the_mtu_of_an_interface_is_the_kernels() -> None:
+    for name in network.interfaces():
+        assert network.mtu_of(name) == int(Path(f"/sys/class/net/{name}/mtu").read_text())
+    assert network.mtu_of("nothing") is None
+    assert network.mtu_of("") is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rankless.errors import UserError, listed
 
-_SIOCGIFCONF = 0x8912  # <linux/sockios.h>
+_SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921  # <linux/sockios.h>
 _IFREQ = 40  # bytes of struct ifreq on 64-bit Linux: 16 of the name, then the address
 _IF_INET6 = Path("/proc/net/if_inet6")
 _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # addresses for documentation: nobody has them (RFC 5737, 3849)
@@ -121,6 +121,22 @@ def interface_towards(host: str) -> str | None:
 def interface_of(address: str) -> str | None:
     """The interface that has an address; None where none has."""
     return next((name for name, addresses in interfaces().items() if address in addresses), None)
+
+
+def mtu_of(interface: str) -> int | None:
+    """The largest packet that an interface sends, in bytes; None where that is unknown."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    # Asked of the kernel: /sys may be that of another network namespace.
+    request = struct.pack("16si", interface.encode()[:15], 0).ljust(_IFREQ, b"\0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFMTU, request)
+        except OSError:
+            return None
+    return int(struct.unpack_from("i", answer, 16)[0])
 
 
 def listening_at(address: str, port: int) -> socket.socket:

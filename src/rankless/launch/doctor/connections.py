@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from rankless.errors import UserError
-from rankless.hardware.network import addresses_of, interface_of, listening_at
-from rankless.launch.doctor.networking import mtu
+from rankless.hardware.network import addresses_of, interface_of, listening_at, mtu_of
 from rankless.launch.hosts.reach import own_addresses
 
 WAIT = 3.0  # seconds for a connection, and for what is sent back
@@ -77,7 +76,7 @@ def attempt(address: str, port: int) -> dict[str, Any]:
         with suppress(OSError):
             connection.sendall(bytes(_LARGE))
             large = len(_received(connection)) == _LARGE
-        return {"source": source, "interface": interface, "mtu": mtu(interface), "large": large}
+        return {"source": source, "interface": interface, "mtu": mtu_of(interface), "large": large}
 
 
 def probe(targets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

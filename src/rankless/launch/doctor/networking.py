@@ -8,9 +8,8 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from rankless.hardware.network import addresses_of, interfaces, is_loopback, public_address
+from rankless.hardware.network import addresses_of, interfaces, is_loopback, mtu_of
 from rankless.launch.doctor.check import Check, error, ok, warning
 
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -43,14 +42,11 @@ def own_name(
     return ok("own name", value)
 
 
-def addresses(
-    found: Mapping[str, Sequence[str]] | None = None, folder: Path = Path("/sys/class/net")
-) -> Check:
+def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
     """The interfaces with their addresses and MTUs.
 
     Args:
         found: addresses by interface.
-        folder: where the kernel describes interfaces.
     """
     found = interfaces() if found is None else found
     shown = []
@@ -58,7 +54,7 @@ def addresses(
     for name, every in found.items():
         usable = [one for one in every if not is_loopback(one) and not _is_link_local(one)]
         if usable:
-            shown.append(f"{name} {', '.join(usable)} (MTU {mtu(name, folder) or 'unknown'})")
+            shown.append(f"{name} {', '.join(usable)} (MTU {mtu_of(name) or 'unknown'})")
         if not name.startswith(_CONTAINERS):
             families |= {6 if ":" in one else 4 for one in usable}
     if not shown:
@@ -98,22 +94,6 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
             fix = f"ss -ltnp 'sport = :{port}' shows it; end it if it is left, or: torchrun --master-port …"
             return warning("port", f"another program listens on {port}, which torchrun uses", fix)
     return ok("port", f"{port} is free")
-
-
-def mtu(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
-    """The largest packet that an interface sends, in bytes."""
-    try:
-        return int((folder / interface / "mtu").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def default_address() -> Check:
-    """The address by which others reach this machine where nothing else says it."""
-    found = public_address()
-    if found is None:
-        return ok("address", "no default route: several machines need --hosts, or MASTER_ADDR as an address")
-    return ok("address", found)
 
 
 def _is_meant(value: str, interface: str) -> bool:
