@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rankless import cli
 from rankless.errors import UserError
@@ -313,3 +314,24 @@ def test_the_command_ends_with_1_where_there_is_an_error(
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert [one["name"] for one in found["checks"] if one["level"] == "error"] == ["data"]
+
+
+def test_gpus_are_asked_of_pytorch_and_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "mem_get_info", lambda number: (number * 40, 80))
+    monkeypatch.setattr(cuda, "get_device_name", lambda number: "H100")
+    monkeypatch.setattr(cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    driver = tmp_path / "proc/driver/nvidia/version"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia-nvswitch0").touch()
+    seen = Cards(["H100"] * 2, [0.0, 0.5], "570.86.15", "PyTorch for CUDA 12.8, NCCL 2.28.9", True, False)
+    assert machine.cards(tmp_path) == seen
+    (tmp_path / "proc/77").mkdir()
+    (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n")
+    assert machine.cards(tmp_path).managed

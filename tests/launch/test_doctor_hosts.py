@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rankless.launch.doctor import between, connections, meaning, report
-from rankless.launch.hosts.gang import Member, Way
+from rankless.launch.hosts import process, reach
+from rankless.launch.hosts.gang import Gang, Member, Way
 from rankless.launch.hosts.names import Host
 from rankless.world import speed
 from rankless.world.process_group import World
@@ -98,7 +100,12 @@ def answers(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("there", "back", "level", "value"),
     [
-        (answer(), answer(), "ok", "a → b at 10.0.0.2 by eth0; b → a at 10.0.0.1 by eth0"),
+        (
+            answer(),
+            answer(),
+            "ok",
+            "a → b at 10.0.0.2 by eth0 (MTU 1500); b → a at 10.0.0.1 by eth0 (MTU 1500)",
+        ),
         ({"failed": "timed out"}, answer(), "error", "a → b: no connection (10.0.0.2: timed out)"),
         (
             answer(large=False, mtu=9000),
@@ -132,7 +139,7 @@ def test_names_that_lead_elsewhere() -> None:
 
 @contextmanager
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[connections.Echo]:
-    monkeypatch.setattr(connections, "own_addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr(reach, "own_addresses", lambda: ["127.0.0.1"])
     listening = connections.Echo()
     try:
         yield listening
@@ -212,3 +219,29 @@ def test_what_a_network_means_for_a_step() -> None:
     slower = meaning.step(0.1, 0.06, [1, 1])
     assert (slower.level, "more hosts make it slower" in slower.value) == ("warning", True)
     assert meaning.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
+
+
+class Silent:
+    """A connection to a host that says nothing."""
+
+    heard = float("inf")
+
+    def command(self, do: str, **request: Any) -> None:
+        """Take a command."""
+
+    def drop(self) -> None:
+        """Go."""
+
+
+def test_a_host_that_does_not_get_done_is_given_up() -> None:
+    gang = Gang([Host("a"), Host("b")], WAY)
+    for member in gang.members:
+        member.channel, member.is_ready = cast("Any", Silent()), True
+    gang.members[1].replies.append({"port": 1})
+    assert gang.ask(gang.members, "echo", seconds=0.1) == {1: {"port": 1}}
+    assert [member.lost for member in gang.members] == ["'echo' was not done within 0.1 s", ""]
+
+
+def test_a_host_with_an_older_version_says_so() -> None:
+    reply = process.HostProcess(io.StringIO())._answered("dance", {})
+    assert reply["problems"][0].endswith("does not know 'dance'; install the same everywhere")

@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
         **{name: match[1] for name, match in matches.items() if match},
         "CUDA": torch.version.cuda if torch.cuda.is_available() else None,
         "cuDNN": str(cudnn) if cudnn else None,
-        "NVIDIA driver": _driver() if torch.cuda.is_available() else None,
+        "NVIDIA driver": nvidia_driver() if torch.cuda.is_available() else None,
     }
     return {
         "python": platform.python_version(),
@@ -85,10 +85,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def _driver() -> str | None:
-    """The version of the kernel's NVIDIA driver."""
+def nvidia_driver(path: Path = _DRIVER) -> str | None:
+    """The version of the kernel's NVIDIA driver; None without one."""
     try:
-        match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text(encoding="utf-8"))
+        match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", path.read_text(encoding="utf-8"))
     except OSError:
         return None
     return match[1] if match else None

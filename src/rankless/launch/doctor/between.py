@@ -81,7 +81,9 @@ def connections(answers: Answers) -> list[Check]:
         tried = answers[one][other]["tried"]
         whole = next((address for address, answer in tried.items() if answer.get("large")), None)
         if whole:
-            used.append(f"{one} → {other} at {whole} by {tried[whole]['interface']}")
+            used.append(
+                f"{one} → {other} at {whole} by {tried[whole]['interface']} (MTU {tried[whole]['mtu']})"
+            )
             continue
         found.append(_unreachable(one, other, tried))
     found += [check for one, other in combinations(answers, 2) for check in _packets(one, other, answers)]

@@ -8,37 +8,28 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from rankless.errors import UserError
-from rankless.hardware.network import addresses_of, interface_of, listening_at, mtu_of
-from rankless.launch.hosts.reach import own_addresses
+from rankless.hardware.network import addresses_of, interface_of, mtu_of
+from rankless.launch.hosts.reach import Listener, own_addresses
 
 WAIT = 3.0  # seconds for a connection, and for what is sent back
 _LARGE = 1 << 18  # bytes: more than one packet of any network
 _AT_ONCE = 256  # connections
 
 
-class Echo:
-    """Listens at every address of this machine and sends back what it gets, some time and no more."""
+class Echo(Listener):
+    """Sends back what it gets, for some time and no more."""
 
     def __init__(self) -> None:
-        self.sockets: dict[str, socket.socket] = {}
+        super().__init__()
         self._room = threading.Semaphore(_AT_ONCE)
-        for address in own_addresses():
-            with suppress(UserError):  # it is being set up, or has just gone
-                self.sockets[address] = listening_at(address, 0)
         for listener in self.sockets.values():
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def ports(self) -> dict[str, int]:
-        """The port at each address."""
-        return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
-
     def close(self) -> None:
-        """Stop listening."""
         for listener in self.sockets.values():
             with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+                listener.shutdown(socket.SHUT_RDWR)  # ends what waits in another thread
+        super().close()
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):

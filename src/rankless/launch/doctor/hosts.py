@@ -20,7 +20,7 @@ from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.training import Training
 from rankless.recipe.schema import Recipe
 
-_LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 180.0  # seconds for a command on a host
+_LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 240.0  # seconds for a command on a host
 _CLOCKS = 5  # times that a clock is asked
 
 
@@ -82,7 +82,7 @@ class _Doctor:
             self.found.checks += between.alike([member for member in members if member.facts])
             self._clocks(members)
         if len(self._there()) > 1 and self._connections(self._there()):
-            self._speed([member for member in self._there() if member.facts])
+            self._speed([member for member in self._there() if member.facts and member.own])
 
     def _there(self) -> list[Member]:
         return [member for member in self.gang.members if member.is_ready and not member.lost]
@@ -178,23 +178,21 @@ class _Doctor:
         return all(check.level != "error" for check in checks)
 
     def _speed(self, members: list[Member]) -> None:
-        """Measure the network, and a step of the recipe without it."""
-        members = [member for member in members if member.own]
+        """Measure the network, then a step of the recipe without it."""
         if len(members) < 2:
             return
-        parameters = micro_batches = 0
-        if self.recipe:
-            parameters = self._step(members)
-            micro_batches = self.recipe.batch.micro_batches
-            members = [member for member in members if not member.lost]
         lead = members[0]
+        work = {"parameters": 0, "micro_batches": 0}
+        if self.recipe and self._share(members):
+            text = self._training().json(lead)
+            reply = self._ask("parameters", _LOOK, lambda _: {"recipe": text}, [lead]).get(lead.index, {})
+            work = {"parameters": 0, "micro_batches": self.recipe.batch.micro_batches, **reply}
         opened = self._ask("open_store", _TRY, lambda _: {"address": lead.own}, [lead]).get(lead.index)
         if opened is None:
             return
         meeting = {"address": lead.own, "port": opened["port"], "size": len(members)}
 
         def request(member: Member) -> Mapping[str, Any]:
-            work = {"parameters": parameters, "micro_batches": micro_batches}
             return {**meeting, **work, "rank": members.index(member), "own": member.own}
 
         replies = self._ask("speed", _MEASURE, request, members)
@@ -202,20 +200,28 @@ class _Doctor:
             self.found.measured = len(members)
             self.found.timings = replies[lead.index]["timings"]
             self.found.exchange = replies[lead.index]["exchange"]
+            if self.found.exchange:
+                self._step(lead)
 
-    def _step(self, members: Sequence[Member]) -> int:
-        """Measure a step on the first host alone; how many parameters are trained, 0 if that failed."""
-        assert self.recipe is not None
-        lead = members[0]
+    def _share(self, members: Sequence[Member]) -> bool:
+        """Whether there is work for a rank on every host."""
         try:
             shares = self._training().shares(members)
         except UserError as problem:
-            self.found.checks += [warning("recipe", text, "see that") for text in problem.problems]
-            return 0
+            fix = "change the recipe, or --hosts, as it says"
+            self.found.checks += [error("recipe", text, fix) for text in problem.problems]
+            return False
         self.found.shares = [shares[member.index] for member in members]
-        request = {"recipe": self._training().json(lead), "devices": shares[lead.index]}
-        reply = self._ask("step", _STEPS, lambda _: request, [lead]).get(lead.index)
-        if reply is None:
-            return 0
-        self.found.step = reply["seconds"]
-        return int(reply["parameters"])
+        return True
+
+    def _step(self, lead: Member) -> None:
+        """Measure a step on the first host alone."""
+        request = {"recipe": self._training().json(lead), "devices": self.found.shares[0]}
+        reply = self.gang.ask([lead], "step", lambda _: request, _STEPS).get(lead.index, {})
+        self.found.step = reply.get("seconds", 0.0)
+        if not self.found.step:
+            why = lead.lost or "; ".join(reply["problems"])
+            fix = (
+                "see that the recipe trains on this host alone, and use a smaller batch.images if it is slow"
+            )
+            self._add(lead, warning("step", f"could not be measured ({why})", fix))

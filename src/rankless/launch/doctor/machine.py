@@ -8,6 +8,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -152,8 +153,14 @@ class Cards:
 
 
 def cards(root: Path = Path("/")) -> Cards:
-    """Look at the GPUs of this machine."""
+    """Look at the GPUs of this machine.
+
+    Args:
+        root: where ``dev`` and ``proc`` lie.
+    """
     import torch
+
+    from rankless.engine.environment import nvidia_driver
 
     names: list[str] = []
     free: list[float] = []
@@ -165,14 +172,14 @@ def cards(root: Path = Path("/")) -> Cards:
     library = f"PyTorch for CUDA {torch.version.cuda}" if torch.version.cuda else ""
     if names and torch.distributed.is_nccl_available():
         library += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
-    driver = root / "proc/driver/nvidia/version"
-    lines = driver.read_text(encoding="utf-8").splitlines() if driver.exists() else [""]
-    words = [word for word in lines[0].split() if word[:1].isdigit() and "." in word]
-    running = {path.read_text().strip() for path in (root / "proc").glob("[0-9]*/comm")} if names else set()
+    running: set[str] = set()
+    for path in (root / "proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # gone meanwhile
+            running.add(path.read_text(encoding="utf-8", errors="replace").strip())
     return Cards(
         names,
         free,
-        (words or [lines[0]])[0],
+        nvidia_driver(root / "proc/driver/nvidia/version") or "",
         library,
         any((root / "dev").glob("nvidia-nvswitch*")),
         any(name.startswith("nv-fabricmanage") for name in running),

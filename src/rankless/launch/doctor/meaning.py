@@ -20,9 +20,10 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
     """Latency and bandwidth, and a warning where the network is slower than any that is usual."""
     latency = min(timing["seconds"] for timing in timings)
-    best = max(bandwidth(timing, hosts) for timing in timings)
-    value = f"{1000 * latency:.2f} ms, {best / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
-    if best < _SLOW:
+    largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
+    rate = bandwidth(largest, hosts)
+    value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
+    if rate < _SLOW:
         fix = "ethtool DEVICE shows the speed of a link; put the hosts on one switch, by cable"
         return warning("network", f"{value}: slower than 1 Gbit/s", fix)
     return ok("network", value)

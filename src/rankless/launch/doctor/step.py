@@ -1,11 +1,10 @@
-"""How long a step of a recipe takes on one host: some steps of a training that leaves nothing behind."""
+"""What a step of a recipe is on one host: how many gradients, how many seconds."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from rankless.errors import UserError
 from rankless.launch import local
@@ -17,26 +16,34 @@ from rankless.tasks import open_task, resolve_recipe
 _STEPS, _WARM_UP = 5, 2
 
 
-def measured(recipe: Recipe, devices: int) -> dict[str, Any]:
-    """Train some steps.
+def parameters(recipe: Recipe) -> int:
+    """How many numbers a training of the recipe exchanges in every step.
+
+    Raises:
+        UserError: the model or its data cannot be opened.
+    """
+    model = open_task(resolve_recipe(recipe)).model()
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def seconds(recipe: Recipe, devices: int) -> float:
+    """Train some steps; nothing stays.
 
     Args:
         recipe: any.
         devices: ranks that share it.
 
     Returns:
-        ``seconds`` of a step, the median; and how many ``parameters`` are trained.
+        Of a step, the median.
 
     Raises:
         UserError: whatever keeps the recipe from training.
     """
-    resolved = resolve_recipe(recipe)
-    parameters = sum(p.numel() for p in open_task(resolved).model().parameters() if p.requires_grad)
     with tempfile.TemporaryDirectory(prefix="rankless-doctor-") as folder:
         run = RunDirectory(Path(folder) / "run")
-        code = local.train(resolved, run.path, devices=devices, dry_run_steps=_STEPS)
+        code = local.train(recipe, run.path, devices=devices, dry_run_steps=_STEPS)
         entries = [entry for entry in journal.read(run.journal) if "step" in entry]
         if code or not entries:
             raise UserError(f"the first steps of the recipe did not get to the end (code {code})")
-        seconds = [entry["timing"]["seconds"] for entry in entries]
-    return {"seconds": statistics.median(seconds[_WARM_UP:] or seconds), "parameters": parameters}
+        times = [entry["timing"]["seconds"] for entry in entries]
+    return float(statistics.median(times[_WARM_UP:] or times))

@@ -218,11 +218,18 @@ class HostProcess:
         return {"timings": timings, "exchange": exchange}
 
     def do_step(self, recipe: str, devices: int) -> dict[str, Any]:
-        """Train some steps of a recipe on this host alone, into a folder that does not stay."""
-        from rankless.launch.doctor.step import measured
+        """Time some steps of a recipe on this host alone."""
+        from rankless.launch.doctor.step import seconds
         from rankless.recipe.load import from_json
 
-        return measured(from_json(recipe), devices)
+        return {"seconds": seconds(from_json(recipe), devices)}
+
+    def do_parameters(self, recipe: str) -> dict[str, Any]:
+        """How many parameters a recipe trains."""
+        from rankless.launch.doctor.step import parameters
+        from rankless.recipe.load import from_json
+
+        return {"parameters": parameters(from_json(recipe))}
 
     def do_open_store(self, address: str) -> dict[str, Any]:
         """Open the store at which the ranks of the next round meet."""
