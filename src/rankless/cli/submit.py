@@ -1,0 +1,231 @@
+"""The commands under ``rankless submit``: a training for Slurm, Kubernetes or Ray."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from rankless.cli.words import (
+    ARGUMENTS,
+    COMMANDS,
+    OPTIONS,
+    flag,
+    loaded,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
+from rankless.printing import say
+
+if TYPE_CHECKING:
+    from rankless.launch.submit.request import Problems, Request
+    from rankless.recipe.schema import Recipe
+
+submit = App(
+    name="submit",
+    help="Give a training to a cluster, which starts its ranks, and starts them again.",
+    help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
+    usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
+    sort_key=5.5,
+    group_commands=COMMANDS,
+    group_arguments=ARGUMENTS,
+    group_parameters=OPTIONS,
+)
+submit["--help"].group = OPTIONS
+submit["--version"].show = False
+app = part()
+app.command(submit)
+
+Words = Annotated[
+    str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, and changes to it.")
+]
+Nodes = Annotated[str, Parameter(help="Machines.", metavar="N")]
+Devices = Annotated[str, Parameter(help="GPUs, or processes, of each machine.", metavar="N")]
+Out = Annotated[
+    str | None, Parameter(name=("--out", "--run"), help="The run directory; if not given, runs/RECIPE-JOB.")
+]
+Name = Annotated[str | None, Parameter(help="The job's; if not given, the recipe's.")]
+Sinks = Annotated[
+    tuple[str, ...],
+    Parameter(help="As for train.", negative="", metavar="SINK", show_default=False),
+]
+Cpus = Annotated[str | None, Parameter(help="CPU cores of each rank.", metavar="N")]
+DryRun = Annotated[
+    bool, Parameter(help="Print what would be submitted, and nothing else.", show_default=False, negative="")
+]
+
+
+def _request(
+    problems: Problems,
+    words: Sequence[str],
+    nodes: str,
+    devices: str,
+    out: str | None,
+    name: str | None,
+    sinks: Sequence[str],
+) -> Request:
+    """What is to be trained; errors are noted."""
+    from rankless.launch.submit import request
+
+    numbers = [1, 1]
+    for index, (option, text) in enumerate((("--nodes", nodes), ("--devices", devices))):
+        with problems.noted():
+            numbers[index] = whole_number(option, text)
+    recipe, overrides = request.checked(problems, words, _loaded, numbers[0] * numbers[1])
+    return request.Request(
+        recipe, overrides, numbers[0], numbers[1], out, tuple(sinks), name or request.job_name(recipe)
+    )
+
+
+def _loaded(words: Sequence[str]) -> tuple[Recipe, str]:
+    return loaded(*recipe_and_overrides(words))
+
+
+def _number(problems: Problems, option: str, text: str | None) -> int | None:
+    with problems.noted():
+        return None if text is None else whole_number(option, text)
+    return None
+
+
+@submit.command(
+    sort_key=1,
+    usage="Usage: rankless submit slurm RECIPE [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless submit slurm yolov4 --nodes 2 --devices 4 --time 4:00:00
+  rankless submit slurm my.yaml epochs=9 --gres gpu:a100:1 --dry-run
+""",
+)
+def slurm(
+    *recipe: Words,
+    nodes: Nodes = "1",
+    devices: Devices = "1",
+    out: Out = None,
+    name: Name = None,
+    partition: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
+    time: Annotated[str | None, Parameter(help="As for sbatch; the job goes on after it.")] = None,
+    account: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
+    qos: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
+    gres: Annotated[
+        str | None, Parameter(help="As for sbatch; if not given, gpu:DEVICES; none asks for no GPU.")
+    ] = None,
+    cpus: Cpus = None,
+    memory: Annotated[str | None, Parameter(help="Of each machine, as sbatch's --mem.")] = None,
+    sink: Sinks = (),
+    python: Annotated[
+        str,
+        Parameter(
+            help="The interpreter on the machines; if not given, this one.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = sys.executable,
+    dry_run: DryRun = False,
+) -> int:
+    """Submit a batch script to Slurm, requeued at a preemption and before its time limit."""
+    from rankless.launch.submit import slurm as cluster
+    from rankless.launch.submit.request import Problems
+
+    problems = Problems()
+    request = _request(problems, recipe, nodes, devices, out, name, sink)
+    settings = cluster.Settings(
+        str(Path.cwd()),
+        python,
+        partition=partition,
+        time=time,
+        account=account,
+        qos=qos,
+        gres=gres,
+        cpus=_number(problems, "--cpus", cpus),
+        memory=memory,
+    )
+    cluster.check(problems, request, settings)
+    problems.refuse()
+    text = cluster.script(request, settings)
+    if dry_run:
+        print(text, end="")
+        return 0
+    number = cluster.submit(text)
+    print(text)
+    say(f"job {number}; its output: {request.name}-{number}.log; save and stop: scancel {number}")
+    return 0
+
+
+@submit.command(
+    sort_key=2,
+    usage="Usage: rankless submit kubernetes RECIPE [KEY=VALUE ...] --image IMAGE --claim CLAIM [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless submit kubernetes my.yaml --image me/rankless:1 --claim work --nodes 2 --devices 4 --apply
+  rankless submit kubernetes digits --image me/rankless:1 --claim work --plain | kubectl apply -f -
+""",
+)
+def kubernetes(
+    *recipe: Words,
+    image: Annotated[str, Parameter(help="The container image, with Rankless in it.")],
+    claim: Annotated[
+        str,
+        Parameter(
+            help="The PersistentVolumeClaim that is the working directory, with data and runs; for several "
+            "machines its access mode is ReadWriteMany."
+        ),
+    ],
+    nodes: Nodes = "1",
+    devices: Devices = "1",
+    out: Out = None,
+    name: Name = None,
+    namespace: Annotated[str | None, Parameter(help="If not given, kubectl's own.")] = None,
+    plain: Annotated[
+        bool, Parameter(help="Use an Indexed Job, where Kubeflow Trainer is not installed."), flag
+    ] = False,
+    gpu: Annotated[
+        str, Parameter(help="The resource that a device is; none for processes on CPUs.", metavar="RESOURCE")
+    ] = "nvidia.com/gpu",
+    cpus: Cpus = None,
+    memory: Annotated[str | None, Parameter(help="Of each machine, such as 64Gi.")] = None,
+    runtime: Annotated[str, Parameter(help="Of Kubeflow Trainer.", metavar="NAME")] = "torch-distributed",
+    sink: Sinks = (),
+    python: Annotated[str, Parameter(help="The interpreter in the image.", metavar="PATH")] = "python",
+    apply: Annotated[bool, Parameter(help="Pass it on to kubectl, too."), flag] = False,
+) -> int:
+    """Print the manifests of a job for Kubernetes, and apply them if asked to."""
+    from rankless.launch.submit import kubernetes as cluster
+    from rankless.launch.submit.request import Problems
+
+    problems = Problems()
+    request = _request(problems, recipe, nodes, devices, out, name, sink)
+    settings = cluster.Settings(
+        image,
+        claim,
+        namespace=namespace,
+        gpu=gpu,
+        cpus=_number(problems, "--cpus", cpus),
+        memory=memory,
+        runtime=runtime,
+        python=python,
+        recipe_text=_text_of(problems, request),
+    )
+    cluster.check(problems, request, settings)
+    problems.refuse()
+    text = cluster.text(cluster.manifests(request, settings, plain=plain))
+    print(text, end="")
+    if apply:
+        sys.stdout.flush()
+        say(cluster.apply(text).strip(), file=sys.stderr)
+    return 0
+
+
+def _text_of(problems: Problems, request: Request) -> str | None:
+    """The text of a recipe that is a file; None of one that is shipped, or cannot be read."""
+    from rankless.files import reading
+    from rankless.recipe import load
+
+    if request.recipe in load.shipped() or problems.found:
+        return None
+    with problems.noted():
+        return reading.read_text(Path(request.recipe), reading.MIB)
+    return None

@@ -1,0 +1,326 @@
+"""Kubernetes: a TrainJob of Kubeflow Trainer; where there is none, an Indexed Job and a headless Service."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from rankless.errors import STOPPED, UserError
+from rankless.launch.job import LOST_PEER
+from rankless.launch.submit.request import Problems, Request
+
+_GRACE = 90  # seconds to save in after SIGTERM
+_PORT = 29500
+_CLAIM = "/workspace"  # where the claim is mounted; the ranks work there
+_RECIPES = "/etc/rankless"
+_SIZE = r"[0-9]+(\.[0-9]+)?([KMGTP]i?|m)?"
+_LABEL = r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?"  # a pod's host name, with its number, has 63 characters at most
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+
+# $( and $$ mean something to Kubernetes wherever they stand, so the script has neither.
+_POD = """\
+# The ranks of one machine, a process for each device; what follows the script is their command.
+# At a preemption they save and exit with {stopped}.
+trap 'again=1 stop=1; [ -z "$ranks" ] || kill -TERM $ranks' TERM
+stop="" ranks=""
+cd {claim} || exit 2
+if [ "$NODE" = 0 ]; then
+  MASTER_ADDR=$POD_IP
+else
+  until [ -n "$stop" ] || getent hosts "$MASTER_ADDR" > /dev/null; do sleep 1; done
+fi
+export MASTER_ADDR RANK LOCAL_RANK
+for LOCAL_RANK in $DEVICES; do
+  let "RANK = NODE * LOCAL_WORLD_SIZE + LOCAL_RANK"
+  "$@" &
+  ranks="$ranks $!"
+done
+[ -z "$stop" ] || kill -TERM $ranks
+code=0
+for rank in $ranks; do
+  again=1
+  while [ $again = 1 ]; do  # a signal interrupts wait
+    again=0
+    wait $rank
+    ended=$?
+  done
+  # {lost} only says that another rank was lost: what that one says counts.
+  case $code in 0 | {lost}) [ $ended = 0 ] || code=$ended ;; esac
+done
+exit $code
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What only Kubernetes knows.
+
+    Attributes:
+        image: with rankless and its packages.
+        claim: the PersistentVolumeClaim of the working directory, with the data and the runs.
+        namespace: None is kubectl's own.
+        gpu: the resource that a device is; "none" for processes on CPUs.
+        cpus: of a rank, memory: of a machine; None leaves them to the cluster.
+        runtime: the TrainJob's.
+        python: the interpreter in the image.
+        recipe_text: of a recipe that is a file, which goes along in a ConfigMap; None of a shipped one.
+    """
+
+    image: str
+    claim: str
+    namespace: str | None = None
+    gpu: str = "nvidia.com/gpu"
+    cpus: int | None = None
+    memory: str | None = None
+    runtime: str = "torch-distributed"
+    python: str = "python"
+    recipe_text: str | None = None
+
+
+def check(problems: Problems, request: Request, settings: Settings) -> None:
+    """Note what the cluster would refuse."""
+    dns = "lower-case letters, digits and dashes"
+    problems.match(
+        {
+            "--name": (request.name, _LABEL, f"at most 53 {dns}, a letter first"),
+            "--namespace": (settings.namespace, _LABEL, dns),
+            "--claim": (settings.claim, _NAME, "a PersistentVolumeClaim that kubectl get pvc lists"),
+            "--runtime": (settings.runtime, _NAME, "a runtime, such as torch-distributed"),
+            "--gpu": (settings.gpu, r"none|[a-z0-9./-]{1,253}", "a resource, such as nvidia.com/gpu"),
+            "--memory": (settings.memory, _SIZE, "a machine's memory, such as 64Gi"),
+            "--image": (settings.image, r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
+        }
+    )
+
+
+def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
+    """What to apply, in this order.
+
+    Args:
+        plain: use only what every cluster has.
+    """
+    found = []
+    if settings.recipe_text is not None:
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": _metadata(request, settings),
+                "data": {_file(request): settings.recipe_text},
+            }
+        )
+    found += (
+        [_service(request, settings), _job(request, settings)] if plain else [_train_job(request, settings)]
+    )
+    return found
+
+
+def text(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The manifests as YAML."""
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, allow_unicode=True, width=110
+    )
+
+
+def apply(text: str) -> str:
+    """Give manifests to kubectl; what it prints.
+
+    Raises:
+        UserError: there is no kubectl here, or the cluster refuses.
+    """
+    command = shutil.which("kubectl")
+    if command is None:
+        raise UserError(
+            "kubectl: no such command here; expected a machine that uses the cluster: log in to one, or "
+            "leave out --apply and pass on what is printed"
+        )
+    done = subprocess.run(
+        [command, "apply", "-f", "-"],
+        input=text.encode(),
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise UserError(f"kubectl: refuses ({said}); expected what this cluster takes: correct that")
+    return done.stdout.decode(errors="replace")
+
+
+def _job(request: Request, settings: Settings) -> dict[str, Any]:
+    """An Indexed Job: each pod is a machine."""
+    container = {
+        "name": "node",
+        "image": settings.image,
+        "command": ["bash", "-c", _script()],
+        "args": _arguments(request, settings),
+        "env": _variables(request, f"{request.name}-0.{request.name}"),
+        "ports": [{"containerPort": _PORT}],
+        "resources": _resources(request, settings),
+        "volumeMounts": _mounts(settings),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(request, settings),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": request.nodes,
+            "parallelism": request.nodes,
+            "backoffLimit": 3 * request.nodes,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}},
+                    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [LOST_PEER, STOPPED]}},
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": {
+                "metadata": {"labels": _labels(request)},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "subdomain": request.name,
+                    "terminationGracePeriodSeconds": _GRACE,
+                    "containers": [container],
+                    "volumes": _volumes(request, settings),
+                },
+            },
+        },
+    }
+
+
+def _service(request: Request, settings: Settings) -> dict[str, Any]:
+    """Gives the pods names that lead to their addresses, before they are ready even."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(request, settings),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _labels(request)},
+    }
+
+
+def _train_job(request: Request, settings: Settings) -> dict[str, Any]:
+    """Kubeflow Trainer's, from release 2.2 on; the runtime decides about restarts."""
+    pod = {
+        "containers": [{"name": "node", "volumeMounts": _mounts(settings)}],
+        "volumes": _volumes(request, settings),
+    }
+    job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(request, settings),
+        "spec": {
+            "runtimeRef": {"name": settings.runtime},
+            "trainer": {
+                "image": settings.image,
+                "command": ["bash", "-c", _script()],
+                "args": _arguments(request, settings),
+                "env": _variables(request, f"{request.name}-node-0-0.{request.name}"),
+                "numNodes": request.nodes,
+                "numProcPerNode": request.devices,
+                "resourcesPerNode": _resources(request, settings),
+            },
+            "runtimePatches": [
+                {
+                    "manager": "rankless.submit/volumes",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
+                }
+            ],
+        },
+    }
+
+
+def _script() -> str:
+    return _POD.format(stopped=STOPPED, lost=LOST_PEER, claim=_CLAIM)
+
+
+def _arguments(request: Request, settings: Settings) -> list[str]:
+    """What follows the script: its name, and the command of a rank."""
+    words = request.words()
+    if settings.recipe_text is not None:
+        words[2] = f"{_RECIPES}/{_file(request)}"
+    if request.run is None:
+        words += ["--out", f"runs/{request.name}"]
+    return ["node", *(word.replace("$", "$$") for word in (settings.python, "-m", *words))]
+
+
+def _file(request: Request) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", request.recipe.rpartition("/")[2])[-200:]
+
+
+def _variables(request: Request, address: str) -> list[dict[str, Any]]:
+    fixed = {
+        "RANKLESS_JOB_ID": request.name,  # a job that is applied again goes on
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(_PORT),
+        "WORLD_SIZE": str(request.ranks),
+        "LOCAL_WORLD_SIZE": str(request.devices),
+        "DEVICES": " ".join(map(str, range(request.devices))),
+    }
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": index}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+
+
+def _resources(request: Request, settings: Settings) -> dict[str, Any]:
+    limits: dict[str, Any] = {} if settings.gpu == "none" else {settings.gpu: request.devices}
+    if settings.cpus:
+        limits["cpu"] = str(settings.cpus * request.devices)
+    if settings.memory:
+        limits["memory"] = settings.memory
+    return {"limits": limits} if limits else {}
+
+
+def _mounts(settings: Settings) -> list[dict[str, Any]]:
+    recipe = [{"name": "recipe", "mountPath": _RECIPES}] if settings.recipe_text is not None else []
+    return [
+        {"name": "workspace", "mountPath": _CLAIM},
+        {"name": "memory", "mountPath": "/dev/shm"},
+        *recipe,
+    ]
+
+
+def _volumes(request: Request, settings: Settings) -> list[dict[str, Any]]:
+    recipe = (
+        [{"name": "recipe", "configMap": {"name": request.name}}] if settings.recipe_text is not None else []
+    )
+    return [
+        {"name": "workspace", "persistentVolumeClaim": {"claimName": settings.claim}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        *recipe,
+    ]
+
+
+def _metadata(request: Request, settings: Settings) -> dict[str, Any]:
+    where = {} if settings.namespace is None else {"namespace": settings.namespace}
+    return {"name": request.name, **where, "labels": _labels(request)}
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "rankless", "app.kubernetes.io/instance": request.name}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes scripts as blocks, and each list where it stands."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _string(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    # kubectl's YAML has numbers that PyYAML's has not, such as 1e3: what might be one is quoted.
+    plain = re.match(r"[A-Za-z/]{2}|--[a-z]", value)
+    style = "|" if "\n" in value else None if plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _string)

@@ -1,0 +1,120 @@
+"""What is to be trained on a cluster, checked before it waits in a queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rankless.errors import UserError, counted, printable
+from rankless.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training.
+
+    Attributes:
+        recipe: as the ranks read it: a shipped one's name, or a file.
+        overrides: ``key=value`` each.
+        nodes: machines.
+        devices: ranks on each of them.
+        run: the run directory; None has the ranks choose one.
+        sinks: the user's, by name.
+        name: of the job.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    nodes: int = 1
+    devices: int = 1
+    run: str | None = None
+    sinks: tuple[str, ...] = ()
+    name: str = "rankless"
+
+    @property
+    def ranks(self) -> int:
+        """How many there are on all machines."""
+        return self.nodes * self.devices
+
+    def words(self) -> list[str]:
+        """What follows ``python -m``; the number of devices has every rank check how many came."""
+        out = [] if self.run is None else ["--out", self.run]
+        sinks = [word for sink in self.sinks for word in ("--sink", sink)]
+        devices = ["--devices", str(self.ranks)]
+        return ["rankless", "train", self.recipe, *self.overrides, *out, *devices, *sinks]
+
+
+class Problems:
+    """Collects what is wrong with a command, so that all of it is reported at once."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def check(self, right: bool, problem: str) -> None:
+        """Note a problem unless something is right."""
+        if not right:
+            self.found.append(problem)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, a :class:`UserError` is noted; what follows it there is left out."""
+        try:
+            yield
+        except UserError as error:
+            self.found += error.problems
+
+    def match(self, options: Mapping[str, tuple[str | None, str, str]]) -> None:
+        """Check options that are given.
+
+        Args:
+            options: of each its value, the pattern of the whole value, and what is expected.
+        """
+        for option, (value, pattern, expected) in options.items():
+            self.check(
+                value is None or re.fullmatch(pattern, value) is not None,
+                f"{option}: is '{printable(value or '')}'; expected {expected}: correct it",
+            )
+
+    def refuse(self) -> None:
+        """Raise what has been noted."""
+        if self.found:
+            raise UserError(self.found)
+
+
+def job_name(recipe: str) -> str:
+    """A name that every cluster takes, made from a recipe's: lower case, at most 40 characters."""
+    stem = recipe.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].rstrip("-")
+    return name if name[:1].isalpha() else f"train-{name}".rstrip("-")
+
+
+def refuse_idle_ranks(recipe: Recipe, ranks: int) -> None:
+    """Raise if a step has fewer micro-batches than there are ranks, which each rank would find out later."""
+    if ranks > recipe.batch.micro_batches:
+        every = counted(recipe.batch.micro_batches, "micro-batch", "micro-batches")
+        raise UserError(
+            f"{ranks} devices, but a step has only {every} to share; expected at most as many devices: use "
+            "fewer, or a larger batch.images or a smaller batch.micro"
+        )
+
+
+def checked(
+    problems: Problems, words: Sequence[str], load: Callable[[Sequence[str]], tuple[Recipe, str]], ranks: int
+) -> tuple[str, tuple[str, ...]]:
+    """The recipe's word and the overrides, where the recipe can be read.
+
+    Args:
+        problems: where errors are noted.
+        words: the recipe and ``key=value``.
+        load: reads the recipe, and returns it with its name.
+        ranks: how many there will be.
+    """
+    named = next((word for word in words if "=" not in word), "")
+    with problems.noted():
+        if not named:
+            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
+        recipe, _ = load(words)
+        refuse_idle_ranks(recipe, ranks)
+    return named, tuple(word for word in words if word != named)

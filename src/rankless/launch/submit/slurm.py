@@ -1,0 +1,145 @@
+"""Slurm: a batch script that starts one task for each rank and is requeued before its time is over."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from string import Template
+
+from rankless.errors import STOPPED, UserError
+from rankless.launch.job import LOST_PEER
+from rankless.launch.submit.request import Problems, Request
+
+WARNING = 90  # seconds before the time limit: a step, a checkpoint and the requeue have to fit
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # sbatch takes it without quotes
+_TIME = r"[0-9]+|[0-9]+(:[0-9]{2}){1,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED|INFINITE"
+
+_SCRIPT = Template("""\
+#!/bin/bash
+$options
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@$warning
+
+cd $folder || exit 2
+$alone
+# Before the time limit Slurm signals this shell, which passes it on: the ranks save and exit with $stopped.
+# At a preemption it signals the ranks and this shell, which stays to see them save.
+stopping=
+trap 'stopping=1 again=1; kill -USR1 $$step' USR1
+trap 'stopping=1 again=1' TERM
+
+for start in 1 2 3 4; do
+    # A task that fails must not end the others: they save, or say why they could not go on.
+    srun --kill-on-bad-exit=0$cpus $command &
+    step=$$! again=1
+    while [ $$again = 1 ]; do  # a signal interrupts wait
+        again=0
+        wait $$step
+        code=$$?
+    done
+    case $$code in
+        0 | 1 | 2 | 130) exit $$code ;;  # done, or starting again would not help
+        $stopped) break ;;
+        *) [ -z "$$stopping" ] || break ;;  # a rank was lost ($lost, or a signal's number): start again here
+    esac
+done
+
+# Requeued, the job goes on at the same step in the same directory. One that was canceled is running no more.
+if [ $$code = $stopped ] || [ -n "$$stopping" ]; then
+    state=$$(squeue --noheader --jobs "$$SLURM_JOB_ID" --format %T)
+    [ "$$state" != RUNNING ] || scontrol requeue "$$SLURM_JOB_ID"
+fi
+exit $$code
+""")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What only Slurm knows; None leaves it to the cluster.
+
+    Attributes:
+        gres: of a node, in sbatch's words; "none" asks for no GPU.
+        cpus: of a rank.
+        memory: of a node.
+        folder: where the ranks work.
+        python: the interpreter there.
+    """
+
+    folder: str
+    python: str
+    partition: str | None = None
+    time: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gres: str | None = None
+    cpus: int | None = None
+    memory: str | None = None
+
+
+def check(problems: Problems, request: Request, settings: Settings) -> None:
+    """Note what sbatch would not take, or take for something else."""
+    plain = "letters, digits and ._:,+=@%/-"
+    problems.match(
+        {
+            "--name": (request.name, _PLAIN, plain),
+            "--partition": (settings.partition, _PLAIN, "a partition that sinfo lists"),
+            "--account": (settings.account, _PLAIN, plain),
+            "--qos": (settings.qos, _PLAIN, plain),
+            "--gres": (settings.gres, _PLAIN, "a node's resources, such as gpu:8 or none"),
+            "--memory": (settings.memory, r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
+            "--time": (settings.time, _TIME, "minutes, hours:minutes:seconds or days-hours"),
+        }
+    )
+
+
+def script(request: Request, settings: Settings) -> str:
+    """The batch script."""
+    gres = settings.gres or f"gpu:{request.devices}"
+    options = {
+        "job-name": request.name,
+        "output": f"{request.name}-%j.log",
+        "nodes": str(request.nodes),
+        "ntasks-per-node": str(request.devices),
+        "gres": None if gres == "none" else gres,
+        "cpus-per-task": settings.cpus and str(settings.cpus),
+        "mem": settings.memory,
+        "time": settings.time,
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+    }
+    alone = "\n# A single task is no rank by Slurm's variables.\nexport RANK=0 WORLD_SIZE=1\n"
+    return _SCRIPT.substitute(
+        options="\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value),
+        folder=shlex.quote(settings.folder),
+        command=shlex.join([settings.python, "-m", *request.words()]),
+        alone=alone if request.ranks == 1 else "",
+        cpus=f" --cpus-per-task={settings.cpus}" if settings.cpus else "",
+        warning=WARNING,
+        stopped=STOPPED,
+        lost=LOST_PEER,
+    )
+
+
+def submit(text: str) -> str:
+    """Give a script to sbatch; the job's number.
+
+    Raises:
+        UserError: there is no sbatch here, or it refuses.
+    """
+    command = shutil.which("sbatch")
+    if command is None:
+        raise UserError(
+            "sbatch: no such command here; expected a machine that submits to Slurm: log in to one, or print "
+            "the script with --dry-run"
+        )
+    done = subprocess.run(
+        [command, "--parsable"], input=text, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise UserError(f"sbatch: refuses the script ({said}); expected what this cluster has: correct that")
+    return done.stdout.strip().partition(";")[0]

@@ -1,0 +1,201 @@
+"""The batch script for Slurm: its text, and what bash makes of it where Slurm's commands are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless import cli
+from rankless.launch.submit import slurm
+from rankless.launch.submit.request import Request
+
+GOLDEN = Path(__file__).parent / "golden"
+WORDS = ["--python", "/opt/venv/bin/python", "--dry-run"]
+NASTY = 'a b\'; touch "x" `id` $(id) $HOME \\ & | > * # \n#SBATCH --nodes=9'
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
+
+
+def golden(name: str, text: str) -> None:
+    """Compare with what a person has read; UPDATE_GOLDEN=1 writes it."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text(), f"if that is meant: UPDATE_GOLDEN=1, and read {name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "given_words"),
+    [
+        ("two_nodes.sbatch", "yolov4 --nodes 2 --devices 4 --time 4:00:00 --partition gpu"),
+        (
+            "all_options.sbatch",
+            "digits optim.lr=0.02 data.augment={flip: 0.5} --out runs/x --name x --gres none --cpus 2 "
+            "--memory 64G --account me --qos low --sink mine.py:Sink",
+        ),
+    ],
+)
+def test_the_script_is_the_one_that_was_read(
+    name: str,
+    given_words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Path, "cwd", lambda: Path("/home/me/my project"))
+    spaced = given_words.replace("flip: ", "flip:\0").split()
+    chosen = [word.replace("\0", " ") for word in spaced]
+    assert cli.main(["submit", "slurm", *chosen, *WORDS]) == 0, capsys.readouterr()
+    golden(name, capsys.readouterr().out)
+
+
+@given(st.lists(words, min_size=1, max_size=4), words, words)
+def test_any_word_reaches_the_ranks_as_it_is(overrides: list[str], folder: str, run: str) -> None:
+    request = Request("my recipe.yaml", tuple(overrides), 2, 2, run, (), "job")
+    text = slurm.script(request, slurm.Settings(folder, "/my venv/python"))
+    _, _, rest = text.partition("srun --kill-on-bad-exit=0 ")
+    line, _, _ = rest.rpartition(" &\n    step=")
+    assert shlex.split(line) == ["/my venv/python", "-m", *request.words()]
+    options = [line for line in text.partition("\ncd ")[0].splitlines() if line.startswith("#SBATCH")]
+    assert len(options) == 8
+
+
+class Cluster:
+    """A folder with stand-ins for srun, squeue and scontrol; ``log`` has a line for each call."""
+
+    def __init__(self, folder: Path, srun: str, state: str = "RUNNING") -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.log.touch()
+        self._command("srun", f'printf "srun %s\\n" "${{*@Q}}" >> {self.log}\n{srun}')
+        self._command("squeue", f"echo {state}")
+        self._command("scontrol", f'echo "scontrol $*" >> {self.log}')
+
+    def _command(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    def start(self, text: str, more: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+        path = f"{self.folder}:/usr/bin:/bin"
+        return subprocess.Popen(
+            ["/bin/bash", "-c", text], env={"PATH": path, "SLURM_JOB_ID": "7", **more}, text=True
+        )
+
+    def calls(self) -> list[str]:
+        return [line.split()[0] for line in self.log.read_text().splitlines()]
+
+
+def a_script(folder: Path, *overrides: str) -> str:
+    return slurm.script(
+        Request("digits", overrides, 2, 1, None, (), "job"), slurm.Settings(str(folder), "python")
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("srun", "state", "code", "calls"),
+    [
+        ("exit 0", "RUNNING", 0, ["srun"]),
+        ("exit 2", "RUNNING", 2, ["srun"]),
+        ("exit 1", "RUNNING", 1, ["srun"]),
+        ("exit 130", "RUNNING", 130, ["srun"]),
+        ("exit 85", "RUNNING", 85, ["srun", "scontrol"]),
+        ("exit 85", "COMPLETING", 85, ["srun"]),
+        ("exit 75", "RUNNING", 75, ["srun"] * 4),
+        ("exit 137", "RUNNING", 137, ["srun"] * 4),
+        ("[ -e again ] && exit 0; touch again; exit 75", "RUNNING", 0, ["srun"] * 2),
+    ],
+)
+def test_what_an_exit_code_leads_to(
+    tmp_path: Path, srun: str, state: str, code: int, calls: list[str]
+) -> None:
+    cluster = Cluster(tmp_path, srun, state)
+    assert cluster.start(a_script(tmp_path)).wait(30) == code
+    assert cluster.calls() == calls
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("number", "passed_on"), [(signal.SIGUSR1, "USR1"), (signal.SIGTERM, "by itself")], ids=["USR1", "TERM"]
+)
+def test_a_warning_reaches_the_ranks_and_the_job_is_requeued(
+    tmp_path: Path, number: signal.Signals, passed_on: str
+) -> None:
+    """Slurm sends SIGTERM to the ranks itself; SIGUSR1 it sends to the shell alone."""
+    rank = f"trap 'echo USR1 >> {tmp_path}/log; exit 85' USR1\ntouch up\n"
+    rank += "while [ ! -e end ]; do read -t 0.05 < <(:); done; echo by itself >> log; exit 85"
+    cluster = Cluster(tmp_path, rank)
+    process = cluster.start(a_script(tmp_path))
+    end = time.monotonic() + 30
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        time.sleep(0.2)
+        assert process.poll() is None, "it waits for the ranks to save"
+        (tmp_path / "end").touch()
+    assert process.wait(30) == 85
+    assert cluster.log.read_text().splitlines()[1:] == [passed_on, "scontrol requeue 7"]
+
+
+@pytest.mark.processes
+def test_bash_reads_nasty_words_as_words(tmp_path: Path) -> None:
+    folder = tmp_path / NASTY.replace("/", "")[:60]
+    folder.mkdir()
+    cluster = Cluster(tmp_path, f'printf "%s\\0" "$@" > {tmp_path}/arguments; pwd > {tmp_path}/pwd')
+    assert cluster.start(a_script(folder, f"data.root={NASTY}")).wait(30) == 0
+    assert (tmp_path / "pwd").read_text() == f"{folder}\n"
+    expected = ["python", "-m", "rankless", "train", "digits", f"data.root={NASTY}", "--devices", "2"]
+    assert (tmp_path / "arguments").read_text().split("\0")[1:-1] == expected
+    assert not (folder / "x").exists()
+
+
+def test_one_task_is_made_a_rank(tmp_path: Path) -> None:
+    """Slurm's variables say of a single task only that it is one."""
+    text = slurm.script(Request("digits"), slurm.Settings(str(tmp_path), "python"))
+    assert "export RANK=0 WORLD_SIZE=1\n" in text
+    assert "export" not in a_script(tmp_path)
+
+
+def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--nodes", "0", "--cpus", "x", "--time", "soon", "--partition", "a b", "--memory", "lots"]
+    assert cli.main(["submit", "slurm", "digits", "epochz=3", *options, "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    starts = ("epochz", "--nodes", "--cpus", "--time", "--partition", "--memory")
+    lines = [line.removeprefix("error: ").replace("command line: key", "epochz") for line in err.splitlines()]
+    assert sorted(line.split()[0].rstrip(":") for line in lines) == sorted(starts), err
+
+
+def test_more_ranks_than_micro_batches_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["submit", "slurm", "digits", "--nodes", "99", "--devices", "8", "--dry-run"]) == 2
+    assert "error: 792 devices, but a step has only" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_sbatch_gets_the_script_and_its_refusal_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["submit", "slurm", "digits", "--gres", "none"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(command) == 2
+    assert "error: sbatch: no such command here" in capsys.readouterr().err
+    fake = tmp_path / "sbatch"
+    fake.write_text("#!/bin/bash\nexec >&2\necho invalid partition\nexit 1\n")
+    fake.chmod(0o755)
+    assert cli.main(command) == 2
+    assert "error: sbatch: refuses the script (invalid partition)" in capsys.readouterr().err
+    fake.write_text('#!/bin/bash\nwhile IFS= read -r line; do echo "$line"; done > script; echo "41;lab"\n')
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert (tmp_path / "script").read_text() in out
+    assert "job 41; its output: digits-41.log" in out
