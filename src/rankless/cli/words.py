@@ -54,6 +54,19 @@ Python = Annotated[
     Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
 ]
 
+Devices = Annotated[
+    str, Parameter(help="GPUs to use, or processes where there is no GPU: a number, or auto.", metavar="N")
+]
+
+
+def device_count(devices: str) -> int | None:
+    """The number that --devices gives; None for all.
+
+    Raises:
+        UserError: it is no number.
+    """
+    return None if devices == "auto" else whole_number("--devices", devices, ", or auto")
+
 
 def whole_number(option: str, text: str, more: str = "") -> int:
     number = int(text) if text.strip().isdecimal() and len(text) < 10 else 0

@@ -22,7 +22,8 @@ BEAT = 1.0
 """Seconds between two signs of life that a supervisor is sent, and answers."""
 SILENCE = 8.0
 """Seconds without a word after which a host counts as lost; a cable may be cut for shorter."""
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+"""Of every connection: it asks for nothing."""
 # What the connection itself does when nobody answers; it ends after the coordinator has given the host up.
 _ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=4")
 _KEPT_LINES = 20
@@ -50,7 +51,7 @@ class Channel:
         source = base64.b64encode(inspect.getsource(supervisor).encode()).decode()
         code = f"import base64;exec(base64.b64decode('{source}'))"
         words = [python, "-u", "-c", code]
-        command = words if host.is_here else [*ssh, *_OPTIONS, *_ALIVE, host.address, shlex.join(words)]
+        command = words if host.is_here else [*ssh, *OPTIONS, *_ALIVE, host.address, shlex.join(words)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -298,7 +298,5 @@ def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
     Raises:
         UserError: whatever is the user's to fix; every host's problems at once.
     """
-    if not 1 <= wanted.least <= len(hosts):
-        raise UserError(f"--min-hosts is {wanted.least}: expected 1 to {len(hosts)}, the number of --hosts")
     with Requests() as requests:
         return Coordinator(wanted, hosts, way, requests).train()

@@ -1,0 +1,136 @@
+"""Runs on the first host, sent there as source: starts a coordinator that outlives the client, or follows it.
+
+It needs nothing but a Python 3.8 or newer. The request is a line of JSON on the standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RECORD = "coordinator.json"
+LOG = "coordinator.log"
+
+
+def main() -> int:
+    """Do what is asked for; the exit code."""
+    request = json.loads(sys.stdin.readline())
+    home, cwd = Path.home(), Path(request["cwd"])
+    os.chdir(cwd if cwd.is_dir() else home)
+    run = Path(request["run"])
+    if request["do"] == "start":
+        return start(run, request["argv"], request["env"], request["recipe"])
+    record = read(run)
+    if record is None:
+        print(
+            f"error: {run}: no detached training was started there; give its run directory", file=sys.stderr
+        )
+        return 2
+    if request["do"] == "stop":
+        return stop(record)
+    return follow(run, record)
+
+
+def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
+    """Start the command in a session of its own, with its output in the run's folder."""
+    record = read(run)
+    if record is not None and is_alive(record):
+        print(f"error: {run}: a training is coordinated there by process {record['pid']}", file=sys.stderr)
+        return 2
+    run.mkdir(parents=True, exist_ok=True)
+    if recipe is not None:
+        path = run / "coordinator.yaml"
+        path.write_text(recipe, encoding="utf-8")
+        argv = [str(path) if word == "{recipe}" else word for word in argv]
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            print(answer.read().strip())
+        return 0
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(reader)
+    supervise(run, argv, {**os.environ, **env}, writer)
+    os._exit(0)
+
+
+def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> None:
+    """Run the command to its end, and record how that was."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    with (run / LOG).open("ab") as log:
+        process = subprocess.Popen(argv, stdin=nothing, stdout=log, stderr=log, env=env)
+        write(run, {"pid": process.pid, "began": began(process.pid)})
+        os.write(writer, str(process.pid).encode())
+        os.close(writer)
+        code = process.wait()
+    write(run, {"pid": process.pid, "code": code})
+
+
+def follow(run: Path, record: dict[str, int]) -> int:
+    """Print the log from its beginning until the command has ended; its exit code."""
+    with (run / LOG).open("rb") as log, contextlib.suppress(BrokenPipeError):
+        while True:
+            alive = is_alive(record)
+            while data := log.read(1 << 16):
+                os.write(1, data)
+            if not alive:
+                break
+            time.sleep(0.2)
+    for _ in range(20):  # it is recorded a moment later
+        code = (read(run) or {}).get("code")
+        if code is not None:
+            return code if code >= 0 else 128 - code
+        time.sleep(0.1)
+    print("error: the coordinator was killed; go on with rankless train --resume", file=sys.stderr)
+    return 1
+
+
+def stop(record: dict[str, int]) -> int:
+    """Ask the command to save and end."""
+    if is_alive(record):
+        os.kill(record["pid"], signal.SIGTERM)
+    return 0
+
+
+def is_alive(record: dict[str, int]) -> bool:
+    """Whether the recorded process lives, and is that one and no later one with its number."""
+    return "code" not in record and began(record["pid"]) == record["began"]
+
+
+def began(pid: int) -> int:
+    """When a process was started, in ticks since the machine's start; 0 where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def read(run: Path) -> dict[str, int] | None:
+    """What was recorded; None where nothing was."""
+    try:
+        record = json.loads((run / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("pid"), int) else None
+
+
+def write(run: Path, record: dict[str, int]) -> None:
+    """Record, beside, then rename."""
+    beside = run / f".{RECORD}.{os.getpid()}.tmp"
+    beside.write_text(json.dumps(record), "utf-8")
+    beside.rename(run / RECORD)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
