@@ -185,6 +185,19 @@ def ranks() -> Iterator[Ranks]:
     pool.folder.cleanup()
 
 
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of runs that a test starts in its own process are forked, as those of the command are.
+
+    Each would import PyTorch, which takes a processor's seconds.
+    """
+    monkeypatch.syspath_prepend(HERE)
+    from process_server import AVAILABLE, RankServer
+
+    if AVAILABLE:
+        monkeypatch.setattr("rankless.launch.fork_server._running", RankServer())
+
+
 # Every part that could depend on a rank is on.
 RECIPE = """\
 model: {name: yolov4-tiny, width: 0.125, image_size: 64, dropout: 0.1}

@@ -77,6 +77,15 @@ class Forked:
         """Kill it."""
         self.send_signal(signal.SIGKILL)
 
+    @property
+    def proc(self) -> Forked:
+        """The process; torch's agent asks for it, and closes it."""
+        return self
+
+    def close(self, death_sig: int | None = None) -> None:
+        """End its process group."""
+        os.killpg(self.pid, death_sig or signal.SIGTERM)
+
     def _ended(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
             number = self._number()
@@ -139,6 +148,21 @@ class ProcessServer:
 
 
 SERVER = ProcessServer()
+
+
+class RankServer:
+    """Forks the ranks of a run that a test starts in its own process, which may not fork them itself.
+
+    It is used like a :class:`rankless.launch.fork_server.ForkServer`.
+    """
+
+    alive, code = True, None
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        """Fork a rank, which prints where this process does."""
+        words = [str(Path(__file__).with_name("forked_rank.py")), *arguments]
+        with os.fdopen(os.dup(1), "wb") as output:
+            return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)
 
 
 def _serve(connection: socket.socket) -> None:

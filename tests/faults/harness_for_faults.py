@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Run:
         new: bool = False,
     ) -> None:
         self.run, self.tag = RunDirectory(folder), uuid.uuid4().hex
+        self.older = _all_processes()  # none of these can be of this run
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the run
         words = ["--resume"] if "--resume" in more else [str(recipe_file(folder))]
         words += [word for word in more if word != "--resume"]
@@ -112,7 +113,12 @@ class Run:
 
     def processes(self) -> list[Process]:
         """Every living process of this run, found by a variable that all of them inherit."""
-        return [Process(pid, _kind(pid, self.process.pid)) for pid in _tagged(self.tag)]
+        return [Process(pid, _kind(pid, self.process.pid)) for pid in self._tagged()]
+
+    def _tagged(self) -> list[int]:
+        now, tag = _all_processes(), self.tag.encode()
+        self.older &= now  # the number of one that has ended is given out anew
+        return [int(name) for name in now - self.older if tag in _bytes(f"/proc/{name}/environ")]
 
     def pid(self, kind: str) -> int:
         """The process of one kind."""
@@ -239,7 +245,7 @@ def loaders(run: Run) -> list[int]:
 
 def parent(pid: int) -> int:
     """The process that started another; 0 when it is gone."""
-    return int((_bytes(Path(f"/proc/{pid}/stat")).decode().rpartition(")")[2].split() or ["", "0"])[1])
+    return int((_bytes(f"/proc/{pid}/stat").decode().rpartition(")")[2].split() or ["", "0"])[1])
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
@@ -254,27 +260,24 @@ def _begin(before: Callable[[], None] | None) -> None:
         before()
 
 
-def _tagged(tag: str) -> Sequence[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and tag.encode() in _bytes(entry / "environ"):
-            found.append(int(entry.name))
-    return found
+def _all_processes() -> set[str]:
+    return set(filter(str.isdecimal, os.listdir("/proc")))  # noqa: PTH208  # every few milliseconds
 
 
 def _kind(pid: int, launcher: int) -> str:
     if pid == launcher:
         return "launcher"
-    name = _bytes(Path(f"/proc/{pid}/comm")).decode().strip()
+    name = _bytes(f"/proc/{pid}/comm").decode().strip()
     return name if name.startswith("rank ") else "other"
 
 
 def _command(pid: int) -> str:
-    return _bytes(Path(f"/proc/{pid}/cmdline")).decode().replace("\0", " ")
+    return _bytes(f"/proc/{pid}/cmdline").decode().replace("\0", " ")
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: str) -> bytes:
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:  # noqa: PTH123  # many, every few milliseconds
+            return file.read()
     except OSError:  # gone, or not ours
         return b""

@@ -12,7 +12,7 @@ import pytest
 from rankless import UserError, evaluate, train
 from rankless.recipe.load import changed, load
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
 SMALL = (
     "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "epochs=1",

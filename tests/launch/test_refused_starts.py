@@ -24,7 +24,9 @@ def said(capfd: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize("others", [(), ("notes.txt",)])
-def test_nothing_of_it_stays(tmp_path: Path, others: tuple[str, ...]) -> None:
+def test_nothing_of_it_stays(tmp_path: Path, others: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+    if others:  # the ranks of one of the two are new interpreters
+        request.getfixturevalue("forked_ranks")
     run = tmp_path / "run"
     for name in others:
         run.mkdir()
@@ -42,6 +44,7 @@ def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:
         train("digits", tmp_path / "run")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
     """It was stopped before its first checkpoint; its files are not for a refused start to remove."""
     run = RunDirectory(tmp_path / "run")
@@ -57,6 +60,7 @@ def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
         weights_of(run.path)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) -> None:
     for split, names in (("train", "ab"), ("val", "abc")):
         for name in names:

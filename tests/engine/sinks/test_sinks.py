@@ -120,12 +120,14 @@ RECIPE = rankless.load_recipe(
 
 @pytest.mark.processes
 def test_sinks_of_a_real_run_on_two_ranks_change_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     names = [f"{FILE}:{name}" for name in ("Recorder", "Fails", "Exits", "CannotBeMade")]
-    assert rankless.train(RECIPE, tmp_path / "plain", devices=1) == 0
+    # These ranks are new interpreters, those of the runs after it are forked.
     assert rankless.train(replace(RECIPE, epochs=1), tmp_path / "run", devices=2, sinks=names) == 0
     printed = capfd.readouterr().out
+    request.getfixturevalue("forked_ranks")
+    assert rankless.train(RECIPE, tmp_path / "plain", devices=1) == 0
     assert printed.count("Fails failed (RuntimeError: no connection) and is dropped; training goes on") == 1
     assert rankless.train(RECIPE, tmp_path / "run", devices=2, resume=True, sinks=names[:1]) == 0
     runs = [RunDirectory(tmp_path / name) for name in ("plain", "run")]
