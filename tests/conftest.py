@@ -186,6 +186,15 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``forked(*words, cwd=…)`` does what ``python WORDS`` does, in a process that has PyTorch at once."""
+    monkeypatch.syspath_prepend(HERE)
+    from process_server import SERVER
+
+    return SERVER.run
+
+
+@pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of runs that a test starts in its own process are forked, as those of the command are.
 

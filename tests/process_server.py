@@ -112,6 +112,7 @@ class ProcessServer:
         environment: Mapping[str, str],
         cwd: Path | str,
         output: IO[Any],
+        errors: IO[Any] | None = None,
     ) -> Forked:
         """Do what ``python WORDS`` does.
 
@@ -119,7 +120,8 @@ class ProcessServer:
             words: ``-m MODULE ARGUMENTS`` or ``FILE ARGUMENTS``.
             environment: all of its variables.
             cwd: where it is started.
-            output: its standard output and error; its input is empty.
+            output: its standard output, and its standard error without ``errors``; its input is empty.
+            errors: its standard error.
         """
         connection = self._connection = self._connection or self._started()
         status, writes = os.pipe()
@@ -127,9 +129,34 @@ class ProcessServer:
         with tempfile.TemporaryFile() as message:  # longer, maybe, than a message between sockets may be
             message.write(json.dumps(request).encode())
             message.seek(0)
-            socket.send_fds(connection, [b"."], [output.fileno(), writes, message.fileno()])
+            streams = [output.fileno(), (errors or output).fileno()]
+            socket.send_fds(connection, [b"."], [*streams, writes, message.fileno()])
         os.close(writes)
         return Forked(status)
+
+    def run(
+        self, *words: str, cwd: Path | str, seconds: float = 120, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Do what ``python WORDS`` does with more variables, and wait for its end."""
+        variables = {**os.environ, "RANKLESS_CPU": "1", **environment}
+        if not AVAILABLE:
+            return subprocess.run(
+                [sys.executable, *words],
+                cwd=cwd,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+            )
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = self.start(words, environment=variables, cwd=cwd, output=output, errors=errors)
+            try:
+                code = process.wait(seconds)
+            except BaseException:
+                process.kill()
+                raise
+            output.seek(0), errors.seek(0)
+            return subprocess.CompletedProcess(words, code, output.read(), errors.read())
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -187,29 +214,29 @@ def _serve(connection: socket.socket) -> None:
                         os.write(writes, array.array("i", [os.waitstatus_to_exitcode(status)]).tobytes())
                     os.close(writes)
                     continue
-                _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
                 if not descriptors:
                     return
-                output, writes, message = descriptors
+                output, errors, writes, message = descriptors
                 with os.fdopen(message, encoding="utf-8") as text:
                     request = json.load(text)
                 ctypes.memmove(tag, request["environment"].get(TAG, NOBODY).encode(), len(NOBODY))
                 pid = os.fork()
                 if not pid:
-                    _become(request, output)
+                    _become(request, output, errors)
                 ctypes.memmove(tag, NOBODY.encode(), len(NOBODY))
-                os.close(output)
+                os.close(output), os.close(errors)
                 os.write(writes, array.array("i", [pid]).tobytes())
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, writes))
 
 
-def _become(request: dict[str, Any], output: int) -> None:
+def _become(request: dict[str, Any], output: int, errors: int) -> None:
     """Be a new interpreter, and end as one."""
     code: Any = 1
     try:
         os.setsid()
-        for number in (1, 2):
-            os.dup2(output, number)
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(request["environment"])

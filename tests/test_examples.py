@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parents[1] / "examples" / "segment.py"
 
 
-def run(folder: Path, *words: str) -> str:
+def run_script(folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, str(SCRIPT)],
         cwd=folder,
         env={**os.environ, "RANKLESS_CPU": "1"},
         capture_output=True,
@@ -31,10 +32,15 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_segmentation_of_digits(tmp_path: Path) -> None:
+def test_the_segmentation_of_digits(tmp_path: Path, forked: Any) -> None:
+    def command(*words: str) -> str:
+        done = forked("-m", "rankless", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
     text = SCRIPT.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    said = run(tmp_path, str(SCRIPT))
+    said = run_script(tmp_path)
     best = re.search(r"best \(step \d+\): IoU (0\.\d+)", said)
     # A threshold on the noisy pixels reaches 0.70 at best.
     assert best is not None and float(best[1]) > 0.75
@@ -43,10 +49,10 @@ def test_the_segmentation_of_digits(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(SCRIPT.parent)
     recipe = tmp_path / "segment.yaml"
     recipe.write_text("".join(re.findall(r"^    (\S+: .*\n)", text.split('"""')[1], re.MULTILINE)))
-    run(tmp_path, "-m", "rankless", "train", str(recipe), "--devices", "1", "workers=1", "--run", "runs/one")
+    command("train", str(recipe), "--devices", "1", "workers=1", "--run", "runs/one")
     states = [load(weights_of(tmp_path / "runs" / name)).state for name in ("segment", "one")]
     assert digest(states[0]) == digest(states[1])
 
     words = ["evaluate", "runs/segment", "--devices", "1", "--task", "examples/segment.py:Segment"]
-    scored = run(tmp_path, "-m", "rankless", *words)
+    scored = command(*words)
     assert f"IoU      {best[1]}" in scored

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +87,19 @@ def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: st
     assert (one.digest == two.digest) == (task in ("Honest", "ScoreByRank"))
 
 
-def command(task: str, file: str, *more: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def command(forked: Any) -> Any:
     """The real thing, from the folder that holds the task."""
-    words = [file, *SMALL, f"task=tasks_that_cheat:{task}", "--steps", "2", *more]
-    return subprocess.run(
-        [sys.executable, "-m", "rankless", "verify", *words],
-        cwd=HERE,
-        env={**os.environ, "RANKLESS_CPU": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+
+    def run(task: str, file: str, *more: str) -> Any:
+        words = [file, *SMALL, f"task=tasks_that_cheat:{task}", "--steps", "2", *more]
+        return forked("-m", "rankless", "verify", *words, cwd=HERE)
+
+    return run
 
 
 @pytest.mark.processes
-def test_green_exits_with_0(small_recipe: str) -> None:
+def test_green_exits_with_0(small_recipe: str, command: Any) -> None:
     done = command("Honest", small_recipe, "--worlds", "2,3", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -115,7 +111,7 @@ def test_green_exits_with_0(small_recipe: str) -> None:
 
 
 @pytest.mark.processes
-def test_red_exits_with_1_and_names_step_and_tensor(small_recipe: str) -> None:
+def test_red_exits_with_1_and_names_step_and_tensor(small_recipe: str, command: Any) -> None:
     done = command("LossByRank", small_recipe)  # --worlds 1,2
     assert done.returncode == 1, done.stderr
     assert "DIFFERENT: world size 2: step 1, model/" in done.stdout

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,18 +171,11 @@ def number_of(numbers: list[dict[str, Any]], step: int) -> float:
     return next(float(entry["loss"]) for entry in numbers if entry.get("step") == step)
 
 
-def test_the_command_line_gives_the_same(first: Any, small_recipe: str, tmp_path: Path) -> None:
+def test_the_command_line_gives_the_same(first: Any, small_recipe: str, tmp_path: Path, forked: Any) -> None:
     """Launcher, elastic agent and real ranks, beside the ranks of the tests."""
     digests, numbers = first("frozen")
-    command = [sys.executable, "-m", "rankless", "train", *recipe_words("frozen", 0, small_recipe)]
-    done = subprocess.run(
-        [*command, "--run", str(tmp_path / "run"), "--devices", "2"],
-        env={**os.environ, "RANKLESS_CPU": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["-m", "rankless", "train", *recipe_words("frozen", 0, small_recipe)]
+    done = forked(*command, "--run", str(tmp_path / "run"), "--devices", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found, lines = outcome("frozen", tmp_path / "run")
     assert lines == numbers

@@ -175,7 +175,7 @@ def test_a_record_that_is_no_file_or_too_large_is_reported(tmp_path: Path, kind:
 @pytest.mark.processes
 @pytest.mark.timeout(600)  # five trainings
 def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
-    small_recipe: str, tmp_path: Path
+    small_recipe: str, tmp_path: Path, forked: Any
 ) -> None:
     def train(run: str, *words: str, **environment: str) -> str:
         done = subprocess.run(
@@ -188,7 +188,9 @@ def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
 
     recipe = [small_recipe, "batch.images=8", "batch.micro=4", "precision=fp32", "evaluate.every=0"]
     other = {"ONEDNN_MAX_CPU_ISA": "AVX", "ATEN_CPU_CAPABILITY": "default"}
-    train("native", *recipe, "epochs=1")
+    words = ["-m", "rankless", "train", *recipe, "epochs=1", "--run", "native", "--devices", "1"]
+    done = forked(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     train("held", *recipe, "epochs=1", "cpu_isa=avx2")
     sentences = {}
     for run in ("native", "held"):

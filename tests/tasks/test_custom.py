@@ -142,7 +142,7 @@ def names(folder: Path, *words: str, text: str = "") -> list[str]:
 
 
 @pytest.mark.processes
-def test_the_name_of_a_class(tmp_path: Path) -> None:
+def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     beside = write(tmp_path / "far" / "beside.py", TASK)
     script = write(tmp_path / "near" / "script.py", SCRIPT.format(folder=str(beside.parent)))
     found = names(tmp_path, str(script))
@@ -152,8 +152,8 @@ def test_the_name_of_a_class(tmp_path: Path) -> None:
     assert found[3] == "any:Name"
     assert found[4] == "task is 3: expected a class, such as MyTask, or its name 'package.module:MyTask'"
     # From its own folder it is a module like any other.
-    assert names(beside.parent, str(script))[1] == "beside:Mine"
-    assert names(script.parent, "-m", "script")[0] == "script:Here"
+    assert forked(str(script), cwd=beside.parent).stdout.splitlines()[1] == "beside:Mine"
+    assert forked("-m", "script", cwd=script.parent).stdout.splitlines()[0] == "script:Here"
     # Typed, not written into a file: as in a notebook.
     assert "stands in no file" in names(tmp_path, "-", text=script.read_text())[0]
     assert name_of(Recipe) == "rankless.recipe.schema:Recipe"
