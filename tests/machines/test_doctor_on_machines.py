@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_faults import RECIPE
 from rig import CLIENT, Rig, why_not
 

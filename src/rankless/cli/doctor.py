@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Hosts, Json, Python, Ssh, loaded, part, recipe_and_overrides
+from rankless.cli.words import Hosts, Json, Python, Ssh, Sync, loaded, part, recipe_and_overrides
 from rankless.errors import UserError
 from rankless.printing import print_json
 
@@ -41,6 +41,7 @@ def doctor(
         "runs"
     ),
     hosts: Hosts = None,
+    sync: Sync = False,
     ssh: Ssh = "ssh",
     python: Python = None,
     as_json: Json = False,
@@ -61,7 +62,7 @@ def doctor(
 
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]
-        found = examine(parsed, chosen, run, way_over(ssh, python))
+        found = examine(parsed, chosen, run, way_over(ssh, python, sync=sync))
         if found.timings:
             checks.append(meaning.network(found.timings, found.measured))
         if found.step and found.exchange:

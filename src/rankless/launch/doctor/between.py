@@ -22,7 +22,11 @@ _SAID = (
     (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
     (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "see that it is up: ping {address}"),
-    (r"No module named '?rankless", "rankless", "ssh {address} {python} -m pip install rankless=={version}"),
+    (
+        r"No module named '?rankless",
+        "rankless",
+        "--sync, or: ssh {address} {python} -m pip install rankless=={version}",
+    ),
     (r"not found|No such file", "Python", "--python PATH on the hosts"),
     (r"No module named", "packages", "ssh {address} {python} -m pip install rankless=={version}"),
 )

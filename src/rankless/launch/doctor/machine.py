@@ -37,7 +37,10 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
         running: the version of the code that runs.
         installed: the one that the environment says it has; looked up if not given.
     """
-    installed = installed or metadata.version("rankless")
+    try:
+        installed = installed or metadata.version("rankless")
+    except metadata.PackageNotFoundError:  # the code was copied here
+        installed = running
     value = f"rankless {running}, torch {metadata.version('torch')}, Python {platform.python_version()}"
     if installed != running:
         return warning(
