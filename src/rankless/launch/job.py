@@ -33,8 +33,8 @@ class Job:
         recipe: the recipe as JSON, its precision resolved.
         logs: the folder of the ranks' logs.
         run: the run directory, gone on with from its newest checkpoint where it has one (train).
-        dry_run_steps: end after so many steps and write digests of every tensor after each (train); 0 is a
-            real run.
+        dry_run_steps: end after so many steps (train); 0 is a real run.
+        traced: write digests of every tensor after each step (train).
         weights: the weights file (evaluate).
         launched: when this start was, and with which command (train).
         sinks: names of the user's sinks (train).
@@ -45,6 +45,7 @@ class Job:
     logs: str
     run: str = ""
     dry_run_steps: int = 0
+    traced: bool = False
     weights: str = ""
     launched: dict[str, Any] = field(default_factory=dict)
     sinks: list[str] = field(default_factory=list)

@@ -82,7 +82,7 @@ def train(
         sinks: observers of your own (:class:`rankless.Sink`): classes, or names as for ``task``. They live in
             the process of rank 0; one that raises is reported and dropped, and the training goes on.
         dry_run_steps: end after so many steps (``rankless verify``), with nothing printed.
-        traces: a folder where the ranks of a dry run leave their traces.
+        traces: a folder where the ranks of a dry run leave their traces; None writes none.
 
     Returns:
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
@@ -100,7 +100,7 @@ def train(
     with opened(directory, recipe, resume=resume) as recipe:
         if resume and is_finished(directory, recipe):
             return 0
-        job = training_job(recipe, directory, names, dry_run_steps=dry_run_steps)
+        job = training_job(recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None)
         try:
             ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
         except UserError as error:

@@ -98,6 +98,7 @@ def training_job(
     sinks: Sequence[str],
     *,
     dry_run_steps: int = 0,
+    traced: bool = False,
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
     """The job of training ``recipe``; ``launched`` is added to the record of this start."""
@@ -109,6 +110,7 @@ def training_job(
         run=str(run.path),
         sinks=list(sinks),
         dry_run_steps=dry_run_steps,
+        traced=traced,
         launched={"started": started, "command": shlex.join(sys.argv), **(launched or {})},
     )
 

@@ -88,7 +88,7 @@ def _train(job: Job, path: Path, stop: StopRequest) -> dict[str, Any]:
     recipe = from_json(job.recipe)
     rank_job.fork_loaders_early(recipe)
     with rank_job.computes_like(recipe), join(_meeting()) as world:
-        trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.dry_run_steps else None
+        trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.traced else None
         finished = rank_job.train(job, recipe, world, stop, trace)
         world.barrier()
     # The request may have come to another rank than this.

@@ -1,0 +1,137 @@
+"""The command that says beforehand what more devices would bring."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from rankless.cli.words import Force, Json, loaded, part, recipe_and_overrides, whole_number
+from rankless.errors import UserError
+from rankless.launch.planning import units
+from rankless.launch.planning.asked import Asked
+from rankless.printing import print_json, say
+
+app = part()
+Value = TypeVar("Value")
+
+
+@app.command(
+    sort_key=5.7,
+    usage="Usage: rankless plan [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless plan digits --devices 8x4 --bandwidth 25GB/s --latency 20us --out plan.png
+  rankless plan my.yaml --devices 64x8 --bandwidth 100Gbit/s --step-ms 210
+  rankless plan digits --check 1,2,4
+""",
+)
+def plan(
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE",
+            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
+        ),
+    ],
+    devices: Annotated[
+        str | None,
+        Parameter(help="Machines and devices of each, as in 8x4; if not given, this machine.", metavar="MxN"),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        Parameter(
+            help="Of each machine's network, as in 25GB/s or 100Gbit/s; if not given, measured between two "
+            "processes here.",
+            metavar="RATE",
+        ),
+    ] = None,
+    latency: Annotated[
+        str | None,
+        Parameter(
+            help="Of a message, as in 20us, which is assumed where only --bandwidth is given.", metavar="TIME"
+        ),
+    ] = None,
+    step_ms: Annotated[
+        str | None,
+        Parameter(
+            help="Of a step on one device of another machine; if not given, measured here.", metavar="MS"
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        Parameter(help="Train with so many processes here, beside the prediction.", metavar="N,N"),
+    ] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Draw it: a .png, .jpg, .webp, .svg or .pdf.", metavar="FILE")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """Predict steps, epochs and efficiency on 1 to 4,096 devices."""
+    asked = _asked(devices, bandwidth, latency, step_ms, check)
+    if force and out is None:
+        raise UserError("--force says what --out may replace: add --out, or leave it out")
+    name, overrides = recipe_and_overrides(recipe)
+    chosen, name = loaded(name, overrides)
+    from rankless.launch import fork_server
+
+    if asked.check:
+        fork_server.start(chosen.task)
+    from rankless.launch.planning import plan as planning
+    from rankless.launch.planning import report
+
+    outputs = None
+    if out is not None:
+        from rankless.launch.planning import plot
+
+        outputs = plot.output(out, force=force)  # before anything is measured
+    found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
+    if as_json:
+        print_json({"recipe": name, **found.as_json()})
+    else:
+        for line in report.lines(found):
+            say(line)
+    if out is not None and outputs is not None:
+        plot.plot(found, f"{Path(name).stem}: predicted", out, outputs)
+        say(f"drawn: {out}", file=sys.stderr if as_json else sys.stdout)
+    return 0
+
+
+def _asked(
+    devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
+) -> Asked:
+    """What the options ask for.
+
+    Raises:
+        UserError: all that is wrong with them.
+    """
+    problems: list[str] = []
+
+    def read(how: Callable[[str], Value], text: str | None) -> Value | None:
+        try:
+            return None if text is None else how(text)
+        except UserError as error:
+            problems.extend(error.problems)
+            return None
+
+    asked = Asked(
+        read(units.devices, devices),
+        read(units.bandwidth, bandwidth),
+        read(units.latency, latency),
+        read(units.milliseconds, step_ms),
+        read(_counts, check) or (),
+    )
+    others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
+    if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
+        problems.append(f"--check is of this machine, {' and '.join(wrong)} of others: leave out either")
+    if problems:
+        raise UserError(problems)
+    return asked
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(whole_number("--check", each, ", as in 1,2,4") for each in text.split(","))

@@ -1,0 +1,228 @@
+"""``rankless plan``: what more devices would bring, from a measured step and a model of the exchange."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankless.errors import INTERRUPTED, UserError, counted
+from rankless.hardware.cores import usable_cores
+from rankless.launch import local
+from rankless.launch.opening import checked, device
+from rankless.launch.planning.asked import Asked
+from rankless.launch.planning.literature import advice
+from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
+from rankless.launch.planning.quick import quick
+from rankless.launch.planning.scaling import Row, row, rows
+from rankless.launch.planning.simulation import Simulated, simulated
+from rankless.launch.planning.units import shown_bandwidth, shown_time
+from rankless.launch.planning.workload import Link, Machine, Workload
+from rankless.recipe.precision import resolve
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.tasks import resolve_recipe
+
+LATENCY = 20e-6
+"""Seconds of a message where only the bandwidth is given."""
+_STEPS, _WARM_UP = 12, 3  # of a training to check with; the first ones do not count
+_ROUNDS = 3  # of everything that a check measures
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A prediction beside what was measured; seconds of a step of so many processes on this machine."""
+
+    processes: int
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How much longer the prediction is, as a fraction of the measured."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result of :func:`plan`.
+
+    Attributes:
+        work, machine, link: what was assumed.
+        asked: the row of the devices asked for.
+        rows: from 1 to 4,096 devices.
+        simulation: the exchange message by message, None where there is none.
+        assumptions: sentences about where the numbers are from.
+        advice: sentences about a larger global batch.
+        checks: predictions beside measurements.
+    """
+
+    work: Workload
+    machine: Machine
+    link: Link
+    asked: Row
+    rows: list[Row]
+    simulation: Simulated | None
+    assumptions: list[str]
+    advice: list[str]
+    checks: list[Checked] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program; seconds, bytes and bytes per second."""
+
+        def of(each: Row) -> dict[str, Any]:
+            return {**asdict(each), "network_share": each.network_share}
+
+        return {
+            "asked": of(self.asked),
+            "rows": [of(each) for each in self.rows],
+            "step": asdict(self.work),
+            "machine": asdict(self.machine),
+            "link": asdict(self.link),
+            "simulation": asdict(self.simulation) if self.simulation else None,
+            "assumptions": self.assumptions,
+            "advice": self.advice,
+            "check": [{**asdict(each), "error": each.error} for each in self.checks],
+        }
+
+
+def plan(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> Plan:
+    """Measure what is not given, and predict.
+
+    Args:
+        recipe: any.
+        asked: for what.
+        say: takes a line before everything that takes a while.
+
+    Raises:
+        UserError: a recipe that cannot be trained here, or more processes to check than micro-batches.
+    """
+    recipe, _ = checked(recipe, None, [])
+    recipe = resolve_recipe(recipe)
+    recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
+    _refuse_too_many(asked.check, recipe)
+    on_cpu = device().type == "cpu"
+    slots = max(usable_cores() // recipe.threads, 1)
+    here = slots if on_cpu else torch.cuda.device_count()
+    machines, each = asked.devices or (1, here)
+    busy = slots if asked.step is None and on_cpu and max(each, *asked.check, 0) > 1 else 1
+    with opened_steps(recipe, busy) as steps:
+        if asked.step is None:
+            taken = _measure(recipe, steps, busy, asked, say)
+            work, contention = steps.measured()
+            machine = Machine(each, slots if on_cpu else None, contention)
+            assumptions = _of_measured(work, machine)
+        else:
+            taken = _Taken([], {}) if asked.bandwidth else _Taken([loopback()], {})
+            work, machine = steps.given(asked.step), Machine(each)
+            assumptions = [
+                f"one device takes {shown_time(asked.step)} for a step of the recipe (given), a third of it "
+                "for forward passes; loading was not measured"
+            ]
+    link, about = _link(asked, work, taken.exchanges)
+    found = row(work, machine, link, machines * each)
+    return Plan(
+        work,
+        machine,
+        link,
+        found,
+        rows(work, machine, link, machines * each),
+        simulated(work, machine, link, found.devices),
+        [*assumptions, about],
+        list(advice(found.devices, work.micro_batches, work.micro)),
+        [
+            Checked(count, row(work, replace(machine, devices=count), link, count).step, quick(seconds))
+            for count, seconds in taken.steps.items()
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What was measured besides steps of single processes.
+
+    Attributes:
+        exchanges: seconds of exchanges between two processes, by bytes; once for every round.
+        steps: seconds of steps by the number of processes that trained together.
+    """
+
+    exchanges: list[dict[int, float]]
+    steps: dict[int, list[float]]
+
+
+def _measure(recipe: Recipe, steps: Steps, busy: int, asked: Asked, say: Callable[[str], None]) -> _Taken:
+    """Measure everything in turns, so that other work on the machine hits all of it."""
+    taken = _Taken([], {count: [] for count in asked.check})
+    alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
+    for _ in range(_ROUNDS if asked.check else 1):
+        say(f"measuring steps of {alone} …")
+        steps.measure(busy)
+        if asked.bandwidth is None:
+            say("measuring the network between two processes of this machine …")
+            taken.exchanges.append(loopback())
+        for count in asked.check:
+            say(f"training with {counted(count, 'process', 'processes')} …")
+            taken.steps[count] += _trained(recipe, count)
+    return taken
+
+
+def _refuse_too_many(check: Sequence[int], recipe: Recipe) -> None:
+    most = recipe.batch.micro_batches
+    if over := [count for count in check if count > most]:
+        raise UserError(
+            f"--check has {', '.join(map(str, over))}, but a step has only "
+            f"{counted(most, 'micro-batch', 'micro-batches')} to share; leave it out"
+        )
+
+
+def _of_measured(work: Workload, machine: Machine) -> list[str]:
+    about = (
+        f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: by micro-batch "
+        f"{shown_time(work.load)} loading, {shown_time(work.forward)} forward, {shown_time(work.backward)} "
+        f"backward; {shown_time(work.update)} for the update (measured here)"
+    )
+    if machine.slots is None:
+        return [about]
+    several = f", each {machine.contention:.2f} times as long as alone (measured)"
+    return [
+        about,
+        f"every machine is like this one: {counted(machine.slots, 'process', 'processes')} compute at the "
+        f"same time{several if machine.contention > 1 else ''}; more share the cores evenly",
+    ]
+
+
+def _link(asked: Asked, work: Workload, exchanges: Sequence[Mapping[int, float]]) -> tuple[Link, str]:
+    if asked.bandwidth is not None:
+        link = Link(asked.bandwidth, LATENCY if asked.latency is None else asked.latency)
+        about = "given" if asked.latency is not None else "bandwidth given, latency assumed"
+        return link, (
+            f"network: {shown_bandwidth(link.bandwidth)} for each machine and for each device, "
+            f"{shown_time(link.latency)} latency ({about}); it works while the devices compute"
+        )
+    sizes = exchanges[0].keys()
+    link = fitted({size: quick(each[size] for each in exchanges) for size in sizes}, work.add)
+    if asked.latency is not None:
+        link = replace(link, latency=asked.latency)
+    return link, (
+        f"network: {shown_bandwidth(link.bandwidth)}, {shown_time(link.latency)} latency, measured between "
+        "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
+        "and nothing overlaps; for other machines give --bandwidth and --latency"
+    )
+
+
+def _trained(recipe: Recipe, count: int) -> list[float]:
+    """Seconds of the first steps of a real training with so many processes."""
+    with tempfile.TemporaryDirectory(prefix="rankless-plan-") as folder:
+        run = RunDirectory(Path(folder) / "run")
+        code = local.train(recipe, run.path, devices=count, dry_run_steps=_STEPS)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            raise UserError(f"--check: the training with {count} did not get to its end (code {code})")
+        seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
+    return seconds[_WARM_UP:] or seconds

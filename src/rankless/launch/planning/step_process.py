@@ -1,0 +1,247 @@
+"""A process that measures steps of a recipe on one device, started as a module.
+
+It reads the recipe (JSON, resolved) from the first line of its standard input. Each line after it names
+circumstances and the seconds to measure for in them; the answer, a line of JSON, is of all that was measured
+in the same ones, so that they can take turns. The steps are the engine's own, with the clock read in between,
+and with a learning rate of 0, so that nothing diverges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rankless.errors import UserError
+from rankless.hardware.processes import die_with_parent, name_process
+from rankless.launch.planning.quick import quick
+from rankless.recipe.instruction_set import fix
+
+if TYPE_CHECKING:
+    from rankless.engine.state import TrainingState
+    from rankless.recipe.schema import Recipe
+
+_MICRO_BATCHES = 4  # of a measured step; more would only repeat the middle ones
+_LEAST = 3  # steps
+_ENDLESS = 1_000_000  # epochs
+_ADDED = 8 << 20  # bytes
+
+
+class _Clock:
+    """Notes when each part of a step ends; on a GPU it waits for the device first."""
+
+    def __init__(self, cuda: bool) -> None:
+        import torch
+
+        self._wait: Any = torch.cuda.synchronize if cuda else lambda: None
+        self.parts: dict[str, list[float]] = defaultdict(list)
+        self.begin()
+
+    def begin(self) -> None:
+        self._wait()
+        self.last = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """What has passed since the last call was ``part``."""
+        self._wait()
+        now = time.perf_counter()
+        self.parts[part].append(now - self.last)
+        self.last = now
+
+
+class _Taken:
+    """What was measured in the same circumstances."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = defaultdict(list)
+        self.ready: list[list[tuple[int, float]]] = []  # per step, bytes of each bucket and when it was ready
+
+    def summary(self, count: int, *, together: bool) -> dict[str, Any]:
+        """Seconds of each part of a step.
+
+        Args:
+            count: micro-batches of a step.
+            together: whether there is one backward pass for all of them.
+        """
+        backward = self.parts["backward"]
+        # The last backward pass of a step has the copies into buckets.
+        ends = [value for number, value in enumerate(backward, 1) if not number % count]
+        others = [value for number, value in enumerate(backward, 1) if number % count]
+        if together:
+            ends = others = self._each("backward", count)
+        return {
+            "load": quick(self._each("load", count)),
+            "forward": quick(self._each("forward", count)),
+            "backward": quick(others or ends),
+            "last": quick(ends),
+            "update": quick(self.parts["update"]),
+            "buckets": _middle(self.ready),
+        }
+
+    def _each(self, part: str, count: int) -> list[float]:
+        """Seconds of a part by the micro-batch, step by step."""
+        values = self.parts[part]
+        return [sum(values[start : start + count]) / count for start in range(0, len(values), count)]
+
+
+def main() -> int:
+    """Measure whenever asked, until the standard input ends."""
+    die_with_parent(os.getppid())
+    name_process("measure")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print what they like
+
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    asked = json.loads(sys.stdin.readline())
+    fix(json.loads(asked).get("cpu_isa", "native"))
+    from rankless.engine.settings import computes_like
+    from rankless.recipe.load import from_json
+    from rankless.recipe.schema import Batch
+    from rankless.world.process_group import join
+
+    recipe = from_json(asked)
+    count = min(recipe.batch.micro_batches, _MICRO_BATCHES)
+    short = replace(
+        recipe, batch=Batch(images=count * recipe.batch.micro, micro=recipe.batch.micro), epochs=_ENDLESS
+    )
+    try:
+        with computes_like(short), join() as world:
+            steps = _Steps(short, world)
+            answer(steps.facts())
+            for line in sys.stdin:
+                name, seconds = json.loads(line)
+                answer(steps.measure(name, float(seconds)))
+    except UserError as error:
+        answer({"problems": list(error.problems)})
+    return 0
+
+
+class _Steps:
+    """The steps of a recipe, and how long their parts take."""
+
+    def __init__(self, recipe: Recipe, world: Any) -> None:
+        from rankless.data.loader import MicroBatches
+        from rankless.engine.optim import set_rate
+        from rankless.engine.schedule import StepSchedule
+        from rankless.engine.state import TrainingState
+        from rankless.tasks import open_task
+
+        task = open_task(recipe)
+        self.data = task.training_data()
+        self.state: TrainingState = TrainingState(task, recipe, world, len(self.data))
+        set_rate(self.state.optimizer, 0.0)
+        self.state.training_mode()
+        schedule = StepSchedule(recipe, len(self.data))
+        lines = schedule.lines(0, range(recipe.batch.micro_batches))
+        self.batches: Any = MicroBatches(self.data, task.collate, lines, workers=0)
+        self.micro_batches = recipe.batch.micro_batches
+        self.clock = _Clock(world.device.type == "cuda")
+        self.done = 0
+        self.buckets: list[tuple[int, float]] = []  # of the step under way: bytes, and when each was ready
+        self.taken: dict[str, _Taken] = defaultdict(_Taken)
+        self._watch_buckets()
+
+    def facts(self) -> dict[str, Any]:
+        """What needs no measuring: images, and the bytes of what is exchanged."""
+        from rankless.engine.statistics import batch_norms
+
+        state = self.state
+        numbers = state.statistics.vector.numel() + 5  # with the counts, all in float64
+        norms = [norm for norm in batch_norms(state.model) if norm.training]
+        is_sync = state.recipe.batch_norm == "sync"
+        return {
+            "images": len(self.data),
+            "parameters": [p.numel() * p.element_size() for p in reversed(state.trained)],
+            "totals": 8 * numbers,
+            "norms": [4 * (norm.num_features + 1) for norm in norms] if is_sync else [],
+        }
+
+    def run(self) -> None:
+        """Train one step."""
+        from rankless.engine.loop import update
+        from rankless.engine.totals import Flags
+
+        self.buckets.clear()
+        self.state.begin(0)  # nothing is released meanwhile
+        self.clock.begin()
+        totals = self.state.accumulator.run(self.done, self._drawn(), self._scaled, Flags())
+        self.clock.end("backward")
+        update(self.state, self.done, totals)
+        self.clock.end("update")
+        self.done += 1
+
+    def _drawn(self) -> Iterator[Any]:
+        """The micro-batches; all that passes outside is the engine's."""
+        for number in range(self.micro_batches):
+            if number:
+                self.clock.end("backward")
+            batch = next(self.batches)
+            self.clock.end("load")
+            yield batch
+
+    def _scaled(self, loss: Any) -> Any:
+        """The loss, scaled; called between the forward and the backward pass."""
+        self.clock.end("forward")
+        return self.state.scaler.scale(loss)
+
+    def _watch_buckets(self) -> None:
+        gradients: Any = getattr(self.state.accumulator, "gradients", None)
+        self.together = gradients is None
+        if self.together:
+            return
+        completed = gradients.completed
+
+        def noted(bucket: Any) -> Any:
+            buffer = bucket.buffer()
+            self.buckets.append((buffer.numel() * buffer.element_size(), time.perf_counter()))
+            return completed(bucket)
+
+        gradients.completed = noted
+
+    def measure(self, name: str, seconds: float) -> dict[str, Any]:
+        """Train for so long, three steps at least; what the parts of a step took in these circumstances."""
+        if not self.done:
+            self.run()  # the first one allocates
+        taken = self.taken[name]
+        self.clock.parts = taken.parts
+        until, first = time.monotonic() + seconds, self.done
+        while time.monotonic() < until or self.done < first + _LEAST:
+            self.run()
+            last = self.clock.parts["backward"][-1]
+            began = self.clock.last - self.clock.parts["update"][-1] - last
+            taken.ready.append([(size, (when - began) / last) for size, when in self.buckets])
+        return {**taken.summary(self.micro_batches, together=self.together), "add": self._add()}
+
+    def _add(self) -> float:
+        """Seconds to add one byte's worth of gradients."""
+        import torch
+
+        sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
+        times = _Clock(sums.is_cuda)
+        for _ in range(5):
+            times.begin()
+            sums[0].add_(sums[1])
+            times.end("add")
+        return min(times.parts["add"]) / _ADDED
+
+
+def _middle(steps: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Bytes of every bucket and the median of when it was ready, rising, within 0 and 1."""
+    buckets: list[tuple[int, float]] = []
+    for same in zip(*steps, strict=True):
+        ready = statistics.median(when for _, when in same)
+        before = buckets[-1][1] if buckets else 0.0
+        buckets.append((same[0][0], min(max(ready, before), 1.0)))
+    return buckets
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""What a plan is given in words: numbers of devices, bandwidths and times, with their units."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from rankless.errors import UserError
+
+MOST_DEVICES = 1 << 20
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", re.ASCII)
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_RATES = {
+    f"{prefix}{unit}": scale / bits
+    for prefix, scale in (*_PREFIXES.items(), *_BINARY.items())
+    for unit, bits in (("B/s", 1), ("bit/s", 8), ("b/s", 8), ("Bps", 1), ("bps", 8))
+}
+# Each unit with its seconds, and the seconds from which on the next one is shown.
+_SHOWN = (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
+_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def devices(text: str) -> tuple[int, int]:
+    """The machines and the devices of each in ``8x4``; a number alone is the devices of one machine.
+
+    Raises:
+        UserError: it is neither.
+    """
+    found = re.fullmatch(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?([0-9]{1,9})\s*", text, re.ASCII)
+    machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
+    if not 1 <= machines * each <= MOST_DEVICES:
+        raise UserError(
+            f"--devices has '{text}': expected MACHINESxDEVICES, as in 8x4, or the devices of one machine, "
+            f"at least 1 and at most {MOST_DEVICES:,} in all"
+        )
+    return machines, each
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second in ``25GB/s`` (bytes) or ``100Gbit/s`` (bits).
+
+    Raises:
+        UserError: no number, no unit, or not more than 0.
+    """
+    return _quantity(
+        "--bandwidth", text, _RATES, "a bandwidth above 0 with its unit, as in 25GB/s or 100Gbit/s"
+    )
+
+
+def latency(text: str) -> float:
+    """Seconds in ``20us``.
+
+    Raises:
+        UserError: no number, no unit, or not more than 0.
+    """
+    return _quantity("--latency", text, _TIMES, "a time above 0 with its unit, as in 20us or 0.5ms")
+
+
+def milliseconds(text: str) -> float:
+    """Seconds in the number of milliseconds ``210`` or ``210ms``.
+
+    Raises:
+        UserError: no number, or not more than 0.
+    """
+    scales = {"": 1e-3, "ms": 1e-3}
+    return _quantity("--step-ms", text, scales, "milliseconds above 0, as in 210")
+
+
+def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    scale = scales.get(found[2]) if found else None
+    value = float(found[1]) * scale if found and scale else 0.0
+    if not value > 0 or math.isinf(value):
+        raise UserError(f"{option} has '{text}': expected {expected}")
+    return value
+
+
+def shown_time(seconds: float) -> str:
+    """A time in three digits: ``85 us``, ``212 ms``, ``3.41 s``, ``5 min``, ``7.2 h``."""
+    for unit, scale, most in _SHOWN:
+        if seconds < most:
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{_three(seconds / 3600)} h" if seconds < 48 * 3600 else f"{_three(seconds / 86400)} days"
+
+
+def shown_bandwidth(rate: float) -> str:
+    """Bytes per second in three digits: ``25 GB/s``."""
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if rate >= scale:
+            return f"{_three(rate / scale)} {unit}"
+    return f"{_three(rate)} B/s"
+
+
+def _three(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")

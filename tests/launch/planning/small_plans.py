@@ -1,0 +1,18 @@
+"""Workloads for the tests of the model."""
+
+from rankless.launch.planning.workload import Bucket, Workload
+
+
+def work(micro_batches: int = 8, *, buckets: int = 4, size: int = 8 << 20, **changes) -> Workload:
+    """A step of so many micro-batches, whose gradients come evenly in buckets of ``size`` bytes."""
+    given = {
+        "load": 0.002,
+        "forward": 0.02,
+        "backward": 0.04,
+        "last": 0.045,
+        "update": 0.005,
+        "add": 1e-10,
+        "totals": 4096,
+        "buckets": tuple(Bucket(size, (number + 1) / buckets) for number in range(buckets)),
+    }
+    return Workload(micro_batches, 4, 10_000, **{**given, **changes})

@@ -1,0 +1,149 @@
+"""The closed form: what must hold whatever the numbers, and what follows from the exchange itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_plans import work
+
+from rankless.launch.planning.exchange_model import (
+    adding,
+    all_to_all,
+    gather,
+    ring_all_reduce,
+    ring_exposed,
+    tree_exposed,
+)
+from rankless.launch.planning.literature import advice
+from rankless.launch.planning.measuring import contended, fitted
+from rankless.launch.planning.network_process import SIZES
+from rankless.launch.planning.scaling import row, rows
+from rankless.launch.planning.workload import Bucket, Gang, Link, Machine, gang
+
+links = st.builds(Link, st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.booleans())
+machines = st.builds(
+    Machine, st.integers(1, 16), st.one_of(st.none(), st.integers(1, 8)), st.floats(1.0, 4.0)
+)
+works = st.builds(
+    work,
+    st.integers(1, 40),
+    buckets=st.integers(1, 6),
+    size=st.integers(1, 1 << 26),
+    norms=st.sampled_from([(), (260, 1028)]),
+    workers=st.integers(0, 4),
+)
+
+
+@given(works, machines, links, st.integers(1, 300), st.floats(1.0, 100.0))
+def test_a_better_network_is_never_slower(step, machine, link, devices, better):
+    now = row(step, machine, link, devices)
+    faster = Link(link.bandwidth * better, link.latency, link.overlaps)
+    sooner = Link(link.bandwidth, link.latency / better, link.overlaps)
+    for improved in (faster, sooner):
+        assert row(step, machine, improved, devices).step <= now.step * (1 + 1e-9)
+        assert row(step, machine, improved, devices).ring <= now.ring * (1 + 1e-9)
+
+
+@given(works, machines, links, st.integers(1, 300))
+def test_efficiency_is_at_most_one(step, machine, link, devices):
+    found = row(step, machine, link, devices)
+    assert 0 < found.efficiency <= 1 + 1e-9
+    assert 0 <= found.network_share < 1
+    assert found.ring >= found.step - found.network - 1e-12
+    assert found.images_per_second * found.step == pytest.approx(found.batch)
+
+
+@given(works, machines, links)
+def test_one_device_has_no_network(step, machine, link):
+    found = row(step, machine, link, 1)
+    assert found.network == 0
+    assert found.ring == found.step == step.computing(step.micro_batches)
+    assert found.efficiency == pytest.approx(1)
+
+
+def test_the_tree_sends_what_a_ring_sends_where_every_rank_owns_a_node():
+    ranks, link, size = gang(8, 1, 16), Link(1e9, 1e-9, overhead=0.0), 1 << 26
+    tree = all_to_all(ranks, link, size) + adding(ranks, 1e-10, size) + gather(ranks, link, size)
+    assert (ranks.most, ranks.nodes) == (1, 8)
+    assert tree == pytest.approx(ring_all_reduce(ranks, link, 1e-10, size), rel=1e-5)
+    assert tree == pytest.approx(2 * 7 / 8 * size / 1e9 + 7 / 8 * size * 1e-10, rel=1e-5)
+
+
+def test_uneven_ranks_send_more():
+    # Eight micro-batches on three ranks: 0-2, 3-5, 6-7 are 2, 2 and 1 whole nodes of the tree.
+    ranks = gang(3, 1, 8)
+    assert (ranks.most, ranks.least, ranks.nodes) == (2, 1, 5)
+    assert all_to_all(ranks, Link(1e9, 0.0, overhead=0.0), 3000) == pytest.approx(4 * 1000 / 1e9)
+
+
+def test_the_devices_of_a_machine_share_its_network():
+    link = Link(1e9, 0.0, overhead=0.0)
+    apart, shared = all_to_all(Gang(8, 1, 1, 1, 8), link, 8000), all_to_all(Gang(8, 4, 1, 1, 8), link, 8000)
+    assert apart == pytest.approx(7 * 1000 / 1e9)
+    assert shared == pytest.approx(4 * 4 * 1000 / 1e9)  # each of four to each of four elsewhere
+
+
+def test_a_backward_pass_hides_all_but_the_last_buckets():
+    # Adding is computing; and a bucket is gathered when the next one is ready.
+    step, one = work(totals=0, add=0.0), work(buckets=2, totals=0, add=0.0)
+    ranks, link = gang(8, 1, 8), Link(1e12, 1e-7)
+    assert tree_exposed(step, ranks, link, 1.0) == pytest.approx(
+        tree_exposed(one, ranks, link, 1.0), rel=0.01
+    )
+    assert ring_exposed(step, ranks, link, 1.0) == pytest.approx(
+        ring_exposed(one, ranks, link, 1.0), rel=0.01
+    )
+    assert tree_exposed(step, ranks, Link(1e12, 1e-7, overlaps=False), 1.0) > 3 * tree_exposed(
+        step, ranks, link, 1.0
+    )
+
+
+def test_cores_are_shared():
+    machine = Machine(4, slots=2, contention=1.2)
+    assert [machine.slowdown(busy) for busy in (1, 2, 4)] == pytest.approx([1.0, 1.2, 2.4])
+    assert [Machine(4).slowdown(busy) for busy in (1, 2, 4)] == [1.0, 1.0, 1.0]
+
+
+def test_loading_is_in_the_step_or_beside_it():
+    assert work(4, load=1.0).computing(4) - work(4, load=0.0).computing(4) == pytest.approx(4.0)
+    assert work(4, load=0.001, workers=2).computing(4) == pytest.approx(work(4, load=0.0).computing(4))
+    assert work(4, load=1.0, workers=2).computing(4) == pytest.approx(2.0 + 0.005)
+
+
+def test_more_devices_than_micro_batches_need_a_larger_batch():
+    found = {each.devices: each for each in rows(work(8), Machine(4), Link(25e9, 2e-5), 24)}
+    assert list(found) == [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    assert [found[count].batch for count in (1, 8, 16, 24)] == [32, 32, 64, 96]
+    assert found[24].machines == 6
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [(8, ()), (64, ("Goyal et al. 2017", "McCandlish")), (4096, ("LARS", "LAMB")), (32768, ("few results",))],
+)
+def test_the_literature_is_asked_where_micro_batches_run_out(devices, words):
+    sentences = " ".join(advice(devices, 8, 4))
+    assert bool(sentences) == bool(words)
+    assert all(word in sentences for word in words)
+    assert not words or f"batch.images={4 * devices} " in sentences
+
+
+def test_a_link_is_found_again_from_the_times_of_its_exchanges():
+    link, add, ranks = Link(2e9, 1e-4, overlaps=False), 1e-10, Gang(2, 2, 1, 1, 2)
+    seconds = {
+        size: all_to_all(ranks, link, size) + adding(ranks, add, size) + gather(ranks, link, size)
+        for size in SIZES
+    }
+    found = fitted(seconds, add)
+    assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+    assert found.latency == pytest.approx(link.latency, rel=0.02)
+    assert not found.overlaps
+
+
+def test_contention_is_never_below_one():
+    assert contended(work(), work(forward=0.04, backward=0.08, last=0.09)) > 1.9
+    assert contended(work(), work(forward=0.01)) == 1.0
+
+
+def test_a_bucket_knows_its_size():
+    assert work(buckets=3, size=10).gradients == 30
+    assert work(buckets=1).buckets == (Bucket(8 << 20, 1.0),)

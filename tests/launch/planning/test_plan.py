@@ -1,0 +1,128 @@
+"""The command ``rankless plan``: its table, its JSON, its plot, and what it does with mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from small_plans import work
+
+from rankless import cli
+from rankless.launch.planning import plan as planning
+from rankless.launch.planning import report
+from rankless.launch.planning.asked import Asked
+from rankless.launch.planning.plan import Checked
+from rankless.launch.planning.scaling import row, rows
+from rankless.launch.planning.workload import Link, Machine
+
+SMALL = (
+    "digits", "model.width=0.1", "model.image_size=32", "data.train_images=32", "data.val_images=4",
+    "batch.images=8", "batch.micro=2", "precision=fp32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        (["--bandwidth", "25"], ["--bandwidth has '25': expected a bandwidth above 0 with its unit"]),
+        (["--latency", "0us"], ["--latency has '0us': expected a time above 0"]),
+        (["--devices", "8x0", "--step-ms", "no"], ["--devices has '8x0'", "--step-ms has 'no'"]),
+        (["--check", "1,two"], ["--check has 'two': expected a whole number of at least 1, as in 1,2,4"]),
+        (["--check", "1", "--step-ms", "5"], ["--check is of this machine, --step-ms of others"]),
+        (["--force"], ["--force says what --out may replace"]),
+        (["--check", "64"], ["--check has 64, but a step has only 4 micro-batches to share"]),
+    ],
+)
+def test_a_mistake_is_a_sentence_each(capsys, words, problems):
+    assert cli.main(["plan", *SMALL, *words]) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith("measuring")]
+    assert out == ""
+    assert len(lines) == len(problems)
+    assert all(line.startswith(f"error: {one}") for line, one in zip(lines, problems, strict=True))
+
+
+def test_a_plot_of_no_known_kind_is_refused_before_anything_is_measured(capsys):
+    assert cli.main(["plan", *SMALL, "--out", "plan.txt"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: --out plan.txt: expected a name that ends in one of .png"
+    )
+
+
+@pytest.mark.processes
+def test_another_machines_step_is_taken_as_it_is_given(capsys, tmp_path: Path):
+    out = tmp_path / "plan.png"
+    words = ["--devices", "2x2", "--bandwidth", "1GB/s", "--step-ms", "200", "--json", "--out", str(out)]
+    assert cli.main(["plan", *SMALL, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recipe"] == "digits"
+    assert found["rows"][0]["step"] == pytest.approx(0.2)
+    assert found["rows"][0]["epoch"] == pytest.approx(0.2 * 32 / 8)
+    assert [each["devices"] for each in found["rows"]] == [2**power for power in range(13)]
+    asked = found["asked"]
+    assert (asked["devices"], asked["machines"], asked["batch"], asked["loaders"]) == (4, 2, 8, None)
+    assert 0.05 < asked["step"] < 0.2
+    assert found["link"]["bandwidth"] == 1e9
+    assert found["step"]["totals"] > 40
+    assert found["simulation"]["simulated"] == pytest.approx(found["simulation"]["model"], rel=0.05)
+    with Image.open(out) as image:
+        assert image.width > 1000
+
+
+@pytest.mark.processes
+def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
+    monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
+    monkeypatch.setattr(planning, "_ROUNDS", 1)
+    monkeypatch.setattr(planning, "_STEPS", 4)
+    asked = Asked(check=(2,))
+    from rankless.recipe.load import load
+
+    found = planning.plan(load(SMALL[0], SMALL[1:]), asked, lambda line: None)
+    step = found.work
+    assert all(
+        value > 0 for value in (step.load, step.forward, step.backward, step.last, step.update, step.add)
+    )
+    assert step.images == 32
+    assert step.buckets
+    assert all(0 < bucket.ready <= 1 for bucket in step.buckets)
+    assert found.link.bandwidth > 1e6
+    assert not found.link.overlaps
+    assert [each.processes for each in found.checks] == [2]
+    assert all(each.measured > 0 and each.predicted > 0 for each in found.checks)
+    json.dumps(found.as_json())
+    text = "\n".join(report.lines(found))
+    assert "over gloo and the loopback interface" in text
+    assert "predicted" in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("changes", [(), ("batch_norm=sync",), ("batch.micro=8",)])
+def test_what_is_measured_fits_the_recipe(monkeypatch, changes):
+    from rankless.recipe.load import load
+
+    monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
+    recipe = load(SMALL[0], [*SMALL[1:], *changes])
+    found = planning.plan(recipe, Asked((1, 1), bandwidth=1e9), lambda line: None)
+    assert found.work.micro_batches == recipe.batch.micro_batches
+    assert found.work.gradients > 1000
+    assert bool(found.work.norms) == (recipe.batch_norm == "sync")
+    assert found.rows[-1].step > found.rows[0].network
+    assert all(value > 0 for value in (found.work.forward, found.work.backward, found.work.last))
+
+
+def test_the_table_marks_what_was_asked_and_where_the_batch_grows():
+    step, machine, link = work(8), Machine(4), Link(25e9, 2e-5)
+    asked = row(step, machine, link, 32)
+    found = planning.Plan(
+        step, machine, link, asked, rows(step, machine, link, 32), None, ["where from"], ["what is known"],
+        [Checked(2, 0.21, 0.2)],
+    )  # fmt: skip
+    lines = list(report.lines(found))
+    assert lines[1].split() == ["2", "210", "ms", "200", "ms", "+5%"]
+    marked = [line for line in lines if line.startswith("→")]
+    assert marked[0].split()[:3] == ["→", "32", "128*"]
+    assert marked[1].startswith("→ 32 devices on 8 machines: step ")
+    assert "- where from" in lines
+    assert lines[-1] == "- what is known"
+    starred = [line for line in lines if "*" in line[:20] and not line.startswith("*")]
+    assert len(starred) == 9  # 16 to 4,096

@@ -1,0 +1,74 @@
+"""Numbers of devices, bandwidths and times as they are given on the command line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.errors import UserError
+from rankless.launch.planning import units
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("25GB/s", 25e9),
+        ("25 GB/s", 25e9),
+        ("100Gbit/s", 12.5e9),
+        ("100Gb/s", 12.5e9),
+        ("100Gbps", 12.5e9),
+        ("1.5GiB/s", 1.5 * 2**30),
+        ("800MB/s", 8e8),
+        ("1e9B/s", 1e9),
+    ],
+)
+def test_a_bandwidth_is_in_bytes_or_in_bits(text, value):
+    assert units.bandwidth(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("20us", 2e-5), ("20 µs", 2e-5), ("0.5ms", 5e-4), ("1s", 1.0)])
+def test_a_latency_has_a_unit(text, value):
+    assert units.latency(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8x4", (8, 4)), ("8X4", (8, 4)), (" 8 × 4 ", (8, 4)), ("4", (1, 4))]
+)
+def test_devices_are_machines_times_devices(text, value):
+    assert units.devices(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "option", "texts"),
+    [
+        (units.devices, "--devices", ["", "0", "8x0", "x4", "8x", "-1", "8x4x2", "two", "1.5", "2000000x4"]),
+        (
+            units.bandwidth,
+            "--bandwidth",
+            ["", "25", "25GB", "0GB/s", "-1GB/s", "nanGB/s", "1e999GB/s"],
+        ),
+        (units.latency, "--latency", ["", "20", "0us", "-1us", "20 minutes", "infs", "us"]),
+        (units.milliseconds, "--step-ms", ["", "0", "-1", "210s", "long"]),
+    ],
+)
+def test_what_is_none_is_named_with_an_example(read, option, texts):
+    for text in texts:
+        with pytest.raises(UserError, match=rf"^{option} has '{text}': expected .*as in ") as caught:
+            read(text)
+        assert len(caught.value.problems) == 1
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_value_or_a_user_error(text):
+    for read in (units.devices, units.bandwidth, units.latency, units.milliseconds):
+        try:
+            value = read(text)
+        except UserError:
+            continue
+        assert min(value) > 0 if isinstance(value, tuple) else value > 0
+
+
+@given(st.floats(1e-7, 1e7))
+def test_a_shown_time_has_three_digits_and_its_unit(seconds):
+    number, unit = units.shown_time(seconds).split()
+    scale = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
+    assert float(number.replace(",", "")) * scale == pytest.approx(seconds, rel=0.01, abs=1e-8)
