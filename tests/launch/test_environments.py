@@ -244,6 +244,15 @@ def test_a_command_line_that_is_wrong_on_all_ranks_is_printed_by_one(
     assert printed[1] == ""
 
 
+def test_a_rank_of_ray_goes_with_its_worker() -> None:
+    environment = environments.detect({**RAY, "RANKLESS_RAY_WORKER": "1"})
+    assert environment is not None
+    assert (environment.name, environment.leaves_orphans) == ("Ray Train", True)
+    scripted = environments.detect(RAY)
+    assert scripted is not None
+    assert not scripted.leaves_orphans
+
+
 def test_a_job_has_one_name_in_all_its_starts() -> None:
     assert environments.job(SRUN) == environments.job({**SRUN, "SLURM_RESTART_COUNT": "3"}) == "4711"
     assert environments.job({**SRUN, **TORCHRUN}) == "4711"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -229,3 +230,49 @@ def _text_of(problems: Problems, request: Request) -> str | None:
     with problems.noted():
         return reading.read_text(Path(request.recipe), reading.MIB)
     return None
+
+
+@submit.command(
+    sort_key=3,
+    usage="Usage: rankless submit ray RECIPE [KEY=VALUE ...] --address ADDRESS [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless submit ray my.yaml --address auto --devices 8
+  rankless submit ray digits --address 10.0.0.1:6379 --devices 4 --out /data/runs/digits
+""",
+)
+def ray(
+    *recipe: Words,
+    address: Annotated[str, Parameter(help="The cluster's: auto on one of its machines, or HOST:PORT.")],
+    devices: Annotated[str, Parameter(help="GPUs, or processes, of the whole cluster.", metavar="N")] = "1",
+    out: Out = None,
+    name: Name = None,
+    restarts: Annotated[
+        str, Parameter(help="Start the ranks again so often when one is lost.", metavar="N")
+    ] = "10",
+    cpus: Cpus = None,
+    sink: Sinks = (),
+    dry_run: DryRun = False,
+) -> int:
+    """Train on a Ray cluster through Ray Train, and wait for the end."""
+    import uuid
+
+    from rankless.launch.submit import ray as cluster
+    from rankless.launch.submit.request import Problems
+
+    problems = Problems()
+    request = _request(problems, recipe, "1", devices, out, name, sink)
+    job = f"{request.name}-{uuid.uuid4().hex[:8]}"
+    settings = cluster.Settings(
+        address,
+        str(Path.cwd()),
+        job,
+        restarts=_number(problems, "--restarts", restarts) or 1,
+        cpus=_number(problems, "--cpus", cpus) or 1,
+        recipe_text=_text_of(problems, request),
+    )
+    problems.refuse()
+    # Workers have folders of their own: the run directory is the same path on all machines.
+    request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
+    print(cluster.described(request, settings), end="", flush=True)
+    return 0 if dry_run else cluster.run(request, settings)

@@ -13,11 +13,12 @@ from rankless.errors import UserError
 from rankless.launch.environments.environment import Environment, job_named
 from rankless.launch.environments.openmpi import OpenMPI
 from rankless.launch.environments.pmi import PMI
+from rankless.launch.environments.ray import Ray
 from rankless.launch.environments.slurm import Slurm
 from rankless.launch.environments.standard import Standard
 
 # The innermost launcher comes first: torchrun may run under srun, and so may mpirun.
-_KINDS: tuple[type[Environment], ...] = (Standard, OpenMPI, Slurm, PMI)
+_KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:

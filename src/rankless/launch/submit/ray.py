@@ -1,0 +1,204 @@
+"""Ray: workers of Ray Train, each of which starts one rank and says how it ended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.launch.environments.ray import WORKER
+from rankless.launch.submit.request import Request
+
+_NOT_AGAIN = (0, 2)  # done, or an error in what was asked for: another start would end alike
+_MISSING = (
+    "ray: not installed here (extra 'ray'); expected the version of the cluster: pip install 'rankless[ray]'"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What only Ray knows.
+
+    Attributes:
+        address: of the cluster, as for ``ray.init``.
+        folder: where the ranks work, on machines that have it.
+        job: names the training in all its starts.
+        restarts: how often the ranks are started again.
+        cpus: of a rank.
+        recipe_text: of a recipe that is a file; None of one that is shipped.
+    """
+
+    address: str
+    folder: str
+    job: str
+    restarts: int = 10
+    cpus: int = 1
+    recipe_text: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker has its rank do.
+
+    Attributes:
+        words: after ``python -m``.
+        folder, recipe_text: as in :class:`Settings`; the text takes the place of the recipe's word.
+        variables: for the rank.
+    """
+
+    words: list[str]
+    folder: str
+    recipe_text: str | None
+    variables: dict[str, str]
+
+
+def work(request: Request, settings: Settings) -> Work:
+    """What each worker is sent."""
+    # What decides how this machine computes is meant for the others, too.
+    ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
+    variables = {"RANKLESS_JOB_ID": settings.job, **ours}
+    return Work(request.words(), settings.folder, settings.recipe_text, variables)
+
+
+def described(request: Request, settings: Settings) -> str:
+    """What is submitted, for a person to read."""
+    lines = {
+        "address": settings.address,
+        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {settings.cpus} CPU",
+        "folder": settings.folder,
+        "job": settings.job,
+        "restarts": f"at most {settings.restarts}",
+        "each runs": shlex.join(["python", "-m", *request.words()]),
+    }
+    return "".join(f"{name + ':':10} {value}\n" for name, value in lines.items())
+
+
+def run(request: Request, settings: Settings) -> int:
+    """Train on the cluster, and wait for the end; the exit code.
+
+    Raises:
+        UserError: Ray is not installed, the cluster cannot be reached, or has too few devices.
+    """
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    try:
+        import ray
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+        from ray.train.v2.api.exceptions import TrainingFailedError
+    except ImportError as error:
+        raise UserError(_MISSING) from error
+    try:
+        ray.init(address=settings.address, log_to_driver=True)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"--address: no cluster answers at '{settings.address}' ({said}); expected auto on one of its "
+            "machines, or HOST:PORT: look at what ray status says"
+        ) from error
+    try:
+        every = ray.cluster_resources()
+        per_worker = _resources(request, settings, every)
+        with tempfile.TemporaryDirectory(prefix="rankless-ray-") as storage:
+            trainer = DataParallelTrainer(
+                be_a_rank,
+                train_loop_config=asdict(work(request, settings)),
+                scaling_config=ScalingConfig(
+                    num_workers=request.ranks, use_gpu="GPU" in per_worker, resources_per_worker=per_worker
+                ),
+                run_config=RunConfig(
+                    name=settings.job,
+                    storage_path=storage,  # its own notes; the run directory is ours
+                    failure_config=FailureConfig(max_failures=settings.restarts),
+                ),
+            )
+            try:
+                result = trainer.fit()
+            except TrainingFailedError as error:
+                print(f"error: the ranks could not go on: {_last_line(error)}", file=sys.stderr)
+                return 1
+            return int(result.return_value or 0)
+    finally:
+        ray.shutdown()
+
+
+def _resources(request: Request, settings: Settings, every: Mapping[str, float]) -> dict[str, float]:
+    """What a worker takes of the cluster.
+
+    Raises:
+        UserError: the cluster has not so much, and would have the workers wait without an end.
+    """
+    each: dict[str, float] = {"CPU": settings.cpus}
+    if every.get("GPU"):
+        each["GPU"] = 1
+    for name, count in each.items():
+        if every.get(name, 0) < count * request.ranks:
+            raise UserError(
+                f"--devices: {request.ranks} ranks take {count * request.ranks:g} {name}s, and the cluster "
+                f"has {every.get(name, 0):g}; expected at most as many: use fewer, or add machines"
+            )
+    return each
+
+
+def be_a_rank(config: dict[str, Any]) -> int:
+    """In a worker: start its rank in a process, since a rank wants signals, and wait for its end.
+
+    Args:
+        config: the fields of :class:`Work`.
+
+    Returns:
+        The exit code, where the rank is not to be started again.
+
+    Raises:
+        RuntimeError: Ray is to start all ranks again.
+    """
+    import ray.train
+    import ray.util
+    from ray.train.collective import broadcast_from_rank_zero
+
+    asked, context = Work(**config), ray.train.get_context()
+    is_first = context.get_world_rank() == 0
+    address = ray.util.get_node_ip_address()
+    where = broadcast_from_rank_zero([address, _free_port(address)] if is_first else None)
+    variables = {
+        WORKER: "1",
+        "RANK": str(context.get_world_rank()),
+        "WORLD_SIZE": str(context.get_world_size()),
+        "LOCAL_RANK": str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "MASTER_ADDR": where[0],
+        "MASTER_PORT": str(where[1]),
+    }
+    with tempfile.TemporaryDirectory(prefix="rankless-ray-") as folder:
+        words = list(asked.words)
+        if asked.recipe_text is not None:
+            file = Path(folder) / Path(words[2]).name
+            file.write_text(asked.recipe_text, encoding="utf-8")
+            words[2] = str(file)
+        code = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=asked.folder if Path(asked.folder).is_dir() else folder,
+            env={**os.environ, **asked.variables, **variables},
+            check=False,
+        ).returncode
+    if code not in _NOT_AGAIN:
+        raise RuntimeError(f"rank {context.get_world_rank()} ended with {code}")
+    return code
+
+
+def _free_port(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as free:
+        free.bind((address, 0))
+        return int(free.getsockname()[1])
+
+
+def _last_line(error: BaseException) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
