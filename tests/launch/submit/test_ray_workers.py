@@ -1,4 +1,4 @@
-"""A training on Ray: what the workers are sent; and, where Ray is installed, a real cluster of two raylets."""
+"""A training on Ray: what the workers are sent, and, where Ray is installed, a real cluster."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def test_what_is_submitted_can_be_read() -> None:
 def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ray.Settings("auto", "/home/me", "job-1")
     monkeypatch.setenv("RANKLESS_CPU", "1")
-    assert ray.work(Request("digits"), settings).variables == {
-        "RANKLESS_JOB_ID": "job-1",
-        "RANKLESS_CPU": "1",
-    }
+    job = {"RANKLESS_JOB_ID": "job-1"}
+    assert ray.work(Request("digits"), settings).variables == {**job, "RANKLESS_CPU": "1"}
     monkeypatch.delenv("RANKLESS_CPU")
     assert ray.work(Request("digits"), settings).variables == job
 

@@ -1,0 +1,96 @@
+"""A real Slurm of two nodes: submitted, preempted, requeued, finished; and canceled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_for_faults import HERE, RECIPE, outcome
+
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+
+sys.path.insert(0, str(HERE.parent / "machines"))
+from slurm_rig import Slurm, missing
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is a Slurm"),
+]
+SLOW = {"FAULT_SLEEP": "0.2"}
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Slurm(Path(folder)) as cluster:
+        yield cluster
+
+
+def submitted(slurm: Slurm, folder: Path, *words: str, **more: str) -> str:
+    """The number of a job of two ranks on two nodes."""
+    (folder / "small.yaml").write_text(RECIPE)
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-m", "rankless", "submit", "slurm", "small.yaml", "--nodes", "2"]
+    done = subprocess.run(
+        [*command, "--gres", "none", "--out", "run", *words],
+        cwd=folder,
+        env={**os.environ, **slurm.variables, "RANKLESS_CPU": "1", "PYTHONPATH": path, **more},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1].removeprefix("job ").partition(";")[0]
+
+
+def steps(folder: Path) -> int:
+    run = RunDirectory(folder / "run")
+    return sum("step" in entry for entry in journal.read(run.journal)) if run.journal.exists() else 0
+
+
+def resumed_at(folder: Path) -> list[int]:
+    entries = journal.read(RunDirectory(folder / "run").journal)
+    return [entry["at"] for entry in entries if entry.get("event") == "resume"]
+
+
+def test_a_job_that_is_preempted_goes_on_at_the_exact_step(
+    slurm: Slurm, tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    job = submitted(slurm, tmp_path, "--partition", "low", **SLOW)
+    slurm.until(lambda: steps(tmp_path) >= 2, 120)
+    urgent = ["sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
+    slurm.ask(*urgent, "--wrap=sleep 1")
+    slurm.until(lambda: slurm.state(job) == "PENDING")
+    saved = RunDirectory(tmp_path / "run").pointed("last")
+    assert saved == steps(tmp_path)
+    slurm.until(lambda: slurm.state(job) == "COMPLETED", 200)
+    assert resumed_at(tmp_path) == [saved]
+    assert outcome(tmp_path / "run") == expected
+
+
+def test_a_rank_that_aborts_is_started_again_in_the_same_allocation(
+    slurm: Slurm, tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    job = submitted(slurm, tmp_path, FAULT_ABORT="30")
+    slurm.until(lambda: slurm.state(job) == "COMPLETED", 200)
+    assert " Restarts=0 " in slurm.ask("scontrol", "--oneliner", "show", "job", job)
+    assert len(resumed_at(tmp_path)) == 1
+    assert outcome(tmp_path / "run") == expected
+
+
+def test_a_job_that_is_canceled_saves_and_stays_canceled(slurm: Slurm, tmp_path: Path) -> None:
+    job = submitted(slurm, tmp_path, **SLOW)
+    slurm.until(lambda: steps(tmp_path) >= 2, 120)
+    slurm.ask("scancel", job)
+    slurm.until(lambda: not slurm.ask("squeue", "-h", "-j", job))
+    shown = slurm.ask("scontrol", "--oneliner", "show", "job", job)
+    assert "JobState=CANCELLED" in shown
+    assert " Restarts=0 " in shown
+    assert RunDirectory(tmp_path / "run").pointed("last") == steps(tmp_path)
