@@ -84,6 +84,12 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ),
     ("warning", lambda: networking.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),
     ("warning", lambda: networking.own_name("a", ["10.9.9.9"], ["10.0.0.1"]), "does not have", "10.0.0.1 a"),
+    (
+        "warning",
+        lambda: networking.own_name("a", ["10.0.0.1", "fd00::9", "fe80::1%eth0"], ["10.0.0.1", "fe80::1"]),
+        "this machine does not have fd00::9",
+        "10.0.0.1 a",
+    ),
     ("ok", lambda: networking.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
     ("ok", lambda: networking.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
     ("warning", lambda: networking.addresses({"lo": ["127.0.0.1"]}), "none besides", "ip link set"),

@@ -14,6 +14,8 @@ import pytest
 from harness_for_faults import RECIPE
 from rig import CLIENT, Rig, why_not
 
+from rankless.launch.doctor.meaning import bandwidth
+
 pytestmark = pytest.mark.processes
 
 LEFT_OVER = (
@@ -85,6 +87,27 @@ def test_hosts_that_are_well_are_measured(rig: Rig) -> None:
         assert time.monotonic() < until
         time.sleep(0.1)
     assert not (rig.files("h1") / "runs").exists()
+
+
+def test_a_slow_network_is_measured_as_what_it_is(rig: Rig) -> None:
+    """A link of 400 Mbit/s, by the kernel's own shaping, carries 50 MB/s and no more."""
+    shaped = "tc qdisc add dev eth0 root tbf rate 400mbit burst 64kb latency 200ms"
+    if rig.start("h1", ["sh", "-c", f"{shaped} && tc qdisc del dev eth0 root"]).wait(20):
+        pytest.skip("needs tc and the kernel's tbf")
+    for host in ("h1", "h2"):
+        on(rig, host, shaped)
+    try:
+        code, text = examined(rig, "--hosts", "h1,h2", "--json")
+    finally:
+        for host in ("h1", "h2"):
+            on(rig, host, "tc qdisc del dev eth0 root")
+    assert code == 0, text
+    found = json.loads(text)
+    (network,) = [check for check in found["checks"] if check["name"] == "network"]
+    assert network["level"] == "warning"
+    assert "slower than 1 Gbit/s" in network["value"]
+    largest = max(found["timings"], key=lambda timing: timing["size"])
+    assert bandwidth(largest, 2) < 52e6, largest
 
 
 def test_packets_that_are_too_large_for_the_network_between(rig: Rig) -> None:

@@ -23,8 +23,9 @@ SIZES = tuple(1024 * 4**power for power in range(9))
 """Bytes: 1 KiB to 64 MiB."""
 _WAIT = timedelta(seconds=20)  # for one collective
 _BUDGET = 0.25  # seconds for one size of one collective, once it has been done
-_MOST = 4.0  # seconds that one collective may take; larger sizes are left out
+_MOST = 2.0  # seconds that one collective may take; larger sizes are left out
 _TIMES = 50
+_LONG = 0.5  # seconds; what takes longer is not done again
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def _all_to_all(vector: Tensor) -> None:
 def _median(work: Callable[[], None]) -> float:
     """Seconds of some work that all ranks do together: the slowest rank's median."""
     once = _slowest([_timed(work)])  # connections grow their windows
+    if once > _LONG:
+        return once
     count = int(min(max(_BUDGET / max(once, 1e-6), 1), _TIMES))
     return _slowest(sorted(_timed(work) for _ in range(count)))
 

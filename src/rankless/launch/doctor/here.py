@@ -11,7 +11,7 @@ from rankless.launch.doctor.check import Check, error, ok, run
 from rankless.launch.doctor.leftovers import leftovers
 from rankless.recipe.schema import Recipe
 
-_LIMIT = 20.0  # seconds, imports included
+_LIMIT = 30.0  # seconds, imports included
 DATA_LIMIT = 300.0
 """Seconds that the data may take to be read the first time."""
 

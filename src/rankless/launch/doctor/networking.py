@@ -37,8 +37,8 @@ def own_name(
     value = f"{name} → {', '.join(found)}"
     if is_loopback(found[0]):
         return warning("own name", f"{value}: ranks elsewhere cannot reach that", f"{fix}, and no other line")
-    if own and not set(found) & set(own):
-        return warning("own name", f"{value}, which this machine does not have", fix)
+    if own and (stray := [one for one in found if one.partition("%")[0] not in own]):
+        return warning("own name", f"{value}: this machine does not have {', '.join(stray)}", fix)
     return ok("own name", value)
 
 
