@@ -61,6 +61,8 @@ class HostsRun:
             stdout=self.output,
             stderr=self.output,
             start_new_session=True,
+            # Ignored where the tests themselves run in the background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __enter__(self) -> HostsRun:
