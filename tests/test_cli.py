@@ -133,7 +133,7 @@ def test_the_module_runs():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["trian"], "'trian': no such command: expected one of train, attach, evaluate"),
+        (["trian"], "'trian': no such command: expected one of train, attach, verify"),
         (["trian"], "; did you mean 'train'?; see: rankless --help"),
         (["data", "chek", "x"], "'chek': no such command: expected one of check, stats"),
         (["train", "digits", "--devces", "2"], "--devces: no such option; did you mean '--devices'?"),
