@@ -96,6 +96,8 @@ def trained(folder: Path, *words: str, **more: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(900)  # Ray's workers take long to start where there are few cores
+@pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_real_cluster_trains_the_same_weights(address: str, tmp_path: Path) -> None:
     """The ranks' path goes along with a worker's own environment, which a raylet had when it started."""
     path = {"PYTHONPATH": os.pathsep.join((str(FAULTS), os.environ.get("PYTHONPATH", "")))}
