@@ -130,7 +130,7 @@ def test_a_warning_reaches_the_ranks_and_the_job_is_requeued(
 ) -> None:
     """Slurm sends SIGTERM to the ranks itself; SIGUSR1 it sends to the shell alone."""
     rank = f"trap 'echo USR1 >> {tmp_path}/log; exit 85' USR1\ntouch up\n"
-    rank += "while [ ! -e end ]; do read -t 0.05 < <(:); done; echo by itself >> log; exit 85"
+    rank += "for _ in $(seq 1200); do [ -e end ] && break; sleep 0.05; done; echo by itself >> log; exit 85"
     cluster = Cluster(tmp_path, rank)
     process = cluster.start(a_script(tmp_path))
     end = time.monotonic() + 30
