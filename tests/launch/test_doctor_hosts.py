@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -29,16 +30,20 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
         ("ssh: connect to host b port 22: Connection refused", "SSH", "systemctl start ssh"),
         ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),
         ("ssh: connect to host b port 22: No route to host", "SSH", "ping b"),
-        ("/opt/python: No module named rankless", "rankless", "ssh b /opt/python -m pip install rankless==9"),
-        ("ModuleNotFoundError: No module named 'rankless'", "rankless", "pip install rankless==9"),
-        ("ModuleNotFoundError: No module named 'torch'", "packages", "pip install rankless==9"),
+        ("/opt/python: No module named rankless", "rankless", "ssh b /opt/python -m pip install rankless=="),
+        (
+            "ModuleNotFoundError: No module named 'rankless'",
+            "rankless",
+            "pip install rankless==",
+        ),
+        ("ModuleNotFoundError: No module named 'torch'", "packages", "pip install rankless=="),
         ("[Errno 2] No such file or directory: '/opt/python' there", "Python", "--python PATH"),
         ("bash: line 1: python3: command not found", "Python", "--python PATH"),
         ("no answer for 8 s", "answer", "ssh b /opt/python -m rankless --version"),
     ],
 )
 def test_why_a_host_cannot_be_used(said: str, name: str, fix: str) -> None:
-    found = between.lost(Member(Host("b"), 0, lost=said), WAY, "9")
+    found = between.lost(Member(Host("b"), 0, lost=said), WAY)
     assert (found.name, found.level, found.value) == (name, "error", said)
     assert fix in found.fix
 
@@ -233,11 +238,22 @@ class Silent:
         """Go."""
 
 
+class Answering(Silent):
+    """A connection to a host that answers at once."""
+
+    def __init__(self, replies: deque[dict[str, Any]]) -> None:
+        self.replies = replies
+
+    def command(self, do: str, **request: Any) -> None:
+        self.replies.append({"port": 1})
+
+
 def test_a_host_that_does_not_get_done_is_given_up() -> None:
     gang = Gang([Host("a"), Host("b")], WAY)
     for member in gang.members:
-        member.channel, member.is_ready = cast("Any", Silent()), True
-    gang.members[1].replies.append({"port": 1})
+        member.channel, member.is_ready, member.has_connected = cast("Any", Silent()), True, True
+    answering = gang.members[1]
+    answering.channel = cast("Any", Answering(answering.replies))
     assert gang.ask(gang.members, "echo", seconds=0.1) == {1: {"port": 1}}
     assert [member.lost for member in gang.members] == ["'echo' was not done within 0.1 s", ""]
 

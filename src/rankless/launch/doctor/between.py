@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -11,41 +10,20 @@ from rankless.errors import counted
 from rankless.launch.doctor.check import Check, error, ok, warning
 from rankless.launch.hosts import preflight
 from rankless.launch.hosts.gang import Member, Way
+from rankless.launch.hosts.reasons import remedy
 
 _SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts from 15 on
 
-# What SSH, a shell and Python say: what it is about, and what to do.
-_SAID = (
-    (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
-    (r"REMOTE HOST IDENTIFICATION", "SSH", "ssh-keygen -R {address} if the machine is new under that name"),
-    (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
-    (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
-    (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "see that it is up: ping {address}"),
-    (
-        r"No module named '?rankless",
-        "rankless",
-        "--sync, or: ssh {address} {python} -m pip install rankless=={version}",
-    ),
-    (r"not found|No such file", "Python", "--python PATH on the hosts"),
-    (r"No module named", "packages", "ssh {address} {python} -m pip install rankless=={version}"),
-)
 
-
-def lost(member: Member, way: Way, version: str) -> Check:
+def lost(member: Member, way: Way) -> Check:
     """Why a host cannot be used.
 
     Args:
         member: given up, with the reason.
         way: how it was to be reached.
-        version: of rankless here.
     """
-    words = {"address": member.host.address, "python": way.python, "version": version}
-    for pattern, name, fix in _SAID:
-        if re.search(pattern, member.lost):
-            return error(name, member.lost, fix.format(**words))
-    fix = "see what this says: ssh {address} {python} -m rankless --version"
-    return error("answer", member.lost, fix.format(**words))
+    name, fix = remedy(member.lost, member.host.address, way.python)
+    return error(name, member.lost, fix)
 
 
 def alike(members: Sequence[Member]) -> list[Check]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rankless import __version__
 from rankless.errors import UserError
 from rankless.launch.doctor import between, here
 from rankless.launch.doctor.check import Check, error, warning
@@ -91,7 +90,7 @@ class _Doctor:
         for member in self.gang.members:
             if member.lost and member.index not in self.reported:
                 self.reported.add(member.index)
-                self._add(member, between.lost(member, self.gang.way, __version__))
+                self._add(member, between.lost(member, self.gang.way))
 
     def _add(self, member: Member, check: Check) -> None:
         self.found.checks.append(replace(check, host=member.name))

@@ -42,7 +42,7 @@ class Channel:
 
     Attributes:
         heard: when something came last, by the monotonic clock.
-        is_open: whether events may still come.
+        is_open: whether events are wanted.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
@@ -78,7 +78,6 @@ class Channel:
     def close(self, grace: float = 0.0) -> None:
         """Have the supervisor end, with everything that it has started; do not wait."""
         self.send("end", grace=grace)
-        self._written.put(None)
 
     def drop(self) -> None:
         """Forget the host: the supervisor there ends by itself, at the latest when its lease runs out."""
@@ -86,12 +85,6 @@ class Channel:
         self._written.put(None)
         with suppress(ProcessLookupError):
             self._process.kill()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the connection has ended, then drop it."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        self.drop()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -106,12 +99,20 @@ class Channel:
             if not isinstance(event, dict):
                 continue
             if "beat" not in event:
-                self._events.put((self, event))
+                self._put(event)
         self._process.wait()
         time.sleep(0.05)  # for what ssh said last
         why = "; ".join(self._said) or f"the connection ended with code {self._process.returncode}"
+        self._put({"lost": why})
         self.is_open = False
-        self._events.put((self, {"lost": why}))
+
+    def _put(self, event: dict[str, Any]) -> None:
+        """Hand an event over, and wait where too many have not been looked at, unless nobody wants them."""
+        while self.is_open:
+            self.heard = time.monotonic()  # it is not the host that is slow
+            with suppress(queue.Full):
+                self._events.put((self, event), timeout=BEAT)
+                return
 
     def _listen_to_ssh(self) -> None:
         assert self._process.stderr is not None

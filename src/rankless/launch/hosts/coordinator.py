@@ -22,6 +22,7 @@ from rankless.launch.agent import HOPELESS
 from rankless.launch.hosts import start
 from rankless.launch.hosts.gang import Gang, Member, Way
 from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.returning import Returning
 from rankless.launch.hosts.round_end import RoundEnd, is_failed
 from rankless.launch.hosts.start import names
 from rankless.launch.hosts.training import Training, Wanted
@@ -29,8 +30,9 @@ from rankless.launch.requests import Requests
 from rankless.printing import say
 
 _GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
-_RETRY = 5.0  # seconds between two attempts to reach a host that was lost
 _WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
+_SHORT = 60.0  # seconds for what takes a moment
+_LAST = 10.0  # seconds for hosts to remove what is not to stay
 
 
 class Hurried(BaseException):
@@ -56,11 +58,12 @@ class Coordinator:
         self.wanted, self.requests = wanted, requests
         self.gang = Gang(hosts, way, self._urgent)
         self.token = uuid.uuid4().hex
-        self.begun: set[int] = set()  # indices of hosts whose run directory is locked
+        self.hosts = Returning(self.gang, _warn)
         self.has_started = False
         self.outcome: dict[str, Any] = {}
         self.deaths: list[dict[str, Any]] = []  # to be recorded by the next round's first host
         self.reached = self.stuck = self.number = 0
+        self.waiting_since: float | None = None
 
     def train(self) -> int:
         """Train to the end; the exit code.
@@ -71,14 +74,30 @@ class Coordinator:
         grace = 3.0
         try:
             return self._rounds() if self._start() else 0
+        except UserError:
+            self._leave("withdraw")
+            raise
         except Hurried:
             grace = 0.0
             by = self.requests.first or signal.SIGTERM
             how = "at once" if self.has_started else "before the training began"
             say(f"stopped by {by.name} {how}", file=sys.stderr)
+            if not self.has_started:
+                self._leave("withdraw")
             return INTERRUPTED if by is signal.SIGINT else STOPPED
         finally:
+            if self.wanted.dry_run_steps and self.has_started:
+                self._leave("discard")
             self.gang.close(grace)
+            if sys.stdout.isatty():
+                print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
+
+    def _leave(self, do: str) -> None:
+        """Have hosts remove what is not to stay: of a start that trained nothing, or of a dry run."""
+        self.gang.urgent = lambda: None
+        holders = [member for member in self.gang.members if member.index in self.hosts.joined]
+        self._tell_round(holders, "abandon")
+        self.gang.ask(holders, do, lambda _: {"run": str(self.training.run)}, _LAST)
 
     def _urgent(self) -> None:
         if self.requests.hurry or (self.requests.first and not self.has_started):
@@ -109,19 +128,19 @@ class Coordinator:
             return False
         self.training.shares(members)
         for member in members:  # one after another: they may share a directory
-            self._begin(member, resume=wanted.resume)
-        start.find_addresses(self.gang, members)
+            start.begin(self.gang, self.training, member, self.token, resume=wanted.resume)
+            self.hosts.joined.add(member.index)
+        start.must_meet(self.gang, members)
         self.reached = newest.holds["step"] or 0
         self.has_started = True
         return True
 
-    def _begin(self, member: Member, *, resume: bool) -> None:
-        start.begin(self.gang, self.training, member, self.token, resume=resume)
-        self.begun.add(member.index)
-
     def _rounds(self) -> int:
         while members := self._present():
-            self._revive(members)
+            members = self._meet(members)
+            if len(members) < self.wanted.least:
+                continue
+            self.waiting_since = None
             end = self._round(members)
             end.raise_problems()
             if end.is_finished:
@@ -135,70 +154,61 @@ class Coordinator:
         return self._stopped(self.requests.first, self.reached) if self.requests.first else 1
 
     def _present(self) -> list[Member]:
-        """The hosts that answer; waits where there are too few. Empty when that took too long."""
-        until, reported = time.monotonic() + _WAIT, False
+        """The hosts that hold the run; waits where there are too few. Empty when that took too long."""
         while self.requests.first is None:
-            members = [member for member in self.gang.members if member.is_ready]
+            self._see_losses()
+            members = [member for member in self.gang.members if member.index in self.hosts.joined]
             if len(members) >= self.wanted.least:
                 return members
             few = f"{counted(len(members), 'host')} left of {len(self.gang.members)}"
-            if time.monotonic() > until:
-                again = self.training.again(self.gang.members)
+            if self.waiting_since is None:
+                self.waiting_since = time.monotonic()
+                _warn(f"{few}, waiting for at least {self.wanted.least}")
+            if time.monotonic() > self.waiting_since + _WAIT:
                 say(
-                    f"error: {few}, and --min-hosts is {self.wanted.least}; go on later with: {again}",
+                    f"error: {few}, and --min-hosts is {self.wanted.least}; go on later with: "
+                    f"{self._again()}",
                     file=sys.stderr,
                 )
                 break
-            if not reported:
-                _warn(f"{few}, waiting for at least {self.wanted.least}")
-                reported = True
-            self._call_back()
+            self.hosts.look(self.training, self.token)
             self.gang.pump(0.5)
         return []
 
-    def _revive(self, members: list[Member]) -> None:
-        """Begin on hosts that have come back, and find out who reaches whom now; drop those that fail."""
-        for member in [member for member in members if member.index not in self.begun]:
-            try:
-                start.compare(self.gang, self.training, [member])
-                self._begin(member, resume=True)
-                _warn(f"{member.name} is back")
-            except UserError as error:
-                self._give_up(member, "; ".join(error.problems))
-                members.remove(member)
-        try:
-            start.find_addresses(self.gang, members)
-        except UserError as error:
-            _warn("; ".join(error.problems))
+    def _see_losses(self) -> None:
+        for member in self.hosts.lost():
+            text = f"lost {member.name} ({member.lost})"
+            _warn(text)
+            self.deaths.append({"rank": None, "code": 0, "text": text})
 
-    def _give_up(self, member: Member, why: str) -> None:
-        if not member.lost:
-            self.gang.lose(member, why)
-        self._forget(member)
-
-    def _forget(self, member: Member) -> None:
-        """Its process has gone, and the lock with it."""
-        self.begun.discard(member.index)
-        member.facts = {}
-        member.retry_at = time.monotonic() + _RETRY
+    def _meet(self, members: list[Member]) -> list[Member]:
+        """Find out who reaches whom now; the hosts that can train together."""
+        while members := [member for member in members if not member.lost]:
+            missed = start.find_addresses(self.gang, members)
+            if not missed and not any(member.lost for member in members):
+                break
+            if missed:
+                self.hosts.leave_out(start.loneliest(self.gang, missed), "the others do not reach it")
+        self._see_losses()
+        return members
 
     def _round(self, members: list[Member]) -> RoundEnd:
         """Run the ranks once."""
-        if not members or members[0].lost:
-            return RoundEnd({}, members[:1], regrouping=False)
         lead, counts = members[0], self.training.shares(members)
         self.gang.speaker = lead
         self.number += 1
-        opened = self.gang.ask([lead], "open_store", lambda _: {"address": lead.own}).get(lead.index, {})
+        asked = self.gang.ask([lead], "open_store", lambda _: {"address": lead.own}, _SHORT)
+        opened = asked.get(lead.index, {})
         if "port" not in opened:
-            self._give_up(lead, "; ".join(opened.get("problems", ["it went before the ranks began"])))
+            self.hosts.leave_out(lead, "; ".join(opened.get("problems", [lead.lost])))
+            self._see_losses()
             return RoundEnd({}, [lead], regrouping=False)
         first, size = 0, sum(counts.values())
         meeting = {"address": lead.own, "port": opened["port"], "size": size, "number": self.number}
         for member in members:
             here = {"ranks": counts[member.index], "first": first, "own": member.own, "deaths": self.deaths}
             self.deaths = []
-            self.gang.tell(member, "round", job=asdict(self.training.job(member)), **here, **meeting)
+            self.gang.order(member, "round", job=asdict(self.training.job(member)), **here, **meeting)
             first += counts[member.index]
         return self._watch(members)
 
@@ -206,46 +216,57 @@ class Coordinator:
         """Wait until the round has ended on every host; pass on what is asked and what happens."""
         asked = abandoned = regrouping = False
         until = float("inf")
-        while any(not member.replies and not member.lost for member in members):
+        while waiting := [member for member in members if not member.replies and not member.lost]:
             self.gang.pump(0.1)
+            self._see_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + _GRACE
-                self._tell_round(members, "request", int(self.requests.first))
-            for member in members:
-                if member.lost and member.index in self.begun:
-                    text = f"lost {member.name} ({member.lost})"
-                    _warn(text)
-                    self.deaths.append({"rank": None, "code": 0, "text": text})
-                    self._forget(member)
+                if not regrouping:  # otherwise they are saving already, and a second request is a hurry
+                    self._tell_round(members, "request", int(self.requests.first))
             failed = any(m.lost or (m.replies and is_failed(m.replies[0])) for m in members)
             if failed and not abandoned:
-                abandoned = True
+                abandoned, until = True, min(until, time.monotonic() + _GRACE)
                 self._tell_round([member for member in members if not member.replies], "abandon")
-            if not (asked or failed or regrouping) and self._call_back():
-                regrouping = True
+            if not (asked or failed or regrouping) and self.hosts.look(self.training, self.token):
+                regrouping, until = True, time.monotonic() + _GRACE
                 self._tell_round(members, "request", int(signal.SIGTERM))
             if time.monotonic() > until:
-                raise Hurried
+                if asked:
+                    raise Hurried
+                for member in waiting:
+                    self.gang.lose(member, f"its ranks did not end within {_GRACE:.0f} s")
+        self._see_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
-        return RoundEnd(replies, [member for member in members if member.lost], regrouping)
+        lost = [member for member in members if member.lost]
+        return RoundEnd(replies, lost + self._leave_out(members, replies), regrouping)
+
+    def _leave_out(self, members: list[Member], replies: dict[int, dict[str, Any]]) -> list[Member]:
+        """Leave out hosts that could not run their ranks, if enough could.
+
+        Raises:
+            UserError: too few could.
+        """
+        problems = {index: reply["problems"] for index, reply in replies.items() if reply.get("problems")}
+        unable = [member for member in members if member.index in problems]
+        if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
+            raise UserError(f"{member.name}: {text}" for member in unable for text in problems[member.index])
+        for member in unable:
+            self.hosts.leave_out(member, "; ".join(problems[member.index]))
+        self._see_losses()
+        return unable
 
     def _tell_round(self, members: Sequence[Member], what: str, number: int = 0) -> None:
         """Ask something of the round that runs: a ``request``, by a signal's number, or to ``abandon`` it."""
         for member in members:
             self.gang.tell(member, what, of=self.number, number=number)
 
-    def _call_back(self) -> bool:
-        """Try to reach lost hosts now and then; whether one is ready to join."""
-        now = time.monotonic()
-        for member in self.gang.members:
-            if member.lost and now > member.retry_at:
-                member.retry_at = now + _RETRY
-                self.gang.connect([member])
-        return any(member.is_ready and member.index not in self.begun for member in self.gang.members)
-
     def _judge(self, end: RoundEnd) -> bool:
         """Report why the round ended; whether there is hope."""
-        self.stuck = 0 if end.step > self.reached else self.stuck + 1
+        if end.step > self.reached:
+            self.stuck = 0
+            self.hosts.has_trained()
+        else:
+            self.stuck += 1
         self.reached = max(self.reached, end.step)
         self.deaths += end.deaths
         if self.stuck > HOPELESS:
@@ -253,35 +274,40 @@ class Coordinator:
             for line in end.traceback:
                 print(escaped(line), file=sys.stderr)
             look = f"look at {self.training.run}/logs on the hosts"
-            again = self.training.again(self.gang.members)
-            say(f"error: the ranks could not go on; {look}, then: {again}", file=sys.stderr)
+            say(f"error: the ranks could not go on; {look}, then: {self._again()}", file=sys.stderr)
             return False
-        left = names([member for member in self.gang.members if member.is_ready])
+        left = names([member for member in self.gang.members if member.index in self.hosts.joined])
         _warn(f"{end.why}; restarting from the newest checkpoint on {left or 'the hosts that come back'}")
         return True
 
     def _finished(self, members: Sequence[Member]) -> int:
         lead, others = members[0], members[1:]
         if not lead.lost:
-            self.gang.ask([lead], "report", lambda _: {"run": str(self.training.run)})
-            self.gang.pump(0.3)  # what it printed
+            replies = self.gang.ask([lead], "report", lambda _: {"run": str(self.training.run)}, _SHORT)
+            for line in replies.get(lead.index, {}).get("text", "").splitlines():
+                say(line)
         say(f"the run directory is on {names(members)}" if others else f"the run directory is on {lead.name}")
         return 0
 
     def _dry_run_done(self, members: Sequence[Member], end: RoundEnd) -> int:
-        """Keep what is compared, and leave nothing on the hosts."""
+        """Keep what is compared."""
         request = {"run": str(self.training.run)}
         self.outcome = start.must(self.gang, members[:1], "outcome", lambda _: request)[members[0].index]
         traces = {name: text for reply in end.replies.values() for name, text in reply["traces"].items()}
         self.outcome["traces"] = {int(name.removeprefix("trace-")): text for name, text in traces.items()}
-        start.must(self.gang, members, "discard", lambda _: request)
         return 0
 
     def _stopped(self, by: signal.Signals, step: int) -> int:
         saved = f"saved after step {step}" if step else "nothing was saved yet"
-        again = self.training.again(self.gang.members)
-        say(f"stopped by {by.name}; {saved}; go on with: {again}", file=sys.stderr)
+        say(f"stopped by {by.name}; {saved}; go on with: {self._again()}", file=sys.stderr)
         return INTERRUPTED if by is signal.SIGINT else STOPPED
+
+    def _again(self) -> str:
+        """The command that goes on with it."""
+        hosts = ",".join(str(member.host) for member in self.gang.members)
+        words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
+        least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
+        return shlex.join([*words, *least, *self.gang.way.options])
 
 
 def _warn(sentence: str) -> None:

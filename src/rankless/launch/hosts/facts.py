@@ -41,6 +41,7 @@ def facts(recipe: str, run: Path) -> dict[str, Any]:
             problems += error.problems
     return {
         "host": platform.node(),
+        "machine": _machine(),
         "environment": describe(device),
         "device": device.type,
         "devices": torch.cuda.device_count() if device.type == "cuda" else 0,
@@ -67,6 +68,14 @@ def holds(run: Path) -> dict[str, Any]:
         "has_run": directory.recipe.exists() or bool(steps),
         "step": next(whole, None),
     }
+
+
+def _machine() -> str:
+    """The same for two names of one machine, unless they are containers with a network each."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+    return ""
 
 
 def _free(path: Path) -> int:

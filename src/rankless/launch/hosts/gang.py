@@ -17,17 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError, escaped
+from rankless.launch.agent import how_it_ended
 from rankless.launch.hosts.channel import SILENCE, Channel, Event
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.package import Package, package
 
-_START = 60.0  # seconds for a connection and the imports of the process there
+_CONNECT = 60.0  # seconds for a connection and the supervisor's first word
+_START = 300.0  # seconds for the imports of the process there, from a cold network disk, too
 _POLL = 0.1
 _LINES = 12  # of what a process said last
+_LONGEST = 1 << 16  # bytes of a line that is waited for; a longer one is shown in parts
+_EVENTS = 1000  # that wait to be looked at before what hosts print has to wait, too
 _MODULE = ("-P", "-m", "rankless.launch.hosts.process")
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One host and its process.
 
@@ -35,16 +39,19 @@ class Member:
         host: which.
         index: its number among the hosts that were given.
         channel: to its supervisor; None without a connection.
+        has_connected: its supervisor answers.
         is_ready: its process takes commands.
         lost: why it cannot be used; empty while it can.
         facts, holds: what it said about itself, and about the run there.
-        replies: to commands, in their order.
+        replies: to the last command that has one.
+        order: the number of that command.
         ports, own: where it could be reached, and the address of it that the others use.
     """
 
     host: Host
     index: int
     channel: Channel | None = None
+    has_connected: bool = False
     is_ready: bool = False
     lost: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -52,9 +59,9 @@ class Member:
     replies: deque[dict[str, Any]] = field(default_factory=deque)
     ports: dict[str, int] = field(default_factory=dict)
     own: str = ""
-    retry_at: float = 0.0
+    order: int = 0
     began_at: float = 0.0
-    lines: dict[str, bytes] = field(default_factory=dict)
+    lines: dict[str, bytearray] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
     @property
@@ -74,6 +81,7 @@ class Way:
         env: variables for the process.
         cwd: its folder, where that exists; otherwise the home directory.
         package: the code that hosts are to run in place of their own; None leaves them theirs.
+        options: the words of the command line that say all this.
     """
 
     ssh: Sequence[str]
@@ -82,6 +90,7 @@ class Way:
     env: Mapping[str, str]
     cwd: str
     package: Package | None = None
+    options: Sequence[str] = ()
 
 
 def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
@@ -108,7 +117,10 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
     code = package() if sync else None
     if code:
         env["PYTHONPATH"] = f"~/{code.folder}"
-    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code)
+    options = ["--ssh", ssh] if words != ["ssh"] else []
+    options += ["--python", python] if python else []
+    options += ["--sync"] if sync else []
+    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code, options)
 
 
 class Gang:
@@ -128,12 +140,12 @@ class Gang:
         self.way, self.urgent = way, urgent
         self.members = [Member(host, index) for index, host in enumerate(hosts)]
         self.speaker: Member | None = None
-        self._events: queue.Queue[Event] = queue.Queue()
+        self._events: queue.Queue[Event] = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
         """Begin to connect; a member is ready, or lost, some seconds later."""
         for member in members:
-            member.lost, member.is_ready = "", False
+            member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()
             member.said.clear()
             member.lines.clear()
@@ -172,7 +184,7 @@ class Gang:
             The replies by the members' indices; none of those that were lost meanwhile.
         """
         for member in members:
-            self.tell(member, do, **(each(member) if each else {}))
+            self.order(member, do, **(each(member) if each else {}))
         until = time.monotonic() + seconds
         while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pump(_POLL)
@@ -181,25 +193,30 @@ class Gang:
                     self.lose(member, f"'{do}' was not done within {seconds:g} s")
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
+    def order(self, member: Member, do: str, **request: Any) -> None:
+        """Send a command whose reply comes later; those to commands before are not awaited any more."""
+        member.order += 1
+        member.replies.clear()
+        self.tell(member, do, order=member.order, **request)
+
     def tell(self, member: Member, do: str, **request: Any) -> None:
-        """Send a command; its reply comes later."""
+        """Send what needs no reply."""
         if member.channel is not None and not member.lost:
             member.channel.command(do, **request)
 
     def pump(self, seconds: float) -> None:
         """Take what has come, waiting for it for at most so long, and see who is silent."""
         self.urgent()
-        until = time.monotonic() + seconds
         wait = seconds
-        while True:
+        for _ in range(_EVENTS):  # a host that prints without end must not keep this from anything else
             try:
-                channel, event = self._events.get(timeout=max(wait, 0))
+                channel, event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
             except queue.Empty:
                 break
             for member in self.members:
                 if member.channel is channel:
                     self._take(member, event)
-            wait = min(until - time.monotonic(), 0)  # what is there, and no more waiting
+            wait = 0.0
         self._see_who_is_silent()
 
     def close(self, grace: float = 0.0) -> None:
@@ -208,12 +225,15 @@ class Gang:
         Args:
             grace: seconds for the processes to end by themselves.
         """
-        channels = [member.channel for member in self.members if member.channel is not None]
-        for channel in channels:
-            channel.close(grace)
+        self.urgent = lambda: None
+        for member in self.members:
+            if member.channel is not None:
+                member.channel.close(grace)
         until = time.monotonic() + grace + 6
-        for channel in channels:
-            channel.wait(max(until - time.monotonic(), 0.1))
+        while any(member.channel for member in self.members) and time.monotonic() < until:
+            self.pump(_POLL)  # what is printed last is shown, too
+        for member in self.members:
+            self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
         """Give a host up; its supervisor ends what runs there when it misses us."""
@@ -228,10 +248,12 @@ class Gang:
             if member.channel is None or member.lost:
                 continue
             began = now - member.began_at
-            if member.is_ready and now - member.channel.heard > SILENCE:
+            if member.has_connected and now - member.channel.heard > SILENCE:
                 self.lose(member, f"no answer for {SILENCE:.0f} s")
+            elif not member.has_connected and began > _CONNECT:
+                self.lose(member, "; ".join(member.said) or f"no answer for {_CONNECT:.0f} s")
             elif not member.is_ready and began > _START:
-                self.lose(member, f"its process was not ready after {began:.0f} s")
+                self.lose(member, f"its process was not ready after {_START:.0f} s")
 
     def _take(self, member: Member, event: Mapping[str, Any]) -> None:
         if "out" in event:
@@ -243,13 +265,16 @@ class Gang:
                 reply = json.loads(line)
                 if "ready" in reply:
                     member.is_ready = True
-                else:
+                    member.said.clear()  # what it says from now on is shown as it comes
+                elif reply["order"] == member.order:
                     member.replies.append(reply)
+        elif "hello" in event:
+            member.has_connected = True
         elif "failed" in event:
             self.lose(member, f"{event['failed']} there")
         elif "ended" in event:
-            said = "; ".join(member.said)
-            self.lose(member, said or f"its process ended with code {event['ended']}")
+            said = "" if member.is_ready else "; ".join(member.said)
+            self.lose(member, said or f"its process {how_it_ended(event['ended'])}")
         elif "lost" in event:
             self.lose(member, event["lost"])
 
@@ -258,18 +283,26 @@ class Gang:
         if stream == "out" and member is self.speaker:
             with suppress(OSError):
                 sys.stdout.flush()
-                os.write(1, data)
+                while data:
+                    data = data[os.write(1, data) :]
             return
         for line in self._lines(member, stream, data):
             text = line.decode(errors="replace").rstrip()
-            member.said.append(text)
-            if member.is_ready and text:
+            if not member.is_ready:
+                member.said.append(text)
+            elif text:
                 file = sys.stdout if stream == "out" else sys.stderr
                 with suppress(OSError):
                     print(f"[{member.name}] {escaped(text)}", file=file, flush=True)
 
     def _lines(self, member: Member, stream: str, data: bytes) -> list[bytes]:
         """The whole lines that have come."""
-        *lines, rest = (member.lines.get(stream, b"") + data).split(b"\n")
-        member.lines[stream] = rest
+        before = member.lines.setdefault(stream, bytearray())
+        before += data
+        if b"\n" not in data and (stream == "event" or len(before) < _LONGEST):
+            return []
+        *lines, rest = bytes(before).split(b"\n")
+        if stream != "event" and len(rest) >= _LONGEST:
+            lines, rest = [*lines, rest], b""
+        member.lines[stream] = bytearray(rest)
         return lines

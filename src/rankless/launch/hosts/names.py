@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ def _host(entry: str) -> Host:
     Raises:
         ValueError: what is wrong with it.
     """
+    if _is_ipv6(entry):
+        raise ValueError(f"an IPv6 address needs brackets; expected [{entry}] or [{entry}]:DEVICES")
     found = _NAME.match(entry)
     if not found:
         raise ValueError("not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA")
@@ -110,3 +113,10 @@ def _host(entry: str) -> Host:
     if devices and (not devices.isdecimal() or not 0 < int(devices[:9]) < 10_000):
         raise ValueError(f"'{devices}' devices; expected a whole number of at least 1")
     return Host(name, int(devices) if devices else None, data)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False

@@ -30,6 +30,14 @@ class Difference:
 def problems(members: Sequence[Member]) -> list[str]:
     """What keeps these hosts from training together, as sentences that name them."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
+    by_machine: dict[str, list[str]] = {}
+    for member in members:
+        by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
+    found += [
+        f"{', '.join(same)}: one and the same machine; give it once, as in {same[0]}:{len(same)}"
+        for same in by_machine.values()
+        if len(same) > 1
+    ]
     return [*found, *(f"the hosts differ in {d.what}: {d.values}; {d.fix}" for d in differences(members))]
 
 

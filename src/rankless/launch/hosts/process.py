@@ -7,6 +7,7 @@ so that ranks are forked from what it has imported.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -52,7 +53,8 @@ class HostProcess:
         self._send({"ready": os.getpid()})
         with self.opened:
             while (command := self.commands.get()) is not None:
-                self._send(self._answered(command.pop("do"), command))
+                order = command.pop("order")
+                self._send({**self._answered(command.pop("do"), command), "order": order})
 
     def _answered(self, do: str, command: dict[str, Any]) -> dict[str, Any]:
         work: Callable[..., dict[str, Any]] | None = getattr(self, f"do_{do}", None)
@@ -171,11 +173,11 @@ class HostProcess:
         self.listener = Listener()
         return {"ports": self.listener.ports()}
 
-    def do_reach(self, ports: dict[str, int]) -> dict[str, Any]:
-        """Try to reach another host."""
+    def do_reach(self, of: dict[str, dict[str, int]]) -> dict[str, Any]:
+        """Try to reach other hosts, all at once."""
         from rankless.launch.hosts.reach import reachable
 
-        return {"sources": reachable(ports)}
+        return {"sources": reachable(of)}
 
     def do_doctor(self, run: str, threads: int) -> dict[str, Any]:
         """Check this machine."""
@@ -302,6 +304,12 @@ class HostProcess:
         seconds = [entry["timing"]["seconds"] for entry in journal.read(directory.journal) if "step" in entry]
         return {"digest": digest_file(weights), "seconds": seconds}
 
+    def do_withdraw(self, run: str) -> dict[str, Any]:
+        """Let go of the run directory; of a start that trained nothing nothing stays."""
+        with suppress(UserError), self.opened:
+            raise UserError("the start failed")
+        return {}
+
     def do_discard(self, run: str) -> dict[str, Any]:
         """Remove a run that this process has begun."""
         from rankless.files.writing import remove_tree
@@ -311,13 +319,13 @@ class HostProcess:
         return {}
 
     def do_report(self, run: str) -> dict[str, Any]:
-        """Print how a finished training went."""
+        """How a finished training went, as lines to be printed."""
         from rankless.launch import opening
         from rankless.runs.directory import RunDirectory
 
-        opening.report_finished(RunDirectory(Path(run)))
-        sys.stdout.flush()
-        return {}
+        with redirect_stdout(io.StringIO()) as text:
+            opening.report_finished(RunDirectory(Path(run)))
+        return {"text": text.getvalue()}
 
 
 def main() -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from rankless.errors import UserError
 from rankless.hardware.network import interfaces, is_loopback, listening_at
 
 WAIT = 3.0  # seconds for a connection
+_AT_ONCE = 64
 
 
 class Listener:
@@ -35,20 +37,27 @@ class Listener:
             listener.close()
 
 
-def reachable(ports: Mapping[str, int]) -> dict[str, str]:
-    """Try to connect to each address of another machine; the own address used, by each that answered.
+def reachable(ports: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, str]]:
+    """Try to connect to each address of other machines, all at once.
 
     Args:
-        ports: of a :class:`Listener` there. An address that this machine has, too, is a bridge of containers
-            or the like on both: whoever answers there is not the other machine.
+        ports: by machine, those of a :class:`Listener` there. An address that this machine has, too, is a
+            bridge of containers or the like on both: whoever answers there is not the other machine.
+
+    Returns:
+        By machine and each of its addresses that answered, this machine's own address that was used.
     """
     own = own_addresses()
-    sources = {}
-    for address, port in ports.items():
-        if address in own:
-            continue
+    wanted = [(name, *at) for name, of in ports.items() for at in of.items() if at[0] not in own]
+    sources: dict[str, dict[str, str]] = {name: {} for name in ports}
+
+    def reach(name: str, address: str, port: int) -> None:
         with suppress(OSError), socket.create_connection((address, port), timeout=WAIT) as connection:
-            sources[address] = connection.getsockname()[0]
+            sources[name][address] = connection.getsockname()[0]
+
+    with ThreadPoolExecutor(min(len(wanted), _AT_ONCE) or 1) as pool:
+        for name, address, port in wanted:
+            pool.submit(reach, name, address, port)
     return sources
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankless.errors import UserError
 from rankless.launch.agent import culprit
 from rankless.launch.hosts.gang import Member
 from rankless.launch.job import LOST_PEER
@@ -92,16 +91,13 @@ class RoundEnd:
         ]
 
     def raise_problems(self) -> None:
-        """Raise what ranks, or hosts, reported as the user's to fix.
+        """Raise what ranks reported as the user's to fix.
 
         Raises:
             UserError: there is some.
         """
         if error := error_in(self.notes):
             raise error
-        found = [sentence for reply in self.replies.values() for sentence in reply.get("problems", ())]
-        if found:
-            raise UserError(dict.fromkeys(found))
 
     def _of_ranks(self, what: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,12 @@ from rankless.errors import UserError
 from rankless.launch.hosts import preflight
 from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.reach import best_address
+from rankless.launch.hosts.reasons import remedy
 from rankless.launch.hosts.training import Training
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
+
+_MOMENT = 60.0  # seconds for what takes a moment
 
 Each = Callable[[Member], Mapping[str, Any]]
 
@@ -29,10 +33,9 @@ def connect(gang: Gang) -> None:
     gang.connect(gang.members)
     gang.wait_ready()
     if missing := [member for member in gang.members if member.lost]:
+        fixes = {m.index: remedy(m.lost, m.host.address, gang.way.python)[1] for m in missing}
         raise UserError(
-            f"{m.name}: cannot be used ({m.lost}); see that `ssh {m.host.address} {gang.way.python} -m "
-            "rankless --version` answers without a password, or leave the host out"
-            for m in missing
+            f"{m.name}: cannot be used ({m.lost}); {fixes[m.index]}, or leave the host out" for m in missing
         )
 
 
@@ -123,34 +126,60 @@ def begin(gang: Gang, training: Training, member: Member, token: str, *, resume:
     must(gang, [member], "begin", partial(_same, request))
 
 
-def find_addresses(gang: Gang, members: Sequence[Member]) -> None:
+def must_meet(gang: Gang, members: Sequence[Member]) -> None:
     """Find out at which address each host is reached by the others.
 
     Raises:
         UserError: some pair cannot connect.
     """
+    missed = find_addresses(gang, members)
+    refuse_lost(members)
+    if missed:
+        raise UserError(
+            f"{gang.members[index].name}: cannot be reached by {names(others)} at any of its addresses "
+            f"({', '.join(gang.members[index].ports) or 'it has none'}); open its ports for the other hosts "
+            "(a firewall?), or put them into one network"
+            for index, others in missed.items()
+        )
+
+
+def find_addresses(gang: Gang, members: Sequence[Member]) -> dict[int, list[Member]]:
+    """Find out at which address each host is reached by the others; some may be lost in it.
+
+    Returns:
+        By the indices of hosts that some others do not reach: those.
+    """
     if len(members) == 1:
         members[0].own = "127.0.0.1"
-        return
-    listening = must(gang, members, "listen", partial(_same, {}))
+        return {}
+    listening = gang.ask(members, "listen", None, _MOMENT)
+    members = [member for member in members if not member.lost]
     for member in members:
-        member.ports = listening[member.index]["ports"]
-    problems = []
-    for member in members:
-        others = [other for other in members if other is not member]
-        request = {"ports": member.ports}
-        answers = must(gang, others, "reach", partial(_same, request))
-        sources = {other.index: answers[other.index]["sources"] for other in others}
+        member.ports = listening[member.index].get("ports", {})
+
+    def others(member: Member) -> dict[str, Any]:
+        return {"of": {str(other.index): other.ports for other in members if other is not member}}
+
+    replies = gang.ask(members, "reach", others, _MOMENT)
+    answers = {index: reply.get("sources", {}) for index, reply in replies.items()}
+    missed = {}
+    for member in (member for member in members if not member.lost):
+        sources = {
+            other: answers[other.index].get(str(member.index), {})
+            for other in members
+            if other is not member and not other.lost
+        }
         member.own = best_address(member.ports, list(sources.values())) or ""
         if not member.own:
-            missed = [other for other in others if not sources[other.index]] or others
-            problems.append(
-                f"{member.name}: cannot be reached by {names(missed)} at any of its addresses "
-                f"({', '.join(member.ports) or 'it has none'}); open its ports for the other hosts (a "
-                "firewall?), or put them into one network"
-            )
-    if problems:
-        raise UserError(problems)
+            missed[member.index] = [other for other, found in sources.items() if not found] or list(sources)
+    return missed
+
+
+def loneliest(gang: Gang, missed: Mapping[int, Sequence[Member]]) -> Member:
+    """Of hosts that do not all reach each other, the one to go on without: in most of the broken pairs."""
+    broken = Counter(index for index, others in missed.items() for _ in others)
+    broken.update(other.index for others in missed.values() for other in others)
+    return gang.members[max(broken, key=lambda index: (broken[index], index))]
 
 
 def must(gang: Gang, members: Sequence[Member], do: str, each: Each) -> dict[int, dict[str, Any]]:
@@ -160,13 +189,24 @@ def must(gang: Gang, members: Sequence[Member], do: str, each: Each) -> dict[int
         UserError: some have not, each with its name.
     """
     replies = gang.ask(members, do, each)
-    problems = [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]
+    refuse_lost(members)
+    problems = []
     for member in members:
         found = replies.get(member.index, {}).get("problems", ())
         problems += [f"{member.name}: {problem}" for problem in found]
     if problems:
         raise UserError(dict.fromkeys(problems))
     return replies
+
+
+def refuse_lost(members: Sequence[Member]) -> None:
+    """Raise where hosts have been lost.
+
+    Raises:
+        UserError: all of them.
+    """
+    if lost := [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]:
+        raise UserError(lost)
 
 
 def _same(request: Mapping[str, Any], _: Member) -> Mapping[str, Any]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
-import errno
 import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,7 +36,8 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.received = b""
-        self.waiting = b""  # to be sent
+        self.waiting = bytearray()  # to be sent
+        self.asked = bytearray()  # to be written to the process
         self.child: subprocess.Popen[bytes] | None = None
         self.names: dict[int, str] = {}  # descriptor -> what comes out of it
         self.heard = time.monotonic()
@@ -52,6 +53,15 @@ class Supervisor:
         for descriptor in (0, 1):
             os.set_blocking(descriptor, False)
         self.send(hello={"host": socket.gethostname(), "python": sys.executable, "home": str(Path.home())})
+        try:
+            self.serve()
+        finally:
+            kill_all()
+        while self.waiting and not self.gone and time.monotonic() < self.heard + LEASE:
+            self.step()
+
+    def serve(self) -> None:
+        """Serve until the process has ended and is not wanted any more."""
         while True:
             self.step()
             now = time.monotonic()
@@ -63,23 +73,29 @@ class Supervisor:
                     break
                 if now > self.kill_at:
                     kill_all()
-        kill_all()
-        while self.waiting and not self.gone and time.monotonic() < self.heard + LEASE:
-            self.step()
 
     def step(self) -> None:
         """Wait for something to read or to write, and do it."""
         reads = [] if self.gone else [0]
         reads += list(self.names) if len(self.waiting) < FULL else []
-        ready, writable, _ = select.select(reads, [1] if self.waiting and not self.gone else [], [], 0.2)
+        writes = [1] if self.waiting and not self.gone else []
+        child = self.child.stdin.fileno() if self.child and self.child.stdin and self.asked else None
+        ready, writable, _ = select.select(reads, writes if child is None else [*writes, child], [], 0.2)
         for descriptor in ready:
             if descriptor == 0:
                 self.hear()
             else:
                 self.forward(descriptor)
-        if writable:
+        if child in writable:
             try:
-                self.waiting = self.waiting[os.write(1, self.waiting) :]
+                del self.asked[: os.write(child, self.asked)]
+            except BlockingIOError:
+                pass
+            except OSError:  # it has ended; how is known in a moment
+                self.asked.clear()
+        if 1 in writable:
+            try:
+                del self.waiting[: os.write(1, self.waiting)]
             except BlockingIOError:
                 pass
             except OSError:
@@ -135,6 +151,8 @@ class Supervisor:
         finally:
             os.close(theirs)
         self.child = child
+        if child.stdin is not None:  # one that does not read must not keep this from hearing the client
+            os.set_blocking(child.stdin.fileno(), False)
         self.names = {events: "event"}
         for pipe, name in ((child.stdout, "out"), (child.stderr, "err")):
             if pipe is not None:
@@ -142,9 +160,8 @@ class Supervisor:
 
     def do_input(self, text: str) -> None:
         """Write a line to the process."""
-        if self.child is not None and self.child.stdin is not None:
-            self.child.stdin.write(text.encode() + b"\n")
-            self.child.stdin.flush()
+        if self.child is not None:
+            self.asked += text.encode() + b"\n"
 
     def do_signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -158,10 +175,13 @@ class Supervisor:
             return
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        with zipfile.ZipFile(io.BytesIO(base64.b64decode(data))) as archive:
-            archive.extractall(beside)
-        with contextlib.suppress(OSError):  # another one was faster
-            beside.rename(target)
+        try:
+            with zipfile.ZipFile(io.BytesIO(base64.b64decode(data))) as archive:
+                archive.extractall(beside)
+            with contextlib.suppress(OSError):  # another one was faster
+                beside.rename(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
 
     def do_end(self, grace: float) -> None:
         """End the process, and this."""
@@ -179,7 +199,7 @@ class Supervisor:
     def lose(self) -> None:
         """The client has gone."""
         self.gone = True
-        self.waiting = b""
+        self.waiting.clear()
         self.end(GRACE)
 
     def forward(self, descriptor: int) -> None:
@@ -216,6 +236,7 @@ class Supervisor:
                     if not ready and len(self.names) == before:
                         break
                 self.child, self.names = None, {}
+                self.asked.clear()
                 self.send(ended=code)
 
 
@@ -239,9 +260,7 @@ def descendants() -> set[int]:
         if folder.name.isdigit():
             try:
                 state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ESRCH):
-                    raise
+            except OSError:  # gone meanwhile; or another user's, which some machines hide
                 continue
             if state != b"Z":
                 parents[int(folder.name)] = int(parent)

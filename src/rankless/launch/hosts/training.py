@@ -68,18 +68,20 @@ class Training:
                 f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): use "
                 "fewer hosts, a larger batch.images or a smaller batch.micro"
             )
-        counts = {}
+        counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
-            counts[member.index] = member.host.devices or self.devices or own
+            counts[member.index] = wanted = member.host.devices or self.devices or own
+            if member.facts["device"] != "cpu" and wanted > member.facts["devices"]:
+                problems.append(
+                    f"{member.name}: {wanted} devices are wanted, but it has {member.facts['devices']}; "
+                    f"give {member.name}:{member.facts['devices']}"
+                )
+        if problems:
+            raise UserError(problems)
         while sum(counts.values()) > most:  # those with the most give up one
             counts[max(counts, key=lambda index: counts[index])] -= 1
         return counts
-
-    def again(self, members: Sequence[Member]) -> str:
-        """The command that goes on with it."""
-        hosts = ",".join(str(member.host) for member in members)
-        return f"rankless train --resume --run {self.run} --hosts {hosts}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,196 @@
+"""Hosts that are not there: each answers what the coordinator asks as a script says, at once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.launch.hosts import coordinator, gang, returning
+from rankless.launch.hosts.channel import Event
+from rankless.launch.hosts.gang import Way
+from rankless.launch.hosts.names import Host, parse_hosts
+from rankless.launch.hosts.training import Wanted
+from rankless.launch.requests import Requests
+from rankless.recipe.load import load, to_json
+
+WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
+RECIPE = load("digits")
+ENVIRONMENT = {
+    "versions": {"python": "3.11.7", "rankless": "1", "torch": "2.14.1"},
+    "hardware": {"device": "cpu"},
+    "instruction_set": {"ATen": "AVX2", "oneDNN": "AVX2"},
+}
+Reply = dict[str, Any] | None
+DONE: dict[str, Any] = {"notes": [{"finished": True}], "codes": {}, "signal": None, "step": 8}
+STOPPED: dict[str, Any] = {"notes": [{"signal": 15}], "codes": {}, "signal": "SIGTERM", "step": 4}
+FAILED: dict[str, Any] = {
+    "notes": [],
+    "codes": {"0": -9},
+    "causes": {"0": "rank 0 was killed by SIGKILL"},
+    "tracebacks": {},
+    "signal": None,
+    "step": 4,
+}
+
+
+@dataclass
+class Machine:
+    """One host.
+
+    Attributes:
+        rounds: what comes of each round that it is given, the last one again and again; None is no reply
+            until somebody asks for the end of it.
+        answers: replies that differ from the usual, by command.
+        up: whether it answers at all.
+        joined: whether it holds the run.
+        heard: every command, in order.
+    """
+
+    name: str
+    rounds: list[Reply] = field(default_factory=lambda: [DONE])
+    answers: dict[str, Any] = field(default_factory=dict)
+    up: bool = True
+    joined: bool = False
+    heard: list[str] = field(default_factory=list)
+    channel: FakeChannel | None = None
+    pending: int | None = None
+
+    def reply(self, do: str, request: dict[str, Any]) -> Reply:
+        """What it answers."""
+        if do in self.answers:
+            answer = self.answers[do]
+            return answer(request) if callable(answer) else answer  # type: ignore[no-any-return]
+        facts = {"environment": ENVIRONMENT, "device": "cpu", "devices": 0, "cores": 4, "data": "ab"}
+        replies: dict[str, dict[str, Any]] = {
+            "holds": {"exists": False, "has_run": False, "step": None},
+            "facts": {"facts": {**facts, "machine": self.name, "problems": []}},
+            "prepare": {"recipe": request.get("recipe"), "sinks": [], "finished": None},
+            "recipe": {"recipe": to_json(RECIPE)},
+            "listen": {"ports": {f"10.0.0.{self.name[1:]}": 1}},
+            "reach": {"sources": {i: dict.fromkeys(p, "10.0.0.9") for i, p in request.get("of", {}).items()}},
+            "open_store": {"port": 5},
+            "report": {"text": "the report\n"},
+        }
+        if do == "begin":
+            self.joined = True
+        if do in ("withdraw", "discard"):
+            self.joined = False
+        if do == "round":
+            self.pending = request["order"]
+            found = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
+            return None if found is None else {**found}
+        return replies.get(do, {})
+
+
+class FakeChannel:
+    """What :class:`rankless.launch.hosts.channel.Channel` does, of a :class:`Machine`."""
+
+    machines: dict[str, Machine]
+
+    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
+        self.host, self.events, self.is_open = host, events, True
+        self.machine = self.machines[host.name]
+        self.since = time.monotonic()
+
+    @property
+    def heard(self) -> float:
+        return time.monotonic() if self.machine.up else self.since
+
+    def put(self, event: dict[str, Any]) -> None:
+        if self.is_open:
+            self.events.put((self, event))  # type: ignore[arg-type]
+
+    def answer(self, reply: dict[str, Any]) -> None:
+        self.put({"event": base64.b64encode(json.dumps(reply).encode() + b"\n").decode()})
+
+    def start(self, argv: Sequence[str], env: object, cwd: str) -> None:
+        if self.machine.up:
+            self.machine.channel = self
+            self.put({"hello": {}})
+            self.answer({"ready": 1})
+        else:
+            self.put({"lost": "no route"})
+
+    def send(self, do: str, **request: Any) -> None:
+        pass
+
+    def command(self, do: str, **request: Any) -> None:
+        if not self.machine.up:
+            return
+        self.machine.heard.append(do)
+        if do in ("request", "abandon"):
+            if self.machine.pending is not None:
+                self.end({**(STOPPED if do == "request" else FAILED), "codes": {}})
+            return
+        if (reply := self.machine.reply(do, request)) is not None:
+            self.machine.pending = None
+            self.answer({"order": request["order"], **reply})
+
+    def end(self, reply: dict[str, Any]) -> None:
+        """End the round that runs."""
+        order, self.machine.pending = self.machine.pending, None
+        self.answer({"order": order, **reply})
+
+    def close(self, grace: float) -> None:
+        self.put({"ended": 0})
+
+    def drop(self) -> None:
+        self.is_open = False
+        self.machine.joined, self.machine.pending = False, None
+
+
+@dataclass
+class Cluster:
+    """Machines, and the coordinator of a training on them."""
+
+    machines: dict[str, Machine]
+    coordinator: coordinator.Coordinator
+    requests: Requests
+
+    def off(self, name: str) -> None:
+        """Take the power from one."""
+        machine = self.machines[name]
+        machine.up = False
+        if machine.channel is not None:
+            machine.channel.put({"lost": "no route"})
+
+    def when(self, condition: Callable[[], object], do: Callable[[], object]) -> None:
+        """Do something once, as soon as something is true, while the coordinator waits."""
+        pump, done = self.coordinator.gang.pump, []
+
+        def pumped(seconds: float) -> None:
+            pump(min(seconds, 0.001))
+            if not done and condition():
+                done.append(1)
+                do()
+
+        self.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+
+
+@contextmanager
+def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Iterator[Cluster]:
+    """A coordinator and its hosts; each waits for nothing."""
+    by_name = {machine.name: machine for machine in machines}
+    patch.setattr(FakeChannel, "machines", by_name, raising=False)
+    patch.setattr(gang, "Channel", FakeChannel)
+    patch.setattr(returning, "_RETRY", 0.0)
+    fields = {"least": 1, "resume": False, "recipe": RECIPE, "run": Path("runs/x"), **wanted}
+    asked = Wanted(overrides=(), name="x", devices=1, sinks=(), **fields)
+    requests = Requests()
+    hosts = parse_hosts(",".join(by_name))
+    yield Cluster(by_name, coordinator.Coordinator(asked, hosts, WAY, requests), requests)
+
+
+def interrupt(cluster: Cluster) -> None:
+    """Press Ctrl-C."""
+    cluster.requests.ask(signal.SIGINT)

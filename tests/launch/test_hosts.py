@@ -1,0 +1,323 @@
+"""What the coordinator of several hosts does about what they answer, and about what they do not."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt
+
+from rankless.errors import UserError
+from rankless.launch.hosts import coordinator, gang
+from rankless.launch.hosts.gang import Gang
+from rankless.launch.hosts.names import Host, parse_hosts
+
+
+def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(monkeypatch, Machine("h1"), Machine("h2")) as found:
+        assert found.coordinator.train() == 0
+    out, err = capsys.readouterr()
+    assert out == "the report\nthe run directory is on h1, h2\n"
+    assert err == ""
+
+
+def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Machine("h2", answers={"begin": {"problems": ["runs/x: not a run directory"]}})
+    with cluster(monkeypatch, Machine("h1"), second) as found:
+        with pytest.raises(UserError) as error:
+            found.coordinator.train()
+        assert error.value.problems == ("h2: runs/x: not a run directory",)
+        assert "withdraw" in found.machines["h1"].heard
+        assert not found.machines["h1"].joined
+
+
+def test_hosts_that_no_other_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = Machine("h2", answers={"listen": {"ports": {}}})
+    with cluster(monkeypatch, Machine("h1"), deaf) as found, pytest.raises(UserError) as error:
+        found.coordinator.train()
+    assert "h2: cannot be reached by h1 at any of its addresses (it has none)" in str(error.value)
+
+
+def test_a_host_that_is_lost_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = Machine("h1", [None, None, DONE]), Machine("h2", [None, DONE])
+    with cluster(monkeypatch, one, two) as found:
+        found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
+        pump, rounds = found.coordinator.gang.pump, []
+
+        def pumped(seconds: float) -> None:
+            pump(seconds)
+            rounds.append(one.heard.count("round"))
+            if one.heard.count("round") == 2:
+                two.up = True
+
+        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        assert found.coordinator.train() == 0
+    error = capsys.readouterr().err
+    assert "lost h2 (no route)" in error
+    assert "without h2; restarting from the newest checkpoint on h1\n" in error
+    assert "h2 is back" in error
+    assert one.heard.count("abandon") == 1
+    assert one.heard.count("request") == 1  # so that it may join
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"facts": {"problems": ["its data is damaged"]}},
+        {"begin": {"problems": ["another process trains there"]}},
+        {"facts": None},  # an answer that never comes
+    ],
+)
+def test_a_host_that_comes_back_and_cannot_join_ends_no_round(
+    bad: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = Machine("h1", [None, None]), Machine("h2", [None])
+    with cluster(monkeypatch, one, two) as found:
+        found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
+        pump, seen = found.coordinator.gang.pump, []
+
+        def pumped(seconds: float) -> None:
+            pump(seconds)
+            if one.heard.count("round") == 2:
+                two.up, two.answers = True, bad
+                seen.append(1)
+                if len(seen) == 300 and one.channel is not None:
+                    one.channel.end(DONE)
+
+        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        assert found.coordinator.train() == 0
+    assert one.heard.count("request") == 0
+    assert one.heard.count("round") == 2
+    assert capsys.readouterr().err.count("h2 cannot join") == int(None not in bad.values())
+
+
+def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Machine("h1", [None]), Machine("h2", [None])
+    with cluster(monkeypatch, one, two) as found:
+        found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
+        found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
+        tell = found.coordinator._tell_round
+
+        def told(members: Any, what: str, number: int = 0) -> None:
+            interrupt(found)  # at the same moment
+            tell(members, what, number)
+
+        found.when(
+            lambda: one.heard.count("round") == 2,
+            lambda: setattr(found.coordinator, "_tell_round", told),
+        )
+        assert found.coordinator.train() == 130
+    assert one.heard.count("request") == 1  # a second one would end them at once
+
+
+def test_ctrl_c_before_the_start_takes_back_what_was_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Machine("h1")
+    with cluster(monkeypatch, one, Machine("h2", answers={"begin": None})) as found:
+        found.when(lambda: "begin" in found.machines["h2"].heard, lambda: interrupt(found))
+        assert found.coordinator.train() == 130
+    assert "stopped by SIGINT before the training began" in capsys.readouterr().err
+    assert "withdraw" in one.heard
+
+
+def test_ctrl_c_in_a_round(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = Machine("h1", [None]), Machine("h2", [None])
+    with cluster(monkeypatch, one, two, least=2) as found:
+        found.when(lambda: one.pending and two.pending, lambda: interrupt(found))
+        assert found.coordinator.train() == 130
+    again = "rankless train --resume --run runs/x --hosts h1,h2 --min-hosts 2"
+    assert f"stopped by SIGINT; saved after step 4; go on with: {again}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stubborn", ["asked", "abandoned"])
+def test_ranks_that_do_not_end_are_not_waited_for_without_end(
+    stubborn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_GRACE", 0.2)
+    one, two = Machine("h1", [None, DONE]), Machine("h2", [None if stubborn == "asked" else FAILED, DONE])
+    with cluster(monkeypatch, one, two) as found:
+        channel_end = gang.Channel.end  # type: ignore[attr-defined]
+        monkeypatch.setattr(gang.Channel, "end", lambda *_: None)  # never
+        if stubborn == "asked":
+            found.when(lambda: one.pending, lambda: interrupt(found))
+            assert found.coordinator.train() == 130
+        else:
+            assert found.coordinator.train() == 0
+    assert channel_end
+
+
+def test_a_host_that_cannot_run_its_ranks_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {"problems": ["runs/x/.job: No space left on device"]}
+    one, two = Machine("h1", [FAILED, DONE]), Machine("h2", [full])
+    with cluster(monkeypatch, one, two) as found:
+        found.when(lambda: "round" in two.heard, lambda: two.answers.update(begin=full))
+        assert found.coordinator.train() == 0
+    assert "lost h2 (runs/x/.job: No space left on device)" in capsys.readouterr().err
+    assert two.heard.count("round") == 1
+
+
+def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Machine("h1", [None]), Machine("h2", [{"problems": ["no space left"]}])
+    with cluster(monkeypatch, one, two, least=2) as found, pytest.raises(UserError) as error:
+        found.coordinator.train()
+    assert error.value.problems == ("h2: no space left",)
+
+
+def reached(of: dict[str, Any], cut: set[str]) -> dict[str, Any]:
+    return {"sources": {i: {} if i in cut else dict.fromkeys(p, "10.0.0.9") for i, p in of.items()}}
+
+
+def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = [Machine(f"h{number}", [FAILED, DONE]) for number in (1, 2, 3)]
+    with cluster(monkeypatch, *machines) as found:
+
+        def apart() -> None:
+            for number, machine in enumerate(machines):
+                cut = {"1"} if number != 1 else {"0", "2"}
+                machine.answers["reach"] = lambda request, cut=cut: reached(request["of"], cut)
+
+        found.when(lambda: "round" in machines[2].heard, apart)
+        assert found.coordinator.train() == 0
+    assert "lost h2 (the others do not reach it)" in capsys.readouterr().err
+    assert [machine.heard.count("round") for machine in machines] == [2, 1, 2]
+
+
+def test_no_progress_three_times_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Machine("h1", [FAILED])
+    with cluster(monkeypatch, one, Machine("h2", [FAILED])) as found:
+        assert found.coordinator.train() == 1
+    error = capsys.readouterr().err
+    assert "rank 0 was killed by SIGKILL; 3 restarts did not get a checkpoint further, giving up" in error
+    assert one.heard.count("round") == 5  # the first one got to step 4
+
+
+def test_a_dry_run_leaves_nothing_whatever_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Machine("h1", [None]), Machine("h2", [None])
+    with cluster(monkeypatch, one, two, dry_run_steps=2) as found:
+        found.when(lambda: one.pending and two.pending, lambda: interrupt(found))
+        assert found.coordinator.train() == 130
+    assert "discard" in one.heard
+    assert "discard" in two.heard
+
+
+def test_an_old_reply_is_not_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Machine("h1", answers={"clock": None})
+    with cluster(monkeypatch, late) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        everyone.order(everyone.members[0], "clock")
+        assert late.channel is not None
+        late.channel.answer({"order": 1, "time": 0})
+        assert everyone.ask(everyone.members, "echo", seconds=5) == {0: {"order": 2}}
+
+
+@pytest.mark.parametrize("text", ["::1", "fe80::1", "2001:db8::1"])
+def test_an_ipv6_address_without_brackets(text: str) -> None:
+    with pytest.raises(UserError, match=rf"needs brackets; expected \[{text}\]"):
+        parse_hosts(text)
+
+
+def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(monkeypatch, Machine("h1"), Machine("h2")) as found:
+        for machine in found.machines.values():
+            facts = machine.reply("facts", {})
+            assert facts is not None
+            machine.answers["facts"] = {"facts": {**facts["facts"], "machine": "same"}}
+        with pytest.raises(UserError, match="h1, h2: one and the same machine; give it once, as in h1:2"):
+            found.coordinator.train()
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any]) -> Gang:
+    with cluster(monkeypatch, Machine("h1")) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        for event in events:
+            everyone._take(everyone.members[0], event)
+        return everyone
+
+
+def test_how_a_host_was_lost_that_had_much_to_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = {"err": base64.b64encode("größe \x1b[2J\n".encode()).decode()}
+    everyone = printed(monkeypatch, noise, {"ended": -9})
+    assert everyone.members[0].lost == "its process was killed by SIGKILL"
+    assert capsys.readouterr().err == "[h1] größe \\x1b[2J\n"
+
+
+def test_a_line_without_end_is_shown_in_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = {"err": base64.b64encode(b"x" * 60_000).decode()}
+    everyone = printed(monkeypatch, part, part, part)
+    assert len(everyone.members[0].lines["err"]) < 100_000
+    assert "[h1] " in capsys.readouterr().err
+
+
+def test_a_host_that_prints_without_end_keeps_nobody_from_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(monkeypatch, Machine("h1")) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        taken: list[object] = []
+
+        def take(member: object, event: object) -> None:
+            taken.append(event)
+            everyone._events.put((everyone.members[0].channel, {}))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(everyone, "_take", take)
+        take(None, None)
+        everyone.pump(0.1)
+        assert 1 < len(taken) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("said", "does"),
+    [
+        ("me@h1: Permission denied (publickey).", "ssh-copy-id h1"),
+        ("Host key verification failed.", "ssh h1 once by hand"),
+        ("/opt/python: No module named rankless", "--sync, or: ssh h1 /opt/python -m pip install rankless=="),
+        ("bash: line 1: python3: command not found", "--python PATH"),
+    ],
+)
+def test_a_host_that_cannot_be_used_names_the_line_to_run(
+    said: str, does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster(monkeypatch, Machine("h1", up=False)) as found:
+        monkeypatch.setattr(
+            gang.Channel,
+            "start",
+            lambda self, *_: self.put({"lost": said}),  # type: ignore[attr-defined]
+        )
+        with pytest.raises(UserError) as error:
+            found.coordinator.train()
+    assert error.value.problems[0].startswith(f"h1: cannot be used ({said}); ")
+    assert does in error.value.problems[0]
+
+
+def test_stopped_by_one_host_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(monkeypatch, Machine("h1", [STOPPED]), Machine("h2", [STOPPED])) as found:
+        assert isinstance(found, Cluster)
+        assert found.coordinator.train() == 85
+
+
+def test_hosts_are_written_as_they_were_given() -> None:
+    assert [str(host) for host in parse_hosts("a,b:4,c::/x,[::1]:2")] == ["a", "b:4", "c::/x", "[::1]:2"]
+    assert Host("[fe80::1]").address == "fe80::1"
+    assert WAY.options == ()
