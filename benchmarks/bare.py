@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from rankless.engine.schedule import StepSchedule
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch
 from rankless.tasks.protocol import Task
@@ -41,8 +42,9 @@ def train(
         momentum=recipe.optim.momentum,
         foreach=True,
     )
+    warmup = StepSchedule(recipe, len(task.training_data())).warmup
     for step in itertools.count(1):
-        warm = min(1.0, step / max(recipe.schedule.warmup, 1))
+        warm = min(1.0, step / max(warmup, 1))
         for group in optimizer.param_groups:
             group["lr"] = recipe.optim.lr * warm
         total = torch.zeros((), device=device)

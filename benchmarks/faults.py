@@ -39,7 +39,7 @@ from rankless.runs.directory import RunDirectory
 CHAIN = 4  # faults that one run meets
 MOST = 4  # ranks: one per micro-batch
 WORLDS = (1, 1, 2, 2, 2, 3, 4)
-WORDS = ("evaluate.every=1",)  # epochs of five steps
+WORDS = ("evaluate.every=1 epoch",)  # epochs of five steps
 STEP = 0.2  # seconds that a step takes longer, so that a fault finds the run at work
 BATCH = 0.1  # … and a batch of an evaluation
 FILES = 5  # of a checkpoint

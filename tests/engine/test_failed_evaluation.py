@@ -61,7 +61,7 @@ def run(world: World, words: list[str], folder: str, how: str, resume: bool) -> 
 def test_steps_are_kept_and_scored_later(
     ranks: Any, small_recipe: str, tmp_path: Path, how: str, kind: type, said: str
 ) -> None:
-    words = [small_recipe, "batch.images=8", "batch.micro=4", "epochs=2", "evaluate.every=1"]
+    words = [small_recipe, "batch.images=8", "batch.micro=4", "epochs=2", "evaluate.every=1 epoch"]
     words.append("checkpoint.every=100")
     fine = ranks(2, run, words, str(tmp_path / "fine"), "", False)
     assert fine == [["True"], ["True"]]

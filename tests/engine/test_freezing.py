@@ -40,13 +40,13 @@ def recipe(batch_norm: str = "micro", **more: Any) -> Recipe:
     settings: dict[str, Any] = {
         "batch": Batch(images=6, micro=2),
         "epochs": 6,
-        "model": Model(freeze=2),
+        "model": Model(freeze="2 epochs"),
         "optim": Optim(lr=0.1, clip=1.0),
         "schedule": Schedule(warmup=2),
         "precision": "fp32",
         "batch_norm": batch_norm,
         "ema": Ema(decay=0.8),
-        "evaluate": Evaluate(every=2),
+        "evaluate": Evaluate(every="2 epochs"),
     }
     return Recipe(**{**settings, **more})
 
@@ -144,8 +144,8 @@ def work(world: World, text: str, folder: str, resume: bool, stop_after: int) ->
 
 
 KINDS = {
-    "micro": recipe(model=Model(freeze=2, dropout=0.2)),
-    "sync": recipe("sync", model=Model(freeze=2, dropout=0.2), optim=Optim(lr=0.05, nesterov=True)),
+    "micro": recipe(model=Model(freeze="2 epochs", dropout=0.2)),
+    "sync": recipe("sync", model=Model(freeze="2 epochs", dropout=0.2), optim=Optim(lr=0.05, nesterov=True)),
     "frozen": recipe("frozen", optim=Optim(name="adamw", lr=0.01)),
     "bf16": recipe(precision="bf16", optim=Optim(name="adamw", lr=0.01, clip=0.5), ema=Ema()),
 }
@@ -254,7 +254,7 @@ def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks:
     torch.manual_seed(77)
     trained = Net(0.0).state_dict()
     safetensors.torch.save_file(trained, before)
-    text = to_json(recipe(model=Model(freeze=2, pretrained=str(before))))
+    text = to_json(recipe(model=Model(freeze="2 epochs", pretrained=str(before))))
     (expected,) = ranks(1, work, text, str(tmp_path / "one"), False, 0)
     for name, value in trained.items():
         if held(f"/{name}"):
@@ -313,10 +313,10 @@ def test_a_freeze_of_all_epochs_is_never_released(tmp_path: Path) -> None:
     from rankless.engine.schedule import StepSchedule
 
     for epochs in (6, 7, 50):
-        settings = recipe(model=Model(freeze=epochs))
+        settings = recipe(model=Model(freeze=f"{epochs} epochs"))
         plan = StepSchedule(settings, IMAGES)
-        assert plan.end_of_epoch(settings.model.freeze) >= plan.steps
-    assert json.loads(to_json(settings))["model"]["freeze"] == 50
+        assert plan.released_at >= plan.steps
+    assert json.loads(to_json(settings))["model"]["freeze"] == "50 epochs"
 
 
 class Plain(nn.Module):

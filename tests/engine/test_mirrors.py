@@ -41,7 +41,7 @@ RECIPE = Recipe(
     precision="fp32",
     optim=Optim(lr=0.01),
     ema=Ema(decay=0.9),
-    evaluate=Evaluate(every=1),  # an epoch is two steps
+    evaluate=Evaluate(every="1 epoch"),  # an epoch is two steps
     checkpoint=Checkpoint(every=2, keep=2),
 )
 

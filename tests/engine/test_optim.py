@@ -17,7 +17,8 @@ from rankless.engine.optim import (
     set_rate,
     state_tensors,
 )
-from rankless.recipe.schema import Optim, Schedule
+from rankless.engine.schedule import StepSchedule
+from rankless.recipe.schema import Batch, Optim, Recipe, Schedule
 
 STEPS = 50
 
@@ -34,8 +35,9 @@ def by_torch(make: type, **settings: object) -> list[float]:
     return rates
 
 
-def rates(schedule: Schedule) -> list[float]:
-    return [rate(schedule, step, STEPS) for step in range(STEPS)]
+def rates(schedule: Schedule, steps: int = STEPS) -> list[float]:
+    run = StepSchedule(Recipe(schedule=schedule, epochs=steps, batch=Batch(images=1, micro=1)), 1)
+    return [rate(run, step) for step in range(steps)]
 
 
 def test_cosine_is_torchs() -> None:
@@ -57,6 +59,13 @@ def test_steps_are_torchs() -> None:
     expected = by_torch(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 30, 45], gamma=0.3)
     schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3)
     assert rates(schedule) == pytest.approx(expected, rel=1e-12)
+    in_units = Schedule(name="step", milestones=("40%", "30 epochs", 45), gamma=0.3)
+    assert rates(in_units) == rates(schedule)
+
+
+def test_steps_without_milestones_fall_at_80_and_90_percent() -> None:
+    assert rates(Schedule(name="step")) == rates(Schedule(name="step", milestones=("80%", "90%")))
+    assert rates(Schedule(name="step")) == pytest.approx([1] * 40 + [0.1] * 5 + [0.01] * 5)
 
 
 def test_warm_up_with_a_power_and_then_constant() -> None:
@@ -69,7 +78,7 @@ def test_a_run_may_be_all_warm_up(warmup: int) -> None:
     found = rates(Schedule(name="cosine", warmup=warmup))
     assert found[: STEPS - 1] == pytest.approx([(n + 1) / warmup for n in range(STEPS - 1)])
     assert all(0 < value <= 1 for value in found)
-    assert rate(Schedule(name="cosine"), 0, 1) == 1.0
+    assert rates(Schedule(name="cosine"), 1) == [1.0]
 
 
 def some_net() -> nn.Module:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.order import Line
+from rankless.engine.optim import rate
 from rankless.engine.schedule import StepSchedule
-from rankless.recipe.schema import Batch, Evaluate, Recipe, Schedule
+from rankless.recipe.load import load, shipped
+from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule
 from rankless.world.tree import own_micro_batches
 
 
@@ -20,10 +22,11 @@ def schedules(draw: st.DrawFn) -> StepSchedule:
     micro = draw(st.integers(1, 3))
     images = micro * draw(st.integers(1, 5))
     every = draw(st.integers(0, 4))
+    unit = draw(st.sampled_from([" steps", " epochs"]))
     recipe = Recipe(
         batch=Batch(images=images, micro=micro),
         epochs=draw(st.integers(1, 6)),
-        evaluate=Evaluate(every=every),
+        evaluate=Evaluate(every=f"{every}{unit}" if every else 0),
         seed=draw(st.integers(0, 3)),
     )
     return StepSchedule(recipe, draw(st.integers(1, 40)))
@@ -31,7 +34,8 @@ def schedules(draw: st.DrawFn) -> StepSchedule:
 
 @given(schedules())
 def test_steps_and_evaluations_are_those_of_a_walk(schedule: StepSchedule) -> None:
-    images, every = schedule.recipe.batch.images, schedule.recipe.evaluate.every
+    images, asked = schedule.recipe.batch.images, schedule.recipe.evaluate.every
+    every = int(asked.removesuffix(" epochs")) if isinstance(asked, str) else asked
     seen, step, evaluated = 0, 0, []
     while seen < schedule.recipe.epochs * schedule.images:
         step += 1
@@ -40,7 +44,7 @@ def test_steps_and_evaluations_are_those_of_a_walk(schedule: StepSchedule) -> No
             seen += 1
             if seen % schedule.images == 0:
                 ended.append(seen // schedule.images)
-        if every and any(epoch % every == 0 for epoch in ended):
+        if every and any(period % every == 0 for period in ([step] if every is asked else ended)):
             evaluated.append(step)
         assert schedule.epoch(step) == pytest.approx(seen / schedule.images)
     assert schedule.steps == step
@@ -89,3 +93,29 @@ def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: 
     found = StepSchedule(recipe, images).warnings()
     assert len(found) == len(said)
     assert all(one in sentence for one, sentence in zip(said, found, strict=True))
+
+
+def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
+    recipe = Recipe(
+        batch=Batch(images=4, micro=2),
+        epochs=10,
+        model=Model(freeze=10),
+        evaluate=Evaluate(every=1),
+        data=Data(augment=Augment(close_mosaic=11)),  # more than all epochs
+    )
+    assert StepSchedule(recipe, 400).warnings() == [
+        "evaluate.every is 1, which means 1 step of the 100 in an epoch; if epochs are meant, write "
+        "evaluate.every='1 epoch'",
+        "model.freeze is 10, which means 10 steps of the 100 in an epoch; if epochs are meant, write "
+        "model.freeze='10 epochs'",
+    ]
+    assert StepSchedule(recipe, 4).warnings() == []  # an epoch is a step
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("images", [1, 200, 5_000])
+def test_every_shipped_recipe_has_a_schedule_for_any_data(name: str, images: int) -> None:
+    run = StepSchedule(load(name, ["data.root=mine"]), images)
+    rates = [rate(run, step) for step in range(run.steps)]
+    assert max(rates) == 1.0 and min(rates) > 0 and (rates[-1] < 0.02 or run.steps < 20)
+    assert not any("evaluate.every" in one or "close_mosaic" in one for one in run.warnings())

@@ -60,7 +60,7 @@ def run(world: World, words: list[str], folder: str, when: str, resume: bool) ->
 @pytest.fixture(scope="module")
 def words(small_recipe: str) -> list[str]:
     return [
-        *(small_recipe, "batch.images=8", "batch.micro=2", "epochs=2", "evaluate.every=1"),
+        *(small_recipe, "batch.images=8", "batch.micro=2", "epochs=2", "evaluate.every=1 epoch"),
         "checkpoint.every=100",
     ]
 

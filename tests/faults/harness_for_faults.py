@@ -34,7 +34,7 @@ precision: fp32
 optim: {lr: 0.05}
 schedule: {warmup: 4}
 ema: {decay: 0.9}
-evaluate: {every: 2}
+evaluate: {every: 2 epochs}
 checkpoint: {every: 3}
 """
 # What no person should have to read when a run ends early.
@@ -143,7 +143,7 @@ class Run:
         return [event["at"] for event in self.events("start", "resume")]
 
     def is_evaluating(self) -> bool:
-        """Whether the last step is being evaluated; every fifth is, with ``evaluate.every=1``."""
+        """Whether the last step is being evaluated; every fifth is, with ``evaluate.every=1 epoch``."""
         try:
             entries = [e for e in journal.read(self.run.journal) if "step" in e or "evaluation" in e]
         except OSError:

@@ -101,7 +101,7 @@ schedule: {name: cosine, warmup: 1, final: 0.1}
 precision: fp32
 workers: 0
 ema: {decay: 0.9}
-evaluate: {every: 1, confidence: 0.01}
+evaluate: {every: 1 epoch, confidence: 0.01}
 checkpoint: {every: 1, keep: 2}
 """
 

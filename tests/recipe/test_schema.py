@@ -22,8 +22,12 @@ def test_whole_numbers_serve_as_floats():
     ("build", "sentence"),
     [
         (lambda: Batch(images=10, micro=4), "'batch.micro' is 4, which does not divide batch.images (10)"),
-        (lambda: Schedule(name="step"), "needs schedule.milestones"),
-        (lambda: Schedule(name="step", milestones=(5, 5)), "increasing steps"),
+        (lambda: Schedule(name="step", milestones=(5, 5)), "increasing durations"),
+        (lambda: Schedule(milestones=("80%", "8%")), "increasing durations"),
+        (lambda: Schedule(milestones=("101%",)), "milestones"),
+        (lambda: Evaluate(every="5 min"), "every"),
+        (lambda: Evaluate(every="0 epochs"), "every"),
+        (lambda: Checkpoint(every="0 steps"), "every"),
         (lambda: Schedule(milestones=[1, "2"]), "milestones"),
         (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not have"),
         (lambda: Optim(nesterov=True, momentum=0.0), "optim.momentum is 0"),
@@ -48,7 +52,9 @@ def test_refused(build, sentence):
         build()
 
 
-@pytest.mark.parametrize("every", ["10 min", "10min", "0.5 min", "00.05 min", "1.0 min", 1])
+@pytest.mark.parametrize(
+    "every", ["10 min", "10min", "0.5 min", "00.05 min", "1.0 min", 1, "2.5 epochs", "5%"]
+)
 def test_checkpoint_every(every):
     assert Checkpoint(every=every).every == every
 

@@ -36,7 +36,7 @@ def recipe(tmp_path: Path) -> Recipe:
         (tmp_path / f"ImageSets/Main/{split}.txt").write_text("\n".join(numbers))
     return Recipe(
         model=Model(name="yolov4-tiny", width=0.125, image_size=64),
-        data=Data(root=str(tmp_path), augment=Augment(mosaic=1.0, close_mosaic=1)),
+        data=Data(root=str(tmp_path), augment=Augment(mosaic=1.0, close_mosaic="1 epoch")),
         batch=Batch(images=2, micro=2),
         epochs=3,
         precision="fp32",

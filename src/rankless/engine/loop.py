@@ -165,7 +165,7 @@ class _Loop:
         began, waited = time.perf_counter(), batches.waited
         if state.begin(step):
             self.sinks.event("release", step, "the backbone is trained from here on")
-        lr = self.recipe.optim.lr * rate(self.recipe.schedule, step, self.setup.schedule.steps)
+        lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
         set_rate(state.optimizer, lr)
         flags = Flags(stop=bool(self.stop.signal), save=self.world.is_first and saver.is_due(step + 1))
         with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce

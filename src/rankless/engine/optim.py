@@ -7,23 +7,25 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
-from rankless.recipe.schema import Optim, Schedule
+from rankless.recipe.schema import Optim
 from rankless.world.uncompiled import PlainAdamW, PlainSGD
 
 
-def rate(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor on ``optim.lr`` in step ``step`` (from 0) of ``steps``: a function of the step alone.
+def rate(run: StepSchedule, step: int) -> float:
+    """The factor on ``optim.lr`` in step ``step`` (from 0) of a run: a function of the step alone.
 
     The warm-up is ``((step + 1) / warmup) ** warmup_power``; the cosine runs from its end to the last step.
     """
-    if step < schedule.warmup:
-        return float(((step + 1) / schedule.warmup) ** schedule.warmup_power)
+    schedule, warmup = run.recipe.schedule, run.warmup
+    if step < warmup:
+        return float(((step + 1) / warmup) ** schedule.warmup_power)
     if schedule.name == "cosine":
-        done = (step - schedule.warmup) / max(steps - 1 - schedule.warmup, 1)
+        done = (step - warmup) / max(run.steps - 1 - warmup, 1)
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
     if schedule.name == "step":
-        return float(schedule.gamma ** sum(step >= milestone for milestone in schedule.milestones))
+        return float(schedule.gamma ** sum(step >= milestone for milestone in run.milestones))
     return 1.0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from rankless.engine.divergence import DivergedError
 from rankless.engine.mirrors import Mirrors, alone
 from rankless.engine.retention import Retention
+from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy
@@ -124,9 +125,9 @@ class Saver:
     def is_due(self, step: int) -> bool:
         """Whether the recipe asks for a checkpoint after ``step`` steps; rank 0 decides by its clock."""
         every = self.recipe.checkpoint.every
-        if isinstance(every, int):
-            return step % every == 0
-        return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))
+        if isinstance(every, str) and every.endswith("min"):
+            return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))
+        return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
         """Whether the scores after ``step`` steps are the best so far, by their entry ``name``."""

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
 
 from rankless.data.order import Line, micro_batch
-from rankless.errors import counted
+from rankless.errors import UserError, counted
+from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
 
@@ -26,14 +30,43 @@ class StepSchedule:
     recipe: Recipe
     images: int
 
-    @property
+    @cached_property
+    def length(self) -> RunLength:
+        """How long the run is, by which durations are turned into steps."""
+        return RunLength(self.recipe.epochs, self.images, self.recipe.batch.images)
+
+    @cached_property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.end_of_epoch(self.recipe.epochs)
+        return self.length.steps
 
-    def end_of_epoch(self, epochs: int) -> int:
-        """The number of steps after which ``epochs`` epochs have been seen whole."""
-        return -(-epochs * self.images // self.recipe.batch.images)
+    @cached_property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return self.length.whole(self.recipe.schedule.warmup)
+
+    @cached_property
+    def milestones(self) -> tuple[int, ...]:
+        """The steps at which the schedule ``step`` lowers the rate.
+
+        Raises:
+            UserError: one of them does not come after the one before.
+        """
+        asked = self.recipe.schedule.milestones or ("80%", "90%")
+        exact = [self.length.exact(one) for one in asked]
+        if any(later <= earlier for earlier, later in pairwise(exact)):
+            steps = ", ".join(f"{one!r} is step {self.length.whole(one):,}" for one in asked)
+            raise UserError(
+                f"schedule.milestones: with {counted(self.images, 'training image')} and "
+                f"{counted(self.recipe.epochs, 'epoch')} {steps}; expected increasing steps; "
+                "give them in the order in which they come"
+            )
+        return tuple(map(ceil, exact))
+
+    @cached_property
+    def released_at(self) -> int:
+        """The step (from 0) before which the backbone is released."""
+        return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:
         """Epochs seen after ``step`` steps."""
@@ -41,19 +74,11 @@ class StepSchedule:
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights after ``step`` steps are to be scored."""
-        every = self.recipe.evaluate.every
-        if step == self.steps:
-            return True
-        if not every:
-            return False
-        # The epochs that end with this step: more than one when the data is smaller than a batch.
-        ended = step * self.recipe.batch.images // self.images
-        before = (step - 1) * self.recipe.batch.images // self.images
-        return ended // every > before // every
+        return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:
         """What of the recipe can hardly be meant with so few images, as sentences."""
-        found, batch, warmup = [], self.recipe.batch.images, self.recipe.schedule.warmup
+        found, batch, warmup = [], self.recipe.batch.images, self.warmup
         if batch > self.images:
             found.append(
                 f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
@@ -62,9 +87,25 @@ class StepSchedule:
         if warmup >= self.steps:
             found.append(
                 f"the whole run ({counted(self.steps, 'step')}) lies within the warm-up of the learning rate "
-                f"(schedule.warmup is {warmup:,}); use a smaller schedule.warmup, or more epochs"
+                f"(schedule.warmup is {self.recipe.schedule.warmup}); use a smaller schedule.warmup, such as "
+                "5%, or more epochs"
             )
-        return found
+        return [*found, *self._perhaps_epochs()]
+
+    def _perhaps_epochs(self) -> Iterator[str]:
+        """Find the small numbers of steps that may have been meant as epochs, which they once were."""
+        recipe, epoch = self.recipe, self.length.exact("1 epoch")
+        for key, value in (
+            ("evaluate.every", recipe.evaluate.every),
+            ("model.freeze", recipe.model.freeze),
+            ("data.augment.close_mosaic", recipe.data.augment.close_mosaic),
+        ):
+            if isinstance(value, int) and 0 < value <= recipe.epochs and epoch > 1:
+                in_epochs = f"{value} epoch{'s' * (value > 1)}"
+                yield (
+                    f"{key} is {value}, which means {counted(value, 'step')} of the {float(epoch):.4g} in an "
+                    f"epoch; if epochs are meant, write {key}='{in_epochs}'"
+                )
 
     def lines(self, start: int, mine: range) -> Iterator[Line]:
         """Yield the images of each of this rank's micro-batches of every step from ``start`` on."""

@@ -61,7 +61,7 @@ class TrainingState:
         data: a digest of the training data, None where it has none.
         other_data: whether the run began with other data than it goes on with.
         released_at: the step (from 0) before which the backbone is released: the first that begins when
-            ``model.freeze`` epochs have been seen whole.
+            ``model.freeze`` has passed.
     """
 
     accumulator: Accumulator
@@ -78,7 +78,7 @@ class TrainingState:
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:
             norm.requires_grad_(False)
-        self.released_at = StepSchedule(recipe, images).end_of_epoch(recipe.model.freeze)
+        self.released_at = StepSchedule(recipe, images).released_at
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
         self.statistics = RunningStatistics(self._learning_norms(), world.device)
         self.ema = Ema(self.model, recipe.ema.decay) if recipe.ema.decay else None

@@ -18,7 +18,7 @@ from rankless.recipe.fields import (
     CLASSIFY_ONLY,
     DETECT_ONLY,
     Count,
-    CountOrZero,
+    Duration,
     Factor,
     Fraction,
     Images,
@@ -38,7 +38,7 @@ Preset = Literal["none", "light", "yolov3", "yolov4", "heavy"]
 # most .3. It also changes the aspect, which no key here does.
 _YOLOV3 = {"hue": 0.1, "saturation": 0.5, "value": 0.5, "scale": 0.6, "translate": 0.3}
 
-PRESETS: Mapping[str, Mapping[str, float]] = {
+PRESETS: Mapping[str, Mapping[str, float | str]] = {
     "none": dict.fromkeys(("flip", "hue", "saturation", "value", "scale", "translate"), 0.0),
     "light": {},  # the defaults
     "yolov3": _YOLOV3,
@@ -51,7 +51,7 @@ PRESETS: Mapping[str, Mapping[str, float]] = {
         "shear": 2.0,
         "perspective": 0.02,
         "mosaic": 1.0,
-        "close_mosaic": 10,
+        "close_mosaic": "10 epochs",
         "copy_paste": 0.3,
         "blur": 0.05,
         "noise": 0.05,
@@ -81,7 +81,8 @@ class Augment:
         shear: largest shear, in degrees.
         perspective: largest shift of the input's corners, as a fraction of its side.
         mosaic: probability that four images are combined into one input (detection).
-        close_mosaic: number of last epochs without mosaic, mixup, cutmix and copy-paste.
+        close_mosaic: how long the end of the run is without mosaic, mixup, cutmix and copy-paste: steps, or
+            as in ``10 epochs`` or ``10%`` (of the run).
         partners: where mosaic, mixup and copy-paste take the other images from: the whole ``data``, or the
             same micro-``batch``, so that each image is decoded only once (detection).
         copy_paste: probability that objects of another image are pasted into this one (detection).
@@ -110,7 +111,7 @@ class Augment:
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
     perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
     mosaic: Annotated[Fraction, DETECT_ONLY] = 0.0
-    close_mosaic: CountOrZero = 0
+    close_mosaic: Duration = 0
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     crop: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, StringConstraints
 from pydantic_core import PydanticCustomError
+
+from rankless.recipe.durations import RunLength
 
 config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # What the JSON Schema of a key says that only one of the built-in tasks reads.
@@ -29,6 +32,7 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 Text = Annotated[str, Field(description="text")]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Activation = Literal["auto", "leaky", "mish", "swish", "relu", "prelu"]
+_ABOVE_0 = r"(0{0,9}[1-9][0-9]{0,8}(\.[0-9]{1,9})?|0{1,9}\.[0-9]{0,8}[1-9][0-9]{0,8})"
 Minutes = Annotated[
     str,
     StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
@@ -40,13 +44,45 @@ Anchors = Annotated[
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
 
 
-def _rising(milestones: tuple[int, ...]) -> tuple[int, ...]:
-    if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
-        raise PydanticCustomError("rising", "expected increasing steps, each larger than the one before")
+def _plain_steps(duration: int | str) -> int | str:
+    """Return ``'20 steps'`` as 20, and refuse more than the whole run."""
+    if isinstance(duration, str) and duration.endswith(("step", "steps")):
+        return int(duration.partition("s")[0])
+    if isinstance(duration, str) and duration.endswith("%") and float(duration.rstrip(" %")) > 100:
+        raise ValueError
+    return duration
+
+
+def _with_unit(duration: int | str) -> str:
+    return f"{duration} steps" if isinstance(duration, int) else duration
+
+
+_DESCRIBED = Field(description="a duration as in '5 epochs' or '80%'")
+_IN_UNITS = Annotated[
+    str,
+    StringConstraints(pattern=rf"^({_ABOVE_0} ?(epochs?|%)|0{{0,9}}[1-9][0-9]{{0,8}} ?steps?)$"),
+    _DESCRIBED,
+]
+_IN_UNITS_OR_0 = Annotated[
+    str, StringConstraints(pattern=rf"^({_ABOVE_0} ?(epochs?|%)|[0-9]{{1,9}} ?steps?)$"), _DESCRIBED
+]
+# A bare number means steps; it is recorded with that word, which tells it from the epochs of older recipes.
+_RECORDED = PlainSerializer(_with_unit, return_type=str, when_used="json")
+Duration = Annotated[CountOrZero | _IN_UNITS_OR_0, AfterValidator(_plain_steps), _RECORDED]
+Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
+
+
+def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Refuse durations of the same unit that do not rise; others are compared when the data is known."""
+    for earlier, later in itertools.pairwise(milestones):
+        units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
+        if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):
+            raise PydanticCustomError("rising", "expected increasing durations, each above the one before")
     return milestones
 
 
-Milestones = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_rising)]
+_ONE_STEP = RunLength(1, 1, 1)
+Milestones = Annotated[tuple[Period, ...], Field(strict=False), AfterValidator(_rising)]
 
 
 Clash = tuple[str, tuple[str, ...]]

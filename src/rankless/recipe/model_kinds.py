@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from rankless.recipe.fields import (
     Activation,
     Anchors,
-    CountOrZero,
+    Duration,
     Name,
     ProperFraction,
     Side,
@@ -41,7 +41,7 @@ class Model:
         image_size: the network's input in pixels: one side, or [height, width]; multiples of 32 in a
             detector; ``auto`` is the size the model was published with.
         pretrained: weights to start from: a file that Rankless wrote or imported, or ``timm``.
-        freeze: epochs during which the backbone is frozen.
+        freeze: how long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run).
     """
 
     label: ClassVar[str] = ""  # with an article, for messages
@@ -50,7 +50,7 @@ class Model:
     name: Name = "yolov4-tiny"
     image_size: Literal["auto"] | Side | Size = "auto"
     pretrained: Text = ""
-    freeze: CountOrZero = 0
+    freeze: Duration = 0
 
     def __new__(cls, *args: Any, **keys: Any) -> Self:
         """Choose the kind by the keys."""

@@ -19,12 +19,13 @@ from rankless.recipe.fields import (
     DETECT_ONLY,
     Clash,
     Count,
-    CountOrZero,
+    Duration,
     Fraction,
     Milestones,
     Minutes,
     Name,
     NotNegative,
+    Period,
     Positive,
     Precision,
     ProperFraction,
@@ -122,30 +123,20 @@ class Schedule:
 
     Attributes:
         name: ``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone) or ``constant``.
-        warmup: steps over which the rate rises from 0.
+        warmup: how long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run).
         warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
         final: last rate of ``cosine``, as a fraction of ``optim.lr``.
-        milestones: the steps at which ``step`` lowers the rate, in increasing order.
+        milestones: when ``step`` lowers the rate: steps, or as in ``30 epochs`` or ``80%`` (of the run), in
+            increasing order; empty means ``80%`` and ``90%``.
         gamma: the factor at each milestone.
     """
 
     name: Literal["cosine", "step", "constant"] = "cosine"
-    warmup: CountOrZero = 0
+    warmup: Duration = 0
     warmup_power: Positive = 1.0
     final: Fraction = 0.01
     milestones: Milestones = ()
     gamma: Positive = 0.1
-
-    @model_validator(mode="after")
-    def _step_has_milestones(self) -> Self:
-        if self.name == "step" and not self.milestones:
-            raise clash(
-                "'schedule.name' is 'step', which needs schedule.milestones: give the steps at which "
-                "the rate falls, as in [4000, 4500]",
-                "name",
-                "milestones",
-            )
-        return self
 
 
 @dataclass(frozen=True, config=config)
@@ -164,7 +155,8 @@ class Evaluate:
     """Evaluation during the run and after it.
 
     Attributes:
-        every: epochs between evaluations; the last step is always evaluated. 0: only then.
+        every: the time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run); the last
+            step is always evaluated. 0: only then.
         confidence: detections with a lower score are discarded.
         nms: how NMS compares two boxes: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's
             ``greedynms``.
@@ -177,7 +169,7 @@ class Evaluate:
             (``full``).
     """
 
-    every: CountOrZero = 1
+    every: Duration = "1 epoch"
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY] = "iou"
     iou: Annotated[Fraction, DETECT_ONLY] = 0.6
@@ -193,11 +185,12 @@ class Checkpoint:
     """When the state is saved.
 
     Attributes:
-        every: steps between checkpoints, or minutes as in ``10 min``; the last step is always saved.
+        every: the time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run);
+            the last step is always saved.
         keep: number of newest checkpoints to retain; the best is retained too.
     """
 
-    every: Count | Minutes = "10 min"
+    every: Minutes | Period = "10 min"
     keep: Count = 2
 
 
@@ -306,8 +299,8 @@ class Recipe:
                     )
         if self.task == "classify" and augment.close_mosaic and not (augment.mixup or augment.cutmix):
             yield (
-                f"'data.augment.close_mosaic' is {augment.close_mosaic}, but mixup and cutmix are both off: "
-                "leave it out",
+                f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both off"
+                ": leave it out",
                 ("data.augment.close_mosaic", "data.augment.mixup", "data.augment.cutmix"),
             )
         if self.task == "classify" and self.evaluate.tta == "full":

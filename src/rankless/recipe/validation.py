@@ -45,6 +45,16 @@ _RECORDED_BY_0_1 = (
     "this recipe was recorded by rankless 0.1, whose runs and weights this version does not read; "
     "expected a recipe of this version; train again, or use rankless 0.1"
 )
+# Before durations had units, a recipe was recorded with bare numbers in all of these; the last three meant
+# epochs.
+_DURATIONS: tuple[KeyPath, ...] = (
+    ("schedule", "warmup"),
+    ("evaluate", "every"),
+    ("model", "freeze"),
+    ("data", "augment", "close_mosaic"),
+)
+# What was recorded has all of these; nobody writes them all.
+_RECORDED = {("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS}
 
 
 class OldRecipeError(UserError):
@@ -154,6 +164,7 @@ def build(
     Raises:
         UserError: every problem, in the order of the lines; those of the command line come last.
     """
+    given = _of_bare_numbers(given)
     values = {path: one.value for path, one in given.items()}
     name = values.get(("model", "name"), Model.name)
     model = {"name": name, "cfg": values.get(("model", "cfg"), "")}
@@ -189,6 +200,21 @@ def build(
         every.sort(key=lambda one: (one.location.line is None, one.location.line or 0))
         raise UserError(map(str, every))
     return recipe
+
+
+def _of_bare_numbers(given: Mapping[KeyPath, Given]) -> Mapping[KeyPath, Given]:
+    """Give the numbers that meant epochs when the recipe was recorded their unit."""
+    if not given.keys() >= _RECORDED:
+        return given
+    recorded = {path: given[path] for path in _DURATIONS if given[path].location.name != COMMAND_LINE}
+    if not all(type(one.value) is int for one in recorded.values()):
+        return given
+    in_epochs = {
+        path: Given(f"{one.value} epochs", one.location)
+        for path, one in recorded.items()
+        if path != _DURATIONS[0] and one.value > 0
+    }
+    return {**given, **in_epochs}
 
 
 def _unknown_name(given: Mapping[KeyPath, Given], task: str, check_name: NameCheck) -> Iterator[Problem]:

@@ -133,6 +133,7 @@ class Classify:
             data.augment,
             augmented=augmented,
             epochs=recipe.epochs,
+            batch=recipe.batch.images,
             detail=data.detail,
             cache=data.cache,
         )

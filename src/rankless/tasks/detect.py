@@ -125,6 +125,7 @@ class Detect:
             sizes=sizes if data.multi_scale else None,
             detail=data.detail,
             cache=data.cache,
+            batch=self.recipe.batch.images,
         )
 
     @cached_property

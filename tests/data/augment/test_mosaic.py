@@ -244,7 +244,7 @@ def test_the_chance_of_a_mosaic_and_the_last_epochs_without() -> None:
     plain = DetectionExamples(Six(), SIZE, 4, Augment())
 
     def mosaics(rng: float, closed: int, epochs: int | None) -> list[int]:
-        options = Augment(mosaic=rng, close_mosaic=closed)
+        options = Augment(mosaic=rng, close_mosaic=f"{closed} epochs" if closed else 0)
         examples = DetectionExamples(Six(), SIZE, 4, options, epochs)
         return [
             sum(not torch.equal(examples.item(i, epoch).image, plain.item(i, epoch).image) for i in range(6))

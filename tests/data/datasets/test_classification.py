@@ -132,7 +132,7 @@ def test_a_share_of_the_images_is_mixed_and_none_in_the_last_epochs(way):
         else:
             assert item.image.eq(40).all() and item.target.tolist() == [0, 1, 0]
     assert 28 < mixed < 80  # 50; a partner may be the image itself, and a cut may be empty
-    closed = examples(**{way: 1.0}, close_mosaic=3, epochs=10)
+    closed = examples(**{way: 1.0}, close_mosaic="3 epochs", epochs=10)
     for epoch in range(12):
         if epoch < 7:
             assert torch.equal(closed.item(4, epoch).image, always.item(4, epoch).image)

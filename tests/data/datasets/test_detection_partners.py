@@ -110,7 +110,7 @@ def test_one_image_alone_has_partners_of_the_data() -> None:
 
 
 def test_a_line_across_two_epochs_closes_the_mosaic_for_the_last_alone() -> None:
-    closed = replace(HEAVY, close_mosaic=1)
+    closed = replace(HEAVY, close_mosaic="1 epoch")
     items, _ = drawn(closed, LINE, epochs=2)
     unclosed, _ = drawn(HEAVY, LINE, epochs=2)
     alone = DetectionExamples(Counted(), SIZE, 0, replace(closed, partners="data"), 2).item(11, 1)

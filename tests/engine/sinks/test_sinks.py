@@ -113,7 +113,7 @@ RECIPE = rankless.load_recipe(
     [
         "epochs=2", "data.train_images=12", "data.val_images=6", "batch.images=4", "batch.micro=2",
         "workers=0", "precision=fp32", "model.image_size=64", "model.width=0.25",
-        "evaluate.every=1", "schedule.name=constant", "schedule.warmup=0",
+        "evaluate.every=1 epoch", "schedule.name=constant", "schedule.warmup=0",
     ],
 )  # fmt: skip
 

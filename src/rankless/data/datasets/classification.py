@@ -17,6 +17,7 @@ from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
 from rankless.errors import UserError
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
+from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
 from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable
 
@@ -30,7 +31,8 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         seed: the recipe's; keys the augmentation.
         augment: how training images are augmented; its ``crop`` decides how an image is placed.
         augmented: whether they are; if not, they are placed as in evaluation and prediction.
-        epochs: of the whole run, by which the last ones are known; None: there are no last ones.
+        epochs: of the whole run, by which its end is known; None: it has none.
+        batch: images in a step.
         detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
         cache: where decoded images are cached.
     """
@@ -44,13 +46,19 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         *,
         augmented: bool,
         epochs: int | None = None,
+        batch: int = 1,
         detail: float = 2.0,
         cache: Cache = "none",
     ) -> None:
         super().__init__(source, size, seed, shown_as(size, augment.crop < 1, detail), cache)
-        self.augment, self.augmented, self.epochs = augment, augmented, epochs
+        self.augment, self.augmented = augment, augmented
+        self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 
-    def item(self, index: int, epoch: int) -> ClassificationItem:
+    def items(self, line: Sequence[tuple[int, int]], step: int) -> list[ClassificationItem]:
+        """Return the images (epoch, index) of one micro-batch of ``step``."""
+        return [self.item(index, epoch, step) for epoch, index in line]
+
+    def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
         """Return image ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
         An image is mixed with one drawn from the whole data by a key, never with its neighbors in the batch:
@@ -66,7 +74,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         image, target = self._augmented(images, index, epoch)
         alphas = {mixup: self.augment.mixup, cutmix: self.augment.cutmix}
         mixes = [mix for mix, alpha in alphas.items() if alpha]
-        if mixes and self._is_mixed(index, epoch):
+        if mixes and self._is_mixed(index, epoch, step):
             rng = generator(self.seed, "mix", epoch, index)
             partner = self._augmented(images, int(rng.integers(len(self))), epoch)
             mix = mixes[int(rng.integers(len(mixes)))]
@@ -77,9 +85,9 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         """Return the class of every image, int64 (N,)."""
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
-    def _is_mixed(self, index: int, epoch: int) -> bool:
-        """Draw whether the image is mixed; in the last epochs none is."""
-        if self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic:
+    def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
+        """Draw whether the image is mixed; at the end of the run none is."""
+        if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 

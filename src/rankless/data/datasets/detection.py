@@ -19,6 +19,7 @@ from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError
 from rankless.geometry.letterbox import GRAY, Fit, in_source, stretched, to_input, whole
+from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
 from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample, Unreadable
 
@@ -45,13 +46,14 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         size: the network's input (H, W) in pixels.
         seed: the recipe's; keys the augmentation.
         augment: how training images are augmented; None places them as in evaluation and prediction.
-        epochs: of the whole run, by which the last ones are known; None: there are no last ones.
+        epochs: of the whole run, by which its end is known; None: it has none.
         fit: how an image is placed on the input.
         sizes: the input's size of every step, in place of ``size``.
         rectangular: whether images of like aspect come one after another, on inputs no larger than they
             need.
         detail: how far images may be reduced while they are decoded; see :class:`Shown`.
         cache: where decoded images are cached.
+        batch: images in a step.
 
     Attributes:
         loader_imports: modules that are slow to import, which loader processes import before they are forked.
@@ -70,11 +72,13 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         rectangular: bool = False,
         detail: float = 2.0,
         cache: Cache = "none",
+        batch: int = 1,
     ) -> None:
         # As detailed as the largest input asks for, so that an image is the same in every step.
         shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         super().__init__(source, size, seed, shown, cache)
-        self.augment, self.epochs, self.fit = augment, epochs, fit
+        self.augment, self.fit = augment, fit
+        self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
         self.step_sizes, self.rectangular = sizes, rectangular
         degraded = augment is not None and (augment.blur or augment.noise)
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
@@ -98,9 +102,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
             size = self.step_sizes.of(step)
         elif self.rectangular:
             size = tight(self.images.sizes([index for _, index in line]), self.size)
-        return self._items(line, size)
+        return self._items(line, size, step)
 
-    def _items(self, line: Sequence[tuple[int, int]], size: tuple[int, int]) -> list[DetectionItem]:
+    def _items(
+        self, line: Sequence[tuple[int, int]], size: tuple[int, int], step: int | None = None
+    ) -> list[DetectionItem]:
         if self.augment is None:
             return [self._scored(index, size) for _, index in line]
         among: Sequence[int] = sorted({index for _, index in line})
@@ -112,7 +118,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         among = among if together else range(len(self))
         items = []
         for epoch, index in line:
-            last = self.epochs is not None and epoch >= self.epochs - self.augment.close_mosaic
+            last = self.run is not None and self.run.is_last(self.augment.close_mosaic, epoch, step)
             local = replace(reader, unreadable=[])
             augmenter = Augmenter(local, among, size, self.augment, (self.seed, epoch), last)
             image, boxes, labels, where = augmenter.augmented(index)
