@@ -12,15 +12,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_faults import undisturbed
-from harness_for_machines import machines
+from harness_for_machines import LONG, clock, machines
 from rig import Rig, why_not
 
 
 @pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Machines with clocks a minute apart, where there is a C compiler."""
     if reason := why_not():
         pytest.skip(reason)
-    with machines(tmp_path_factory.mktemp("machines"), 3) as made:
+    folder = tmp_path_factory.mktemp("machines")
+    library = clock(folder)
+    own = {"h2": {"LD_PRELOAD": str(library), "CLOCK_AHEAD": "60"}} if library else {}
+    with machines(folder, 3, own) as made:
         yield made
 
 
@@ -28,4 +32,4 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process leaves behind that nothing happens to."""
     folder: Path = tmp_path_factory.mktemp("alone")
-    return undisturbed(folder / "run")
+    return undisturbed(folder / "run", *LONG)

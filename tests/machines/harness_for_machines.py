@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,23 +22,67 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 FAULTS = Path(__file__).parents[1] / "faults"
+LONG = ("epochs=12", "checkpoint.every=3")  # 60 steps
 SLEEP = "0.2"  # seconds a micro-batch takes longer: 0.4 s a step on three ranks
 
 
 @contextmanager
-def machines(folder: Path, count: int) -> Iterator[Rig]:
-    """Machines that have this environment's Python and the small task, and the recipe on each."""
+def machines(folder: Path, count: int, own: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Rig]:
+    """Machines that have this environment's Python and the small task, and the recipe on each.
+
+    What lies in ``site`` of a machine's own folder is in its Python's path; ``own`` are variables of one.
+    """
     source = Path(__file__).parents[2] / "src"
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONPATH": f"{source}:{FAULTS}",
+        "PYTHONPATH": f"{folder}/work/site:{source}:{FAULTS}",
         "RANKLESS_CPU": "1",
         "OMP_NUM_THREADS": "1",
         "FAULT_SLEEP": SLEEP,
     }
-    with Rig(folder, count, environment) as rig:
+    with Rig(folder, count, environment, own) as rig:
         (rig.files(CLIENT) / "small.yaml").write_text(RECIPE, encoding="utf-8")
         yield rig
+
+
+def clock(folder: Path) -> Path | None:
+    """A library that puts a program's clock ``CLOCK_AHEAD`` seconds ahead; None without a C compiler."""
+    if not (compiler := shutil.which("cc")):
+        return None
+    source, library = folder / "clock.c", folder / "clock.so"
+    source.write_text(_CLOCK)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+# A namespace has no wall clock of its own.
+_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
+int clock_gettime(clockid_t id, struct timespec *at) {
+    int (*next)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int code = next(id, at);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) at->tv_sec += ahead();
+    return code;
+}
+int gettimeofday(struct timeval *at, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
 
 
 class HostsRun:
@@ -47,14 +93,16 @@ class HostsRun:
         name: of the run directory, below ``runs``.
         hosts: as for ``--hosts``.
         more: words for the command line.
+        verb: ``verify`` takes no run directory.
     """
 
-    def __init__(self, rig: Rig, name: str, hosts: str, *more: str) -> None:
+    def __init__(self, rig: Rig, name: str, hosts: str, *more: str, verb: str = "train") -> None:
         self.rig, self.folder = rig, Path("runs") / name
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the run
-        words = [] if "small.yaml" in more else ["small.yaml"]
+        words = ["small.yaml"] if verb == "train" and "small.yaml" not in more else []
+        words += [*more, *(["--run", str(self.folder)] if verb == "train" else [])]
         ssh = f"ssh -F {rig.config}"
-        command = [sys.executable, "-m", "rankless", "train", *words, *more, "--run", str(self.folder)]
+        command = [sys.executable, "-m", "rankless", verb, *words]
         self.process = rig.start(
             CLIENT,
             [*command, "--hosts", hosts, "--ssh", ssh],
@@ -123,6 +171,20 @@ class HostsRun:
         """What a person saw."""
         self.output.seek(0)
         return self.output.read()
+
+    def steps_on(self, seconds: float = 60) -> None:
+        """Wait for a step that is done from now on."""
+        before = self.steps()
+        self.until(lambda: self.steps() - before, seconds)
+
+    def steps(self) -> set[tuple[int, float]]:
+        """All steps in the journals of all hosts; one that was done twice took another time."""
+        found = set()
+        for host in self.rig.numbers:
+            path = RunDirectory(self.rig.files(host) / self.folder).journal
+            with suppress(OSError):
+                found |= {(e["step"], e["timing"]["seconds"]) for e in journal.read(path) if "step" in e}
+        return found
 
     def gone(self, seconds: float = 30) -> float:
         """Wait until nothing of the run is left on any host; how long it took."""

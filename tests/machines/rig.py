@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ class Rig:
         folder: for its files. ``folder/work`` is another folder on every machine, under the same path.
         count: of hosts.
         environment: what every host's programs find in their environment.
+        own: more for single hosts, by their names.
         own_name: the address of a host's own name in its /etc/hosts; Debian's installer writes 127.0.1.1.
 
     Attributes:
@@ -50,8 +52,14 @@ class Rig:
     """
 
     def __init__(
-        self, folder: Path, count: int, environment: Mapping[str, str], own_name: str = "127.0.1.1"
+        self,
+        folder: Path,
+        count: int,
+        environment: Mapping[str, str],
+        own: Mapping[str, Mapping[str, str]] | None = None,
+        own_name: str = "127.0.1.1",
     ) -> None:
+        self.own = own or {}
         self.folder, self.environment, self.own_name = folder, dict(environment), own_name
         self.work = folder / "work"
         self.numbers = {f"h{number}": number for number in range(1, count + 1)} | {CLIENT: 100}
@@ -102,8 +110,8 @@ class Rig:
         hosts = self.folder / f"etc-hosts-{name}"
         others = [f"{self.address(other)} {other}" for other in self.numbers if other != name]
         hosts.write_text("\n".join(["127.0.0.1 localhost", f"{self.own_name} {name}", *others]) + "\n")
-        server = self.folder / f"sshd-{name}"
-        values = " ".join(f'"{key}={value}"' for key, value in self.environment.items())
+        server, own = self.folder / f"sshd-{name}", self.environment | dict(self.own.get(name, {}))
+        values = " ".join(f'"{key}={value}"' for key, value in own.items())
         server.write_text(
             f"HostKey {self.folder}/keys/host\nAuthorizedKeysFile {self.folder}/keys/user.pub\n"
             f"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\nSetEnv {values}\n"
@@ -145,7 +153,7 @@ class Rig:
 
     def start(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program on a machine, in its ``work``."""
-        env = {**os.environ, **self.environment, **options.pop("env", {})}
+        env = {**os.environ, **self.environment, **self.own.get(name, {}), **options.pop("env", {})}
         entered = ["nsenter", "-t", self.pid(name), "-n", "-u", "-i", "-p", "-m", f"--wdns={self.work}", "--"]
         return subprocess.Popen([*entered, *command], env=env, **options)
 
@@ -162,6 +170,19 @@ class Rig:
                     found[int(folder.name)] = ((folder / "comm").read_text().strip(), command)
         ours = ("sleep infinity", "sshd", _SSHD)
         return {pid: both for pid, both in found.items() if both[1] and not both[1].startswith(ours)}
+
+    def listening(self, name: str) -> set[tuple[str, int]]:
+        """The addresses and ports at which a machine takes connections."""
+        found = set()
+        for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+            for line in Path(f"/proc/{self.pid(name)}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state = line.split()[:4]
+                address, port = local.split(":")
+                words = bytes.fromhex(address)
+                raw = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                if state == "0A":
+                    found.add((socket.inet_ntop(family, raw), int(port, 16)))
+        return found
 
     def pid(self, name: str) -> str:
         """The first process of a machine, as this one sees it."""

@@ -1,73 +1,168 @@
-"""``rankless train --hosts``: several machines over SSH give the bits of one process, whatever is lost."""
+"""``rankless train --hosts``: several machines over SSH give the bits of one process, whatever is lost.
+
+Each start costs seconds, so each test is one run to which several things happen.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_machines import HostsRun
-from rig import Rig
+from harness_for_machines import LONG, HostsRun
+from PIL import Image
+from rig import NETWORK, Rig
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("machines")]
+from rankless.runs.directory import RunDirectory
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("machines"), pytest.mark.timeout(400)]
 
 
-def test_two_hosts_with_unequal_devices_give_the_bits_of_one_process(rig: Rig, alone: dict[str, Any]) -> None:
-    with HostsRun(rig, "plain", "h1:1,h2:2") as run:
+def on(rig: Rig, host: str, *command: str) -> None:
+    """Run a command on a machine."""
+    assert rig.start(host, command).wait(20) == 0, command
+
+
+def images(folder: Path) -> None:
+    """Small images of two classes, in folders."""
+    for number in range(24):
+        path = folder / ("val" if number < 8 else "train") / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        color = (255 * (number % 2), 10 * number, 40)
+        Image.new("RGB", (40, 40), color).save(path)
+
+
+def test_hosts_that_share_nothing_prove_the_promise(rig: Rig, tmp_path: Path) -> None:
+    """Unequal devices, own names at 127.0.1.1, a path of the data on each, clocks a minute apart."""
+    images(tmp_path / "data")
+    hosts = {"h1": "x", "h2": "y", "h3": "z"}
+    for host, name in hosts.items():
+        shutil.copytree(tmp_path / "data", rig.files(host) / name)
+    if "h2" in rig.own:
+        on(rig, "h2", sys.executable, "-c", f"import time; exit(not 50 < time.time() - {time.time()} < 110)")
+    spec = ",".join(f"{h}:{2 if h == 'h2' else 1}:{rig.work}/{name}" for h, name in hosts.items())
+    words = ("digits-classify", "data.root=nowhere", "batch.images=8", "batch.micro=2", "--steps", "3")
+    listening: set[tuple[str, int]] = set()
+    with HostsRun(rig, "none", spec, *words, verb="verify") as run:
+        while run.process.poll() is None:
+            for host in hosts:
+                listening |= {(a, port) for a, port in rig.listening(host) if port != 22}
+            time.sleep(0.2)
         assert run.wait() == 0, run.text()
+        assert "the same bits in every tensor after each step (3), and the same scores" in run.text()
         run.gone()
-        assert run.outcome("h1") == alone
-        assert "3 processes" in run.text()
-        assert "Traceback" not in run.text()
+    for host in hosts:
+        assert not list((rig.files(host) / "runs").glob(".verify*"))
+    ours = {f"{NETWORK}.{number}" for number in (1, 2, 3)} | {"127.0.0.1"}  # 127.0.0.1: one host alone
+    assert listening
+    assert {address for address, _ in listening} <= ours
 
 
-def test_a_killed_rank_is_restarted_on_all_hosts(rig: Rig, alone: dict[str, Any]) -> None:
-    with HostsRun(rig, "rank", "h1:1,h2:2") as run:
+def test_what_is_lost_is_left_out_and_taken_back(rig: Rig, alone: dict[str, Any]) -> None:
+    """A cable out for 5 s, a killed rank, the power of rank 0's machine, a cable that is out for good."""
+    seconds: dict[str, tuple[float, float]] = {}
+
+    def lost(what: str, warning: str) -> None:
+        began = time.monotonic()
+        run.until(lambda: run.text().count(warning) > before.count(warning))
+        noticed = time.monotonic() - began
+        run.steps_on()
+        seconds[what] = noticed, time.monotonic() - began
+
+    with HostsRun(rig, "lost", "h1:1,h2:1,h3:1", "small.yaml", *LONG) as run:
         run.until(lambda: run.step() >= 4)
-        os.kill(run.processes("h2")["rank 2"], signal.SIGKILL)
-        assert run.wait() == 0, run.text()
-        assert "rank 2 was killed by SIGKILL; restarting from the newest checkpoint on h1, h2" in run.text()
-        run.gone()
-        assert run.outcome("h1") == alone
-
-
-def test_a_host_without_power_is_left_out_and_taken_back(rig: Rig, alone: dict[str, Any]) -> None:
-    with HostsRun(rig, "power", "h1:1,h3:2") as run:
-        run.until(lambda: run.step() >= 4)
-        rig.power_off("h3")
-        off = time.monotonic()
+        rig.cut("h2")
+        time.sleep(5)
+        rig.heal("h2")
+        run.steps_on()
+        assert "warning" not in run.text()
+        before = run.text()
+        os.kill(run.processes("h2")["rank 1"], signal.SIGKILL)
+        lost(
+            "rank killed", "rank 1 was killed by SIGKILL; restarting from the newest checkpoint on h1, h2, h3"
+        )
+        before = run.text()
+        rig.power_off("h1")
         try:
-            before = run.step()
-            run.until(lambda: "lost h3" in run.text())
-            noticed = time.monotonic() - off
-            run.until(lambda: run.step() > before)
-            resumed = time.monotonic() - off
+            lost("rank 0's machine without power", "lost h1")
         finally:
-            rig.power_on("h3")
+            rig.power_on("h1")
+        run.until(lambda: "h1 is back" in run.text())
+        run.steps_on()
+        before = run.text()
+        rig.cut("h3")
+        try:
+            lost("cable out", "lost h3")
+        finally:
+            rig.heal("h3")
         assert run.wait() == 0, run.text()
-        assert "h3 is back" in run.text()
+        assert "Traceback" not in run.text(), run.text()
         run.gone()
-        assert run.outcome("h1") == alone
-        print(f"noticed after {noticed:.1f} s, next step after {resumed:.1f} s")
+        assert run.outcome("h1") == run.outcome("h2") == alone
+        assert "h3 is back" not in run.text() or run.outcome("h3") == alone
+    for what, (noticed, resumed) in seconds.items():
+        print(f"{what}: noticed after {noticed:.1f} s, next step after {resumed:.1f} s")
 
 
-def test_a_client_that_is_killed_leaves_nothing_running(rig: Rig) -> None:
-    with HostsRun(rig, "client", "h1:1,h2:1") as run:
-        run.until(lambda: run.step() >= 2)
+def test_a_full_disk_and_a_damaged_checkpoint_end_nothing(rig: Rig, alone: dict[str, Any]) -> None:
+    on(rig, "h2", "mkdir", "-p", f"{rig.work}/runs")
+    on(rig, "h2", "mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", f"{rig.work}/runs")
+    try:
+        with HostsRun(rig, "full", "h1:1,h2:1,h3:1", "small.yaml", *LONG) as run:
+            run.until(lambda: run.step() >= 8)
+            copy = RunDirectory(rig.files("h1") / run.folder)
+            newest = copy.step_directory(copy.steps()[-1]) / "model.safetensors"
+            with newest.open("r+b") as file:
+                file.seek(-5, os.SEEK_END)
+                byte = file.read(1)
+                file.seek(-5, os.SEEK_END)
+                file.write(bytes([byte[0] ^ 1]))
+            os.kill(run.processes("h3")["rank 2"], signal.SIGKILL)
+            assert run.wait() == 0, run.text()
+            run.gone()
+            assert run.outcome("h1") == run.outcome("h3") == alone
+            full = [line for line in run.text().splitlines() if "h2" in line and "warning" in line]
+            assert any("space" in line or "free" in line or "fit" in line for line in full), run.text()
+            assert "Traceback" not in run.text(), run.text()
+    finally:
+        on(rig, "h2", "umount", "--lazy", f"{rig.work}/runs")
+
+
+def test_another_version_on_one_host_is_an_error_that_names_both(rig: Rig) -> None:
+    other = rig.files("h2") / "site" / "pillow-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 0.1\n")
+    try:
+        with HostsRun(rig, "versions", "h1,h2,h3") as run:
+            assert run.wait() == 2, run.text()
+            run.gone()
+            assert "the hosts differ in pillow: " in run.text(), run.text()
+            assert "on h1, h3; 0.1 on h2; install the same" in run.text()
+            assert not (rig.files("h1") / run.folder).exists()
+    finally:
+        shutil.rmtree(other)
+
+
+def test_a_run_goes_on_after_its_client_was_killed_and_after_ctrl_c(rig: Rig, alone: dict[str, Any]) -> None:
+    with HostsRun(rig, "on", "h1:1,h2:2", "small.yaml", *LONG) as run:
+        run.until(lambda: run.step() >= 5)
         os.kill(run.coordinator(), signal.SIGKILL)
         run.process.wait()
-        print(f"gone after {run.gone(40):.1f} s")
-
-
-def test_ctrl_c_saves_and_the_run_goes_on_later(rig: Rig, alone: dict[str, Any]) -> None:
-    with HostsRun(rig, "interrupted", "h1:1,h2:2") as run:
-        run.until(lambda: run.step() >= 4)
+        print(f"nothing left {run.gone(40):.1f} s after the client was killed")
+    with HostsRun(rig, "on", "h1:1,h2:2", "small.yaml", *LONG, "--resume") as run:
+        before = run.step()
+        run.until(lambda: run.step() >= before + 3)
         os.kill(run.coordinator(), signal.SIGINT)
         assert run.wait() == 130, run.text()
         assert "stopped by SIGINT; saved after step" in run.text()
+        assert f"--hosts h1:1,h2:2 --ssh 'ssh -F {rig.config}'" in run.text()
         run.gone()
-    with HostsRun(rig, "interrupted", "h1:1,h2:2", "small.yaml", "--resume") as run:
-        assert run.wait() == 0, run.text()
-        assert run.outcome("h1") == alone
+    with HostsRun(rig, "on", "h3:1,h2:1", "small.yaml", *LONG, "--resume") as run:
+        assert run.wait() == 0, run.text()  # h3 has nothing of it
+        run.gone()
+        assert run.outcome("h2") == run.outcome("h3") == alone

@@ -53,6 +53,7 @@ class Training:
             sinks=list(self.sinks),
             launched=self.launched,
             dry_run_steps=self.dry_run_steps,
+            traced=bool(self.dry_run_steps),
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
