@@ -42,7 +42,7 @@ def rates(schedule: Schedule, steps: int = STEPS) -> list[float]:
 
 def test_cosine_is_torchs() -> None:
     expected = by_torch(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS - 1, eta_min=0.05)
-    assert rates(Schedule(name="cosine", final=0.05)) == pytest.approx(expected, abs=1e-12)
+    assert rates(Schedule(name="cosine", final=0.05, warmup=0)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_cosine_begins_where_the_warm_up_ends() -> None:
@@ -57,20 +57,25 @@ def test_cosine_begins_where_the_warm_up_ends() -> None:
 
 def test_steps_are_torchs() -> None:
     expected = by_torch(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 30, 45], gamma=0.3)
-    schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3)
+    schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3, warmup=0)
     assert rates(schedule) == pytest.approx(expected, rel=1e-12)
-    in_units = Schedule(name="step", milestones=("40%", "30 epochs", 45), gamma=0.3)
+    in_units = Schedule(name="step", milestones=("40%", "30 epochs", 45), gamma=0.3, warmup=0)
     assert rates(in_units) == rates(schedule)
 
 
 def test_steps_without_milestones_fall_at_80_and_90_percent() -> None:
     assert rates(Schedule(name="step")) == rates(Schedule(name="step", milestones=("80%", "90%")))
-    assert rates(Schedule(name="step")) == pytest.approx([1] * 40 + [0.1] * 5 + [0.01] * 5)
+    assert rates(Schedule(name="step", warmup=0)) == pytest.approx([1] * 40 + [0.1] * 5 + [0.01] * 5)
 
 
 def test_warm_up_with_a_power_and_then_constant() -> None:
     found = rates(Schedule(name="constant", warmup=8, warmup_power=4))
     assert found == pytest.approx([min((n + 1) / 8, 1) ** 4 for n in range(STEPS)])
+
+
+def test_the_warm_up_is_a_share_of_the_run() -> None:
+    assert rates(Schedule(name="constant"))[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])  # 2.5 of 50 steps
+    assert rates(Schedule(name="constant"), 8) == [1.0] * 8
 
 
 @pytest.mark.parametrize("warmup", [STEPS - 1, STEPS, 10 * STEPS])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankless.data.order import Line
 from rankless.engine.optim import rate
 from rankless.engine.schedule import StepSchedule
-from rankless.recipe.load import load, shipped
+from rankless.recipe.load import default, load, shipped
 from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule
 from rankless.world.tree import own_micro_batches
 
@@ -80,7 +80,8 @@ def test_a_resumed_run_draws_the_rest(schedule: StepSchedule, start: int) -> Non
 @pytest.mark.parametrize(
     ("images", "warmup", "epochs", "said"),
     [
-        (64, 0, 1, []),
+        (80, 0, 1, []),
+        (79, 0, 1, []),  # no smaller batch is suggested than 8
         (64, 15, 1, []),  # the last of 16 steps reaches the whole rate
         (64, 16, 1, ["the whole run (16 steps) lies within the warm-up"]),
         (64, 16, 2, []),
@@ -110,6 +111,27 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
         "model.freeze='10 epochs'",
     ]
     assert StepSchedule(recipe, 4).warnings() == []  # an epoch is a step
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "micro", "line"),
+    [
+        (169, 64, 8, "add batch.images=8"),
+        (169, 64, 32, "add batch.images=8 batch.micro=8"),
+        (1279, 64, 8, "add batch.images=32"),
+        (1280, 64, 8, ""),
+        (5, 8, 4, "use a smaller batch.images"),
+        (50, 64, 64, "add batch.images=8 batch.micro=8"),
+    ],
+)
+def test_few_steps_in_an_epoch_are_reported_with_the_line_to_add(
+    images: int, batch: int, micro: int, line: str
+) -> None:
+    run = StepSchedule(Recipe(batch=Batch(images=batch, micro=micro)), images)
+    assert [sentence.rpartition("; ")[2] for sentence in run.warnings()] == [line] * bool(line)
+    if line.startswith("add"):
+        better = default([f"batch.images={batch}", f"batch.micro={micro}", *line.split()[1:]])
+        assert not StepSchedule(better, images).warnings()
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

@@ -17,6 +17,9 @@ from rankless.errors import UserError, counted
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
+_FEW = 20  # steps in an epoch
+_SMALLEST = 8  # images in a batch that is suggested: batch norm needs some
+
 
 @dataclass(frozen=True)
 class StepSchedule:
@@ -82,7 +85,13 @@ class StepSchedule:
         if batch > self.images:
             found.append(
                 f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
-                f"each step takes every image {batch / self.images:.1f} times; use a smaller batch.images"
+                f"each step takes every image {batch / self.images:.1f} times; {self._smaller_batch()}"
+            )
+        elif self.images < _FEW * batch and self._smaller_batch():
+            found.append(
+                f"an epoch has only {float(self.length.exact('1 epoch')):.2g} steps (batch.images is {batch:,} "
+                f"for {counted(self.images, 'training image')}), so a run learns little in few "
+                f"epochs; {self._smaller_batch()}"
             )
         if warmup >= self.steps:
             found.append(
@@ -91,6 +100,15 @@ class StepSchedule:
                 "5%, or more epochs"
             )
         return [*found, *self._perhaps_epochs()]
+
+    def _smaller_batch(self) -> str:
+        """What to write for a batch with which an epoch has enough steps, where that is a smaller one."""
+        batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
+        if batch >= self.recipe.batch.images:
+            return "use a smaller batch.images" if self.recipe.batch.images > self.images else ""
+        micro = self.recipe.batch.micro
+        also = "" if batch % micro == 0 else f" batch.micro={batch}"
+        return f"add batch.images={batch}{also}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
         """Find the small numbers of steps that may have been meant as epochs, which they once were."""

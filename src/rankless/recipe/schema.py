@@ -132,7 +132,7 @@ class Schedule:
     """
 
     name: Literal["cosine", "step", "constant"] = "cosine"
-    warmup: Duration = 0
+    warmup: Duration = "5%"
     warmup_power: Positive = 1.0
     final: Fraction = 0.01
     milestones: Milestones = ()
