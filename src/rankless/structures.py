@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -184,13 +184,25 @@ class LossSum:
 
     Attributes:
         sum: scalar with a gradient.
-        count: scalar without a gradient: images, positives, pixels, whatever the task divides by.
+        count: scalar without a gradient: images, positives, pixels, whatever the task divides by; a number
+            becomes a tensor beside ``sum``.
         parts: named sums for the journal, scalars without gradients.
     """
 
     sum: Tensor
     count: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, sum: Tensor, count: Tensor | float, parts: Mapping[str, Tensor] = ...) -> None: ...
+
+    def __post_init__(self) -> None:
+        """Accept a number as the count."""
+        given: Any = self.count
+        if isinstance(self.sum, Tensor) and type(given) in (int, float):
+            count = torch.full((), given, dtype=torch.float32, device=self.sum.device)
+            object.__setattr__(self, "count", count)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
 from rankless.recipe import yaml12
+from rankless.recipe.familiar import ELSEWHERE, SECTIONS
+from rankless.recipe.keys import leaves
 from rankless.recipe.load import (
     differences,
     dump,
@@ -157,7 +160,16 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "every, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, tta"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, image_size, pretrained, freeze, width, dropout, activation, involution, cfg, anchors, dfl, "
-         "densenet"),
+         "densenet; did you mean 'model.name'?"),
+        ("imgsz: 640", "key 'imgsz': no such key; here it is model.image_size"),
+        ("model: {imgsz: 640}", "key 'model.imgsz': no such key; here it is model.image_size"),
+        ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),
+        ("device: 0", "key 'device': no such key; here it is --devices N on the command line: where a run "
+         "happens is no part of a recipe"),
+        ("patience: 5", "key 'patience': no such key; here it is nothing: no run ends early, and the best "
+         "weights of a run are kept"),
+        ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
+         "'batch.images'?"),
         ("task: ''", "'task' is '': expected text that is not empty"),
         ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
         ("model: {image_size: 400}", "'model.image_size' is 400: a detector needs multiples of 32, such as "
@@ -182,6 +194,17 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
 )  # fmt: skip
 def test_an_error_names_key_value_and_what_to_do(tmp_path, text, problem):
     assert problems_of(tmp_path, text) == [f"r.yaml:1: {problem}"]
+
+
+@pytest.mark.parametrize("meant", [*ELSEWHERE.values(), *map(".".join, SECTIONS.items())])
+def test_names_from_elsewhere_lead_to_keys_that_there_are(meant):
+    known = [".".join(path) for path in leaves()]
+    for key in re.findall(r"[a-z_.]+\.[a-z_]+|^[a-z_]+(?==|$)", meant):
+        assert key in known
+
+
+def test_no_name_from_elsewhere_is_a_key():
+    assert not ELSEWHERE.keys() & {path[-1] for path in leaves()}
 
 
 def test_all_errors_come_at_once_in_the_order_of_the_lines(tmp_path):

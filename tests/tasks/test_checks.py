@@ -33,7 +33,7 @@ LOSS = torch.ones((), requires_grad=True) * 2
         (None, "returned NoneType; expected rankless.LossSum"),
         (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),
         (LossSum(ONE, ONE), "sum has no gradient; expected a tensor that was computed by the model"),
-        (LossSum(LOSS, 8), "count is 8; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
+        (LossSum(LOSS, "8"), "count is 8; expected a scalar tensor, such as torch.tensor"),  # type: ignore[arg-type]
         (LossSum(LOSS, torch.ones(1)), r"count is a tensor of shape \(1,\); expected a scalar"),
         (LossSum(LOSS, ONE, {"a": ONE, "b": 2.0}), r"parts\['b'\] is 2.0; expected a scalar"),  # type: ignore[dict-item]
         (LossSum(LOSS, ONE, [ONE]), r"parts is \[tensor"),  # type: ignore[arg-type]
@@ -48,9 +48,16 @@ def test_a_right_loss() -> None:
     checks.check_loss(Mine(), LossSum(LOSS, ONE, {"part": LOSS}))
 
 
+@pytest.mark.parametrize("count", [8, 8.0])
+def test_a_number_is_a_count(count: float) -> None:
+    loss = LossSum(LOSS, count)
+    checks.check_loss(Mine(), loss)
+    assert loss.count.dtype == torch.float32 and loss.count.item() == 8
+
+
 def test_all_errors_of_a_loss_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        checks.check_loss(Mine(), LossSum(ONE, 3, {"a": 1}))  # type: ignore[arg-type, dict-item]
+        checks.check_loss(Mine(), LossSum(ONE, "3", {"a": 1}))  # type: ignore[arg-type, dict-item]
     assert len(caught.value.problems) == 3
 
 

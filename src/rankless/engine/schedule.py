@@ -89,9 +89,9 @@ class StepSchedule:
             )
         elif self.images < _FEW * batch and self._smaller_batch():
             found.append(
-                f"an epoch has only {float(self.length.exact('1 epoch')):.2g} steps (batch.images is {batch:,} "
-                f"for {counted(self.images, 'training image')}), so a run learns little in few "
-                f"epochs; {self._smaller_batch()}"
+                f"an epoch has only {float(self.length.exact('1 epoch')):.2g} steps "
+                f"(batch.images is {batch:,} for {counted(self.images, 'training image')}), so a run "
+                f"learns little in few epochs; {self._smaller_batch()}"
             )
         if warmup >= self.steps:
             found.append(

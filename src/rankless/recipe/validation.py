@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankless.errors import UserError, nearest, one_of
+from rankless.recipe.familiar import SECTIONS
 from rankless.recipe.keys import (
     KeyPath,
     Kinds,
@@ -113,8 +114,10 @@ def collect(
         tree = {"preset": tree}
     if not isinstance(tree, Mapping):
         what = f"'{dotted}' is" if at else "this recipe is"
-        keys = ", ".join(sections()[at])
-        return {}, [Problem(locate(at), f"{what} {shown(tree)}: expected a section with keys among {keys}")]
+        what = f"{what} {shown(tree)}: expected a section with keys among {', '.join(sections()[at])}"
+        if dotted in SECTIONS and isinstance(tree, str | int | float):
+            what += f"; did you mean '{dotted}.{SECTIONS[dotted]}'?"
+        return {}, [Problem(locate(at), what)]
     given: dict[KeyPath, Given] = {}
     problems: list[Problem] = []
     for name, value in tree.items():
