@@ -198,14 +198,33 @@ def test_code_is_unpacked_once_and_found(client: Callable[..., Client], tmp_path
     assert [path.name for path in (tmp_path / ".cache/code").iterdir()] == ["1"]
 
 
-def test_an_archive_that_is_cut_short_leaves_nothing(client: Callable[..., Client], tmp_path: Path) -> None:
+def test_a_damaged_archive_leaves_nothing(client: Callable[..., Client], tmp_path: Path) -> None:
     one = client()
     one.start(ORPHAN + WAIT)
     orphan = one.orphan()
-    one.send("unpack", folder=".cache/code/1", data="UEsDBA==")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("sent/__init__.py", "print('found')")
+    damaged = buffer.getvalue().replace(b"found", b"other")
+    one.send("unpack", folder=".cache/code/1", data=base64.b64encode(damaged).decode())
     assert one.process.wait(30) != 0
     assert not is_alive(orphan)
     assert list((tmp_path / ".cache/code").iterdir()) == []
+
+
+def test_processes_that_the_machine_hides_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc is where it is mounted with hidepid=1."""
+    read = Path.read_bytes
+
+    def hidden(path: Path) -> bytes:
+        if path == Path("/proc/1/stat"):
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", hidden)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in supervisor.descendants()
+        child.kill()
 
 
 def test_a_killed_supervisor_takes_a_host_process_along(client: Callable[..., Client]) -> None:

@@ -94,14 +94,17 @@ class HostsRun:
         hosts: as for ``--hosts``.
         more: words for the command line.
         verb: ``verify`` takes no run directory.
+        ssh: options for SSH.
     """
 
-    def __init__(self, rig: Rig, name: str, hosts: str, *more: str, verb: str = "train") -> None:
+    def __init__(
+        self, rig: Rig, name: str, hosts: str, *more: str, verb: str = "train", ssh: str = ""
+    ) -> None:
         self.rig, self.folder = rig, Path("runs") / name
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the run
         words = ["small.yaml"] if verb == "train" and "small.yaml" not in more else []
         words += [*more, *(["--run", str(self.folder)] if verb == "train" else [])]
-        ssh = f"ssh -F {rig.config}"
+        ssh = f"ssh -F {rig.config} {ssh}".strip()
         command = [sys.executable, "-m", "rankless", verb, *words]
         self.process = rig.start(
             CLIENT,

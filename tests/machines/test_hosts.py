@@ -148,6 +148,45 @@ def test_another_version_on_one_host_is_an_error_that_names_both(rig: Rig) -> No
         shutil.rmtree(other)
 
 
+def test_a_start_that_fails_or_is_stopped_leaves_nothing(rig: Rig) -> None:
+    mine = rig.files("h2") / "runs" / "mine" / "journal.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my diary")
+    with HostsRun(rig, "mine", "h1:1,h2:1,h3:1") as run:
+        assert run.wait() == 2, run.text()
+        assert "h2: runs/mine: not a run directory, but it has 'journal.jsonl', which a run" in run.text()
+        run.gone()
+    assert mine.read_text() == "my diary"
+    assert not [host for host in ("h1", "h3") if (rig.files(host) / run.folder).exists()]
+    with HostsRun(rig, "early", "h1:1,h2:1") as run:
+        run.until(lambda: "rankless host" in run.processes("h1"))
+        os.kill(run.coordinator(), signal.SIGINT)
+        assert run.wait() == 130, run.text()
+        assert run.text() == "stopped by SIGINT before the training began\n"
+        run.gone()
+    assert not [host for host in ("h1", "h2") if (rig.files(host) / run.folder).exists()]
+
+
+@pytest.mark.parametrize(
+    ("ssh", "more", "said", "fix"),
+    [
+        ("-o PubkeyAuthentication=no", (), "Permission denied", "ssh-copy-id h1"),
+        ("-o StrictHostKeyChecking=yes", (), "Host key verification failed.", "ssh h1 once by hand"),
+        ("", ("--python", "/no/python"), "/no/python: No such file", "--python PATH"),
+    ],
+)
+def test_hosts_that_cannot_be_used_name_what_to_do(
+    rig: Rig, ssh: str, more: tuple[str, ...], said: str, fix: str
+) -> None:
+    with HostsRun(rig, "unused", "h1,h2", *more, ssh=ssh) as run:
+        assert run.wait() == 2, run.text()
+        lines = [line for line in run.text().splitlines() if line]
+        assert all(f"{host}: cannot be used (" in run.text() for host in ("h1", "h2"))
+        assert said in lines[0], run.text()
+        assert fix in lines[0], run.text()
+        run.gone()
+
+
 def test_a_run_goes_on_after_its_client_was_killed_and_after_ctrl_c(rig: Rig, alone: dict[str, Any]) -> None:
     with HostsRun(rig, "on", "h1:1,h2:2", "small.yaml", *LONG) as run:
         run.until(lambda: run.step() >= 5)

@@ -265,7 +265,6 @@ class Gang:
                 reply = json.loads(line)
                 if "ready" in reply:
                     member.is_ready = True
-                    member.said.clear()  # what it says from now on is shown as it comes
                 elif reply["order"] == member.order:
                     member.replies.append(reply)
         elif "hello" in event:
