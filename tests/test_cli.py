@@ -369,3 +369,35 @@ def test_an_output_that_cannot_be_written_is_named():
         )
     sentence = "the output could not be written (No space left on device); send it elsewhere"
     assert (done.returncode, done.stderr) == (1, f"error: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "nope"], ["nope: no such file or directory"]),
+        (["predict", "nope", "x"], ["'x': no such file or folder", "nope: no such file or directory"]),
+        (["train", "digits", "data.root=nope"], ["nope: no such file or folder at "]),
+        (
+            ["train", "digits", "model.pretrained=nope.pt"],
+            ["model.pretrained is 'nope.pt': nope.pt: no such"],
+        ),
+        (
+            ["train", "digits", "data.root=nope", "model.pretrained=nope.pt"],
+            ["nope: no such file or folder at ", "model.pretrained is 'nope.pt': nope.pt: no such"],
+        ),
+    ],
+)
+@pytest.mark.processes
+def test_a_path_that_leads_nowhere_is_reported_before_pytorch_is_imported(
+    tmp_path: Path, words: list[str], said: list[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-m", "rankless", *words],
+        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120,
+    )  # fmt: skip
+    problems = done.stderr.splitlines()
+    assert done.returncode == 2 and len(problems) == len(said)
+    assert all(one in problem for one, problem in zip(said, problems, strict=True))
+    assert not (tmp_path / "runs").exists()

@@ -62,6 +62,9 @@ def evaluate(
     count = device_count(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
+    from rankless.cli.missing import check_target
+
+    check_target(target)
     from rankless.launch import fork_server, local
 
     fork_server.start()
@@ -108,9 +111,11 @@ def predict(
         )
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
+    from rankless.cli.missing import check_target
     from rankless.recipe.instruction_set import fix, of_weights
     from rankless.runs.directory import weights_of
 
+    check_target(target, sources)
     if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
         with suppress(UserError):  # reported below, with whatever else is wrong
             fix(of_weights(weights_of(target, warn=lambda _: None)))

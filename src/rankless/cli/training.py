@@ -135,6 +135,10 @@ def train(
         return train_on_hosts(wanted, parsed, way)
     if detach:
         raise UserError("--detach needs --hosts: the first of them coordinates the training")
+    if chosen is not None:
+        from rankless.cli.missing import check_recipe
+
+        check_recipe(chosen, begins=not resume)
     if run is None:
         run = new_run_directory(Path(name or "run").stem)
     from rankless.launch import fork_server, local

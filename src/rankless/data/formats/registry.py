@@ -15,6 +15,7 @@ from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
+from rankless.data.missing import missing_data
 from rankless.errors import UserError
 from rankless.files import reading
 
@@ -84,11 +85,8 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         UserError: nothing there, or nothing known.
     """
     path = Path(root).expanduser()
-    if not path.exists():
-        raise UserError(
-            f"{root}: no such file or folder at {path.absolute()}; expected a folder, a file such as "
-            "'data.yaml', or 'digits' for the built-in data"
-        )
+    if problems := missing_data(root):
+        raise UserError(problems)
     if format != "auto":
         return format, "data.format says so"
     name, why = _recognized(path, NAMES)

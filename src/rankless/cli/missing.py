@@ -1,0 +1,58 @@
+"""Paths that lead nowhere, found before PyTorch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rankless.data.missing import missing_data
+from rankless.errors import UserError
+from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+from rankless.runs.directory import weights_of
+
+
+def check_target(target: Path, sources: Sequence[str] = ()) -> None:
+    """Check that there are weights at ``target``, and something at each source.
+
+    Raises:
+        UserError: all that are missing.
+    """
+    problems = [f"'{source}': no such file or folder" for source in sources if _is_missing(source)]
+    problems += _problems_of_weights(target)
+    if problems:
+        raise UserError(problems)
+
+
+def check_recipe(recipe: Recipe, *, begins: bool) -> None:
+    """Check that there is something at the recipe's paths.
+
+    Args:
+        recipe: whose paths are of this machine.
+        begins: whether the run begins; one that goes on needs no weights to start from.
+
+    Raises:
+        UserError: all that are missing.
+    """
+    problems: list[str] = []
+    if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
+        problems += missing_data(recipe.data.root)
+    pretrained = recipe.model.pretrained
+    if begins and pretrained not in ("", "timm"):
+        problems += [
+            f"model.pretrained is '{pretrained}': {one}" for one in _problems_of_weights(Path(pretrained))
+        ]
+    if problems:
+        raise UserError(problems)
+
+
+def _is_missing(source: str) -> bool:
+    return not (os.path.lexists(source) or glob.has_magic(source) or source.startswith("digits:"))
+
+
+def _problems_of_weights(target: Path) -> Iterator[str]:
+    try:
+        weights_of(target, warn=lambda _: None)
+    except UserError as error:
+        yield from error.problems

@@ -1,0 +1,16 @@
+"""Whether there is anything where data is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def missing_data(root: str) -> list[str]:
+    """Return the problem that there is nothing at ``root``, or nothing."""
+    path = Path(root).expanduser()
+    if path.exists():
+        return []
+    return [
+        f"{root}: no such file or folder at {path.absolute()}; expected a folder, a file such as "
+        "'data.yaml', or 'digits' for the built-in data"
+    ]
