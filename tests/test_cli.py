@@ -76,6 +76,15 @@ class Calls:
 
 
 @pytest.fixture
+def trained(calls: Calls) -> Calls:
+    """With what the commands look for before they call: weights and images."""
+    for name in ("w", "runs/x/model.safetensors", "a.jpg", "b/c.jpg"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    return calls
+
+
+@pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     """The working rooms replaced, in an empty working directory."""
     made = Calls()
@@ -257,22 +266,22 @@ def test_resume_takes_the_recipe_of_the_run_or_the_given_one(calls):
     ]
 
 
-def test_evaluate(calls, capsys):
+def test_evaluate(trained, capsys):
     assert cli.main(["evaluate", "runs/x", "evaluate.iou=0.5", "--split", "test", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["per_class"] == {"cat": {"AP": 0.5, "AP50": None}}
     assert cli.main(["evaluate", "runs/x", "--task", "mine.py:Mine"]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert words == [["AP", "0.2500"], ["APl", "–"], ["images", "3"], [],
                      ["class", "AP", "AP50"], ["cat", "0.5000", "–"]]  # fmt: skip
-    assert calls.asked == [
+    assert trained.asked == [
         (Path("runs/x"), ("evaluate.iou=0.5",), None, None, "test"),
         (Path("runs/x"), (), "mine.py:Mine", None, None),
     ]
 
 
-def test_evaluate_prints_a_confusion_matrix(calls, capsys):
+def test_evaluate_prints_a_confusion_matrix(trained, capsys):
     per_class = {"cat": {"f1": 0.5, "support": 12}, "big dog": {"f1": None, "support": 0}}
-    calls.scores = {"top1": 0.75, "per_class": per_class, "confusion": [[9, 3], [0, 0]]}
+    trained.scores = {"top1": 0.75, "per_class": per_class, "confusion": [[9, 3], [0, 0]]}
     assert cli.main(["evaluate", "runs/x"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:5]] == [
@@ -280,22 +289,22 @@ def test_evaluate_prints_a_confusion_matrix(calls, capsys):
     ]  # fmt: skip
     assert lines[-3:] == ["          0 1", "cat     0 9 3", "big dog 1 · ·"]
     many = [str(number) for number in range(31)]
-    calls.scores = {"per_class": {name: {"f1": 1.0} for name in many}, "confusion": [[0] * 31] * 31}
+    trained.scores = {"per_class": {name: {"f1": 1.0} for name in many}, "confusion": [[0] * 31] * 31}
     assert cli.main(["evaluate", "runs/x"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "31 classes are too many for a table; --json prints it"
 
 
-def test_predict_says_what_each_image_shows(calls, capsys):
-    calls.images = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
+def test_predict_says_what_each_image_shows(trained, capsys):
+    trained.images = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
     assert cli.main(["predict", "w", "a.jpg", "--out", "found"]) == 0
     assert capsys.readouterr().out == "a.jpg: cat 91%\n1 image; results in found\n"
 
 
-def test_predict(calls, capsys):
+def test_predict(trained, capsys):
     assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
-    assert calls.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
+    assert trained.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
     assert capsys.readouterr().out == "3 objects in 2 images; results in found\n"
-    calls.failed.append(("c.jpg", "cut short"))
+    trained.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out) == {"images": []}

@@ -116,12 +116,12 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
 @pytest.mark.parametrize(
     ("images", "batch", "micro", "line"),
     [
-        (169, 64, 8, "add batch.images=8"),
-        (169, 64, 32, "add batch.images=8 batch.micro=8"),
-        (1279, 64, 8, "add batch.images=32"),
+        (169, 64, 8, "add batch.images=8 optim.lr=0.00125"),
+        (169, 64, 32, "add batch.images=8 batch.micro=8 optim.lr=0.00125"),
+        (1279, 64, 8, "add batch.images=32 optim.lr=0.005"),
         (1280, 64, 8, ""),
         (5, 8, 4, "use a smaller batch.images"),
-        (50, 64, 64, "add batch.images=8 batch.micro=8"),
+        (50, 64, 64, "add batch.images=8 batch.micro=8 optim.lr=0.00125"),
     ],
 )
 def test_few_steps_in_an_epoch_are_reported_with_the_line_to_add(

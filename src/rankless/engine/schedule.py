@@ -102,13 +102,18 @@ class StepSchedule:
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
-        """What to write for a batch with which an epoch has enough steps, where that is a smaller one."""
+        """What to write for a batch with which an epoch has enough steps, where that is a smaller one.
+
+        The rate falls with the batch, as usual: in proportion for SGD, with the square root for AdamW.
+        """
         batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
         if batch >= self.recipe.batch.images:
             return "use a smaller batch.images" if self.recipe.batch.images > self.images else ""
         micro = self.recipe.batch.micro
         also = "" if batch % micro == 0 else f" batch.micro={batch}"
-        return f"add batch.images={batch}{also}"
+        optim, ratio = self.recipe.optim, batch / self.recipe.batch.images
+        lr = optim.lr * (ratio if optim.name == "sgd" else ratio**0.5)
+        return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
         """Find the small numbers of steps that may have been meant as epochs, which they once were."""
