@@ -5,6 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Checkpoint, Evaluate, Model, Optim, Recipe, Schedule
 
 
@@ -48,7 +49,7 @@ def test_whole_numbers_serve_as_floats():
     ],
 )
 def test_refused(build, sentence):
-    with pytest.raises(ValidationError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises((ValidationError, UserError), match=sentence.replace("(", r"\(").replace(")", r"\)")):
         build()
 
 
@@ -71,3 +72,31 @@ def test_nearest_divisors(images, micro, nearest):
 def test_is_frozen():
     with pytest.raises(AttributeError):
         Recipe().epochs = 3
+
+
+def test_mappings_serve_as_sections():
+    made = Recipe(epochs=2, data={"root": "x", "augment": "heavy"}, batch=Batch(images=4, micro=2))
+    assert (made.epochs, made.data.root, made.data.augment.mosaic, made.batch.micro) == (2, "x", 1.0, 2)
+    classifier = Recipe(task="classify", model={"name": "resnet18"}, data=made.data.__class__(root="y"))
+    assert classifier.model == Model(name="resnet18") and classifier.loss.name == "cross-entropy"
+    assert made == Recipe(epochs=2, data=made.data, batch=made.batch)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentences"),
+    [
+        ({"epochs": 2.0}, ["Recipe: 'epochs' is 2.0: expected a whole number of at least 1"]),
+        ({"lr": 1}, ["Recipe: key 'lr': no such key; did you mean 'optim.lr'?"]),
+        (
+            {"data": {"rooot": "x"}, "seed": -1},
+            [
+                "Recipe: key 'data.rooot': no such key; did you mean 'data.root'?",
+                "Recipe: 'seed' is -1: expected a whole number of at least 0",
+            ],
+        ),
+    ],
+)
+def test_mistakes_in_python_are_sentences(keys, sentences):
+    with pytest.raises(UserError) as caught:
+        Recipe(**keys)
+    assert list(caught.value.problems) == sentences

@@ -6,11 +6,13 @@ written into the run directory and into every weights file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from contextlib import suppress
+from dataclasses import field, fields
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
@@ -309,3 +311,22 @@ class Recipe:
                 "one: expected none or flip",
                 ("evaluate.tta",),
             )
+
+
+_init = Recipe.__init__
+
+
+@functools.wraps(_init)
+def _of_mappings_too(self: Recipe, *values: Any, **keys: Any) -> None:
+    """Take mappings for sections, and report mistakes as sentences."""
+    keys |= {one.name: value for one, value in zip(fields(self), values, strict=False)}
+    if not any(isinstance(value, Mapping) for value in keys.values()):
+        with suppress(ValidationError):
+            _init(self, **keys)
+            return
+    from rankless.recipe.from_python import built  # which is made of this page
+
+    vars(self).update(vars(built(keys)))
+
+
+Recipe.__init__ = _of_mappings_too  # type: ignore[method-assign]
