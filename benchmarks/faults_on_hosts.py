@@ -32,7 +32,9 @@ from rig import CLIENT, Rig, why_not  # noqa: E402
 from rankless.runs import journal  # noqa: E402
 
 CHAIN = 4  # faults that one run meets
-WORDS = ("epochs=16", "checkpoint.every=3")  # 80 steps
+WORDS = ("epochs=30", "checkpoint.every=3")  # 150 steps
+LAST = 130  # the step after which no fault comes any more
+BETWEEN = 4  # steps that are done between two faults: at least one checkpoint
 PATIENCE = 120.0
 SHORT = 5.0  # seconds that a cable is out, unnoticed
 
@@ -247,8 +249,11 @@ def stress(faults: int, seed: int, count: int) -> int:
                 try:
                     chain.run.until(lambda: chain.step()[1] >= 2)  # noqa: B023
                     for kind in mine:
+                        since = chain.step()[1]
+                        chain.run.until(lambda: chain.step()[1] >= since + BETWEEN, PATIENCE)  # noqa: B023
                         time.sleep(rng.uniform(0, 1.5))
-                        _one(chain, kind, results[kind])
+                        if chain.step()[1] < LAST:
+                            _one(chain, kind, results[kind])
                     _finish(chain, alone)
                     ends += 1
                 except (AssertionError, LookupError, OSError) as error:
