@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import tempfile
 import time
 import uuid
@@ -122,24 +121,32 @@ class OneOfMany(OneMachine):
         return True  # no rank opens one
 
 
-def open_store(address: str) -> dist.TCPStore:
-    """A store for ranks on several machines, which listens at ``address`` alone, on any free port.
+def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
+    """A store for ranks on several machines, which listens at ``address`` alone.
+
+    Args:
+        address: of this machine.
+        port: 0 takes any that is free.
+        timeout: of its operations.
 
     Raises:
-        OSError: nothing can listen there.
+        UserError: nothing can listen there.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        listener.listen(1024)
-        port = listener.getsockname()[1]
-        return dist.TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    listener = network.listening_at(address, port)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    """The store that another process has opened."""
+    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
 
 
 def _private_file() -> Path:
@@ -194,7 +201,7 @@ def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store |
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    return join_store(address, port, timeout)
 
 
 def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
@@ -212,17 +219,8 @@ def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timede
     if alone:
         address = "127.0.0.1"
     if rank:
-        return dist.TCPStore(address, port, is_master=False, timeout=timeout)
-    own = address if alone else network.own_address(address)
-    listener = network.listening_at(own, port)
-    return dist.TCPStore(
-        own,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listener.detach(),
-    )
+        return join_store(address, port, timeout)
+    return open_store(address if alone else network.own_address(address), port, timeout)
 
 
 def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:

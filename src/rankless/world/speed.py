@@ -17,7 +17,7 @@ from rankless.errors import UserError
 from rankless.world.compat import quiet_output
 from rankless.world.exchange import Exchange
 from rankless.world.reduce import BUCKET_MIB
-from rankless.world.rendezvous import on_interface
+from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
 """Bytes: 1 KiB to 64 MiB."""
@@ -57,7 +57,7 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
         UserError: it could not be measured.
     """
     try:
-        store = dist.TCPStore(address, port, is_master=False, timeout=_WAIT)
+        store = join_store(address, port, _WAIT)
         with on_interface(interface), quiet_output():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_WAIT)
         try:
