@@ -86,7 +86,7 @@ class Machine:
         if do in ("withdraw", "discard"):
             self.joined = False
         if do == "round":
-            self.pending = request["order"]
+            self.pending = request["reply_to"]
             found = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
             return None if found is None else {**found}
         return replies.get(do, {})
@@ -134,12 +134,12 @@ class FakeChannel:
             return
         if (reply := self.machine.reply(do, request)) is not None:
             self.machine.pending = None
-            self.answer({"order": request["order"], **reply})
+            self.answer({"reply_to": request["reply_to"], **reply})
 
     def end(self, reply: dict[str, Any]) -> None:
         """End the round that runs."""
         order, self.machine.pending = self.machine.pending, None
-        self.answer({"order": order, **reply})
+        self.answer({"reply_to": order, **reply})
 
     def close(self, grace: float) -> None:
         self.put({"ended": 0})

@@ -114,7 +114,8 @@ class Rig:
         values = " ".join(f'"{key}={value}"' for key, value in own.items())
         server.write_text(
             f"HostKey {self.folder}/keys/host\nAuthorizedKeysFile {self.folder}/keys/user.pub\n"
-            f"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\nSetEnv {values}\n"
+            f"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\n"
+            + (f"SetEnv {values}\n" if values else "")
         )
         self._hold(
             name,

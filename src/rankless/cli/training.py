@@ -133,8 +133,16 @@ def train(
                 wanted, run or Path("runs") / f"{called}-{time.strftime('%Y%m%d-%H%M%S')}", parsed, way, ssh
             )
         return train_on_hosts(wanted, parsed, way)
-    if detach:
-        raise UserError("--detach needs --hosts: the first of them coordinates the training")
+    given = {
+        "--detach": detach,
+        "--sync": sync,
+        "--python": python is not None,
+        "--min-hosts": min_hosts != "1",
+    }
+    if alone := [option for option, is_given in given.items() if is_given]:
+        raise UserError(
+            f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
+        )
     if chosen is not None:
         from rankless.cli.missing import check_recipe
 

@@ -197,7 +197,7 @@ class Gang:
         """Send a command whose reply comes later; those to commands before are not awaited any more."""
         member.order += 1
         member.replies.clear()
-        self.tell(member, do, order=member.order, **request)
+        self.tell(member, do, reply_to=member.order, **request)
 
     def tell(self, member: Member, do: str, **request: Any) -> None:
         """Send what needs no reply."""
@@ -265,7 +265,7 @@ class Gang:
                 reply = json.loads(line)
                 if "ready" in reply:
                     member.is_ready = True
-                elif reply["order"] == member.order:
+                elif reply.pop("reply_to") == member.order:  # what was asked before may come late
                     member.replies.append(reply)
         elif "hello" in event:
             member.has_connected = True

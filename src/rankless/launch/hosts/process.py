@@ -53,8 +53,8 @@ class HostProcess:
         self._send({"ready": os.getpid()})
         with self.opened:
             while (command := self.commands.get()) is not None:
-                order = command.pop("order")
-                self._send({**self._answered(command.pop("do"), command), "order": order})
+                order = command.pop("reply_to")
+                self._send({**self._answered(command.pop("do"), command), "reply_to": order})
 
     def _answered(self, do: str, command: dict[str, Any]) -> dict[str, Any]:
         work: Callable[..., dict[str, Any]] | None = getattr(self, f"do_{do}", None)
