@@ -132,7 +132,8 @@ class _Doctor:
                 self._add(member, here.of_data(root, facts["data"], facts["problems"]))
 
     def _training(self) -> Training:
-        assert self.recipe is not None
+        if self.recipe is None:
+            raise ValueError("only what depends on a recipe asks for its training")
         return Training(self.recipe, self.run, None, False, (), {})
 
     def _clocks(self, members: Sequence[Member]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.names import Host
@@ -87,9 +87,9 @@ class Channel:
             self._process.kill()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
+        output = _piped(self._process.stdout)
         why = ""
-        for line in self._process.stdout:
+        for line in output:
             self.heard = time.monotonic()
             try:
                 event = json.loads(line)
@@ -115,15 +115,14 @@ class Channel:
                 return
 
     def _listen_to_ssh(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+        errors = _piped(self._process.stderr)
+        for line in errors:
             if text := line.decode(errors="replace").strip():
                 self._said.append(text)
 
     def _write(self) -> None:
         """Write what is to be sent, and a beat where that is nothing."""
-        pipe = self._process.stdin
-        assert pipe is not None
+        pipe = _piped(self._process.stdin)
         beat = json.dumps({"do": "beat"}).encode() + b"\n"
         with suppress(OSError, ValueError):
             while True:
@@ -137,3 +136,10 @@ class Channel:
                 pipe.flush()
         with suppress(OSError, ValueError):
             pipe.close()
+
+
+def _piped(stream: IO[bytes] | None) -> IO[bytes]:
+    """A stream of a process that was started with pipes."""
+    if stream is None:
+        raise ValueError("the process was started without this pipe")
+    return stream
