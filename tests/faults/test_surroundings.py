@@ -30,8 +30,7 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
         outer = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(busy.getsockname()[1]),
-            "WORLD_SIZE": "5",
-            "RANK": "3",
+            # With RANK and WORLD_SIZE, too, it would be that rank.
             "LOCAL_RANK": "3",
             "LOCAL_WORLD_SIZE": "5",
             "GROUP_RANK": "1",
