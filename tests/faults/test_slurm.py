@@ -21,6 +21,7 @@ from slurm_rig import Slurm, missing
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.xdist_group("slurm"),  # one at a time on a machine
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()), reason=missing() or "there is a Slurm"),
 ]
