@@ -16,7 +16,7 @@ from harness_for_faults import HERE, Run, finish, kill, outcome, recipe_file
 from rankless.launch.requests import Requests
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
-SLOW = {"FAULT_SLEEP": "0.05"}
+SLOW = {"FAULT_SLEEP": "0.1"}
 
 
 def stopped(run: Run, folder: Path, name: str) -> None:
