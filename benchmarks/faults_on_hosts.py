@@ -23,13 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS / "machines"), str(TESTS / "faults")]
-from harness_for_faults import undisturbed  # noqa: E402
-from harness_for_machines import HostsRun, machines  # noqa: E402
-from rig import CLIENT, Rig, why_not  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "machines"))
+from harness_for_faults import undisturbed
+from harness_for_machines import HostsRun, machines
+from rig import CLIENT, Rig, why_not
 
-from rankless.runs import journal  # noqa: E402
+from rankless.runs import journal
 
 CHAIN = 4  # faults that one run meets
 WORDS = ("epochs=30", "checkpoint.every=3")  # 150 steps
@@ -108,6 +108,16 @@ class Chain:
         """Wait for a step that is done from now on."""
         before = self.step()
         self.run.until(lambda: self.step()[0] > before[0] and self.step()[1] != before[1], PATIENCE)
+
+    def until_step(self, step: int) -> None:
+        """Wait until so many steps are done."""
+        self.run.until(lambda: self.step()[1] >= step, PATIENCE)
+
+    def until_back(self, host: str) -> None:
+        """Wait until a host that was lost is reported to be back."""
+        returned = f"{host} is back"
+        before = self.run.text().count(returned)
+        self.run.until(lambda: self.run.text().count(returned) > before, PATIENCE)
 
     def restart(self) -> None:
         """Go on after the command itself has ended."""
@@ -223,9 +233,7 @@ def _one(chain: Chain, kind: str, result: Result) -> None:
             chain.rig.power_on(host)
         else:
             chain.rig.heal(host)
-        returned = f"{host} is back"
-        before = chain.run.text().count(returned)
-        chain.run.until(lambda: chain.run.text().count(returned) > before, PATIENCE)  # noqa: B023
+        chain.until_back(host)
     chain.away = []
 
 
@@ -247,10 +255,9 @@ def stress(faults: int, seed: int, count: int) -> int:
                 chain = Chain(rig, f"run-{number}", rng)
                 kind = ""
                 try:
-                    chain.run.until(lambda: chain.step()[1] >= 2)  # noqa: B023
+                    chain.until_step(2)
                     for kind in mine:
-                        since = chain.step()[1]
-                        chain.run.until(lambda: chain.step()[1] >= since + BETWEEN, PATIENCE)  # noqa: B023
+                        chain.until_step(chain.step()[1] + BETWEEN)
                         time.sleep(rng.uniform(0, 1.5))
                         if chain.step()[1] < LAST:
                             _one(chain, kind, results[kind])

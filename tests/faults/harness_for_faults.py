@@ -117,7 +117,7 @@ class Run:
 
     def _tagged(self) -> list[int]:
         now, tag = _all_processes(), self.tag.encode()
-        self.older &= now  # the number of one that has ended is given out anew
+        self.older &= now  # the number of one that has ended is given out again
         return [int(name) for name in now - self.older if tag in _bytes(f"/proc/{name}/environ")]
 
     def pid(self, kind: str) -> int:

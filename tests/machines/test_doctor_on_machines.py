@@ -152,4 +152,4 @@ def test_an_interpreter_that_is_not_there(rig: Rig) -> None:
     code, text = examined(rig, "--hosts", "h1,h2", "--python", "/opt/python")
     assert code == 1
     assert "/opt/python: No such file or directory" in text
-    assert "fix: --python PATH" in text
+    assert "fix: give --python PATH, the interpreter there" in text

@@ -89,7 +89,7 @@ class Network:
                 self.ip("-n", space, "link", "set", device, "up")
 
     def cable(self, state: str) -> None:
-        """Cut the second host's cable (``down``), or mend it (``up``)."""
+        """Cut the second host's cable (``down``), or reconnect it (``up``)."""
         self.ip("-n", f"{self.name}-switch", "link", "set", "port2", state)
 
     def down(self) -> None:

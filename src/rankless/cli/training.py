@@ -30,6 +30,8 @@ from rankless.errors import UserError
 from rankless.printing import print_json
 
 if TYPE_CHECKING:
+    from rankless.launch.hosts.names import Host
+    from rankless.launch.hosts.training import Wanted
     from rankless.launch.member import Asked
 
 app = part()
@@ -108,41 +110,25 @@ def train(
     count = device_count(devices)
     name, overrides = recipe_and_overrides(recipe)
     _refuse_resuming_nothing(run, resume)
-    if resume and run is not None and name is None:
-        if hosts is None:
-            refuse_nothing(RunDirectory(run))
-        chosen = None
-    else:
-        chosen, name = loaded(name, overrides)
+    of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
     if hosts is not None:
-        from rankless.launch.hosts.coordinator import train_on_hosts
-        from rankless.launch.hosts.gang import way_over
-        from rankless.launch.hosts.names import parse_hosts
         from rankless.launch.hosts.training import Wanted
 
-        least = whole_number("--min-hosts", min_hosts)
-        called = Path(name or "run").stem
-        wanted = Wanted(chosen, overrides, run, called, count, resume=resume, sinks=sink, least=least)
-        parsed, way = parse_hosts(hosts), way_over(ssh, python, sync=sync)
-        if not 1 <= least <= len(parsed):
-            raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
-        if detach:
-            from rankless.launch.hosts.detaching import detach as leave
-
-            return leave(
-                wanted, run or Path("runs") / f"{called}-{time.strftime('%Y%m%d-%H%M%S')}", parsed, way, ssh
-            )
-        return train_on_hosts(wanted, parsed, way)
-    given = {
-        "--detach": detach,
-        "--sync": sync,
-        "--python": python is not None,
-        "--min-hosts": min_hosts != "1",
-    }
-    if alone := [option for option, is_given in given.items() if is_given]:
+        least, parsed = _least_of(hosts, min_hosts)
+        wanted = Wanted(None, overrides, run, "run", count, resume=resume, sinks=sink, least=least)
+        if not (resume and name is None):  # otherwise the host that has the run brings the recipe
+            given, called = loaded(name, overrides)
+            wanted = replace(wanted, recipe=given, name=Path(called).stem)
+        return _on_hosts(wanted, parsed, ssh, python, sync=sync, detach=detach)
+    if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
         )
+    if resume and run is not None and name is None:
+        refuse_nothing(RunDirectory(run))
+        chosen = None
+    else:
+        chosen, name = loaded(name, overrides)
     if chosen is not None:
         from rankless.cli.missing import check_recipe
 
@@ -155,6 +141,31 @@ def train(
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
     fork_server.start(chosen.task)
     return local.train(chosen, run, devices=count, resume=resume, sinks=sink)
+
+
+def _least_of(hosts: str, min_hosts: str) -> tuple[int, list[Host]]:
+    """Read the hosts, before anything that takes long is imported."""
+    from rankless.launch.hosts.names import parse_hosts
+
+    least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
+    if least > len(parsed):
+        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+    return least, parsed
+
+
+def _on_hosts(
+    wanted: Wanted, hosts: Sequence[Host], ssh: str, python: str | None, *, sync: bool, detach: bool
+) -> int:
+    """Train on several machines, or have the first of them do it."""
+    from rankless.launch.hosts.coordinator import train_on_hosts
+    from rankless.launch.hosts.detaching import detach as leave
+    from rankless.launch.hosts.gang import way_over
+
+    way = way_over(ssh, python, sync=sync)
+    if not detach:
+        return train_on_hosts(wanted, hosts, way)
+    run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return leave(wanted, run, hosts, way, ssh)
 
 
 def _asked_of_a_rank(

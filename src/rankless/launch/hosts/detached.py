@@ -32,8 +32,11 @@ def main() -> int:
             f"error: {run}: no detached training was started there; give its run directory", file=sys.stderr
         )
         return 2
-    if request["do"] == "stop":
-        return stop(record)
+    if not is_alive(record):
+        print(f"{run}: this training has ended; what it printed:")
+        sys.stdout.flush()
+    elif request["do"] == "stop":
+        os.kill(record["pid"], signal.SIGTERM)
     return follow(run, record)
 
 
@@ -93,13 +96,6 @@ def follow(run: Path, record: dict[str, int]) -> int:
         time.sleep(0.1)
     print("error: the coordinator was killed; go on with rankless train --resume", file=sys.stderr)
     return 1
-
-
-def stop(record: dict[str, int]) -> int:
-    """Ask the command to save and end."""
-    if is_alive(record):
-        os.kill(record["pid"], signal.SIGTERM)
-    return 0
 
 
 def is_alive(record: dict[str, int]) -> bool:

@@ -7,7 +7,6 @@ import json
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
 from rankless.launch.hosts.channel import OPTIONS
 from rankless.launch.hosts.gang import Way
-from rankless.launch.hosts.names import Host, parse_hosts
+from rankless.launch.hosts.names import HERE, Host, parse_hosts
 from rankless.launch.hosts.training import Wanted
 from rankless.printing import say
 from rankless.recipe.load import dump
@@ -39,7 +38,12 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
     Raises:
         UserError: it could not be started.
     """
-    there = ",".join(map(str, [replace(hosts[0], name="localhost"), *hosts[1:]]))
+    if way.package is not None:
+        raise UserError(
+            "--detach: the first host coordinates with the rankless that it has, so --sync cannot replace "
+            "that; install this one there, or leave one of the two out"
+        )
+    there = ",".join(map(str, hosts))
     words = ["--run", str(run), "--hosts", there, "--min-hosts", str(wanted.least), "--ssh", ssh]
     words += ["--python", way.python, *(f"--sink={name}" for name in wanted.sinks)]
     words += ["--devices", str(wanted.devices)] if wanted.devices else []
@@ -54,7 +58,9 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
         *(["{recipe}"] if recipe else wanted.overrides),
         *words,
     ]
-    request = {"do": "start", "argv": argv, "env": dict(way.env), "recipe": recipe}
+    # Nothing of this terminal's: the output goes into a file there.
+    env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
+    request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     done = _ask(hosts[0], way.ssh, way.helper, {**request, "cwd": way.cwd, "run": str(run)}, captured=True)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().removeprefix("error: ")
@@ -95,9 +101,8 @@ def attach(run: Path, *, stop: bool) -> int:
         raise UserError(f"{run / _RECORD}: cannot be read ({error}); look at the run's host") from None
     request = {"cwd": cwd, "run": str(run)}
     try:
-        if stop:
-            _ask(host, ssh, python, {**request, "do": "stop"}, captured=False)
-        code = _ask(host, ssh, python, {**request, "do": "follow"}, captured=False).returncode
+        do = "stop" if stop else "follow"
+        code = _ask(host, ssh, python, {**request, "do": do}, captured=False).returncode
     except KeyboardInterrupt:
         say(f"\nthe training goes on; stop it with: rankless attach {run} --stop")
         return 0

@@ -19,7 +19,7 @@ from typing import Any
 from rankless.errors import UserError, escaped
 from rankless.launch.agent import how_it_ended
 from rankless.launch.hosts.channel import SILENCE, Channel, Event
-from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.names import HERE, Host
 from rankless.launch.hosts.package import Package, package
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
@@ -104,7 +104,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
     Raises:
         UserError: no command.
     """
-    env = {name: value for name, value in os.environ.items() if name.startswith("RANKLESS_")}
+    env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
     if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rankless.files.reading import MIB, read_text
 # What ssh takes for an option, or a remote shell for more than a word, is no name of a host.
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
 _HERE = ("localhost", "127.0.0.1")
+HERE = "RANKLESS_HERE"
+"""The variable with the name that this machine has among the hosts, where it is one that coordinates."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Host:
     @property
     def is_here(self) -> bool:
         """Whether no SSH is needed to reach it."""
-        return self.name in _HERE
+        return self.name in (*_HERE, os.environ.get(HERE))
 
     @property
     def address(self) -> str:

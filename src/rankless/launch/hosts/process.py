@@ -14,11 +14,10 @@ import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,10 +25,11 @@ from rankless import __version__
 from rankless.errors import UserError, of_the_system
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server
+from rankless.launch.hosts.doctor_commands import DoctorCommands
 from rankless.launch.requests import Requests
 
 
-class HostProcess:
+class HostProcess(DoctorCommands):
     """What the coordinator may ask for; every ``do_…`` is a command, and returns its answer.
 
     Args:
@@ -146,6 +146,7 @@ class HostProcess:
         Args:
             token: of this training; it lies in the directory while that is locked.
         """
+        from rankless.files.reading import POINTER, read_text
         from rankless.launch import opening
         from rankless.launch.run_lock import locked
         from rankless.recipe.load import from_json
@@ -154,7 +155,7 @@ class HostProcess:
         directory = RunDirectory(Path(run))
         mark = directory.path / ".hosts"
         with suppress(OSError):
-            if mark.read_text(encoding="ascii") == token:
+            if read_text(mark, POINTER, encoding="ascii", errors="replace") == token:
                 return {"shared": True}
         has_run = directory.recipe.exists() or bool(directory.steps())
         self.opened.enter_context(locked(directory, resume and has_run))
@@ -178,60 +179,6 @@ class HostProcess:
         from rankless.launch.hosts.reach import reachable
 
         return {"sources": reachable(of)}
-
-    def do_doctor(self, run: str, threads: int) -> dict[str, Any]:
-        """Check this machine."""
-        from rankless.launch.doctor.here import checks
-
-        return {"checks": [asdict(check) for check in checks(Path(run), threads)]}
-
-    def do_clock(self) -> dict[str, Any]:
-        """The time of this machine's clock, seconds since 1970."""
-        return {"time": time.time()}
-
-    def do_echo(self) -> dict[str, Any]:
-        """Listen everywhere, and send back what the other hosts send."""
-        from rankless.launch.doctor.connections import Echo
-
-        self.listener = Echo()
-        return {"ports": self.listener.ports()}
-
-    def do_probe(self, targets: dict[str, Any]) -> dict[str, Any]:
-        """Try to reach the other hosts."""
-        from rankless.launch.doctor.connections import probe
-
-        return {"found": probe(targets)}
-
-    def do_speed(self, parameters: int, micro_batches: int, own: str, **meeting: Any) -> dict[str, Any]:
-        """Measure the network as one rank of all hosts.
-
-        Args:
-            parameters, micro_batches: of a recipe; 0 for none.
-            own: the address of this host that the others use.
-            meeting: as for :func:`rankless.world.speed.connected`.
-        """
-        from rankless.hardware.network import interface_of
-        from rankless.world import speed
-
-        with speed.connected(**meeting, interface=interface_of(own)):
-            timings = speed.measure()
-            exchange = speed.measure_exchange(parameters, micro_batches) if parameters else 0.0
-        self.store = None
-        return {"timings": timings, "exchange": exchange}
-
-    def do_step(self, recipe: str, devices: int) -> dict[str, Any]:
-        """Time some steps of a recipe on this host alone."""
-        from rankless.launch.doctor.step import seconds
-        from rankless.recipe.load import from_json
-
-        return {"seconds": seconds(from_json(recipe), devices)}
-
-    def do_parameters(self, recipe: str) -> dict[str, Any]:
-        """How many parameters a recipe trains."""
-        from rankless.launch.doctor.step import parameters
-        from rankless.recipe.load import from_json
-
-        return {"parameters": parameters(from_json(recipe))}
 
     def do_open_store(self, address: str) -> dict[str, Any]:
         """Open the store at which the ranks of the next round meet."""

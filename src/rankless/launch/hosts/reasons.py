@@ -7,6 +7,7 @@ import re
 from rankless import __version__
 
 _SAID = (
+    (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
     (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
     (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
     (r"REMOTE HOST IDENTIFICATION", "SSH", "ssh-keygen -R {address} if the machine is new under that name"),
@@ -16,9 +17,9 @@ _SAID = (
     (
         r"No module named '?rankless",
         "rankless",
-        "--sync, or: ssh {address} {python} -m pip install rankless=={version}",
+        "add --sync, or: ssh {address} {python} -m pip install rankless=={version}",
     ),
-    (r"not found|No such file", "Python", "--python PATH on the hosts"),
+    (r"not found|No such file", "Python", "give --python PATH, the interpreter there"),
     (r"No module named", "packages", "ssh {address} {python} -m pip install rankless=={version}"),
 )
 

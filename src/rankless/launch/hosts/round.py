@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankless.launch import local
-from rankless.launch.agent import GRACE, Hooks, how_it_ended, supervise
+from rankless.launch.agent import GRACE, Hooks, Outcome, how_it_ended, supervise
 from rankless.launch.job import Job, log_of, notes, read_notes, take_cause
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.requests import Requests
@@ -68,16 +67,18 @@ def run_round(
             rendezvous=rendezvous(path.parent),
             requests=requests,
         )
-        cause = partial(take_cause, path)
-        codes = outcome.codes
-        causes = {rank: cause(rank) or f"rank {rank} {how_it_ended(code)}" for rank, code in codes.items()}
-        tracebacks = {rank: last_traceback(log_of(Path(job.logs), rank)) for rank in codes}
-        return {
-            "notes": read_notes(path),
-            "codes": codes,
-            "causes": causes,
-            "tracebacks": {rank: lines[-local.SHOWN :] for rank, lines in tracebacks.items()},
-            "signal": outcome.signal.name if outcome.signal else None,
-            "step": progress(),
-            "traces": {file.stem: file.read_text("utf-8") for file in path.parent.glob("trace-*.jsonl")},
-        }
+        return {**_left(job, path, outcome), "step": progress()}
+
+
+def _left(job: Job, path: Path, outcome: Outcome) -> dict[str, Any]:
+    """What is to be read of ranks that have ended, beside the job at ``path`` and in their logs."""
+    codes = outcome.codes
+    tracebacks = {rank: last_traceback(log_of(Path(job.logs), rank)) for rank in codes}
+    return {
+        "notes": read_notes(path),
+        "codes": codes,
+        "causes": {r: take_cause(path, r) or f"rank {r} {how_it_ended(code)}" for r, code in codes.items()},
+        "tracebacks": {rank: lines[-local.SHOWN :] for rank, lines in tracebacks.items()},
+        "signal": outcome.signal.name if outcome.signal else None,
+        "traces": {file.stem: file.read_text("utf-8") for file in path.parent.glob("trace-*.jsonl")},
+    }

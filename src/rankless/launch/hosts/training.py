@@ -1,17 +1,19 @@
-"""A training on several hosts, as it was asked for: what each host is told of it."""
+"""A training on several hosts: what the user asked for, and what each host gets of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankless.errors import UserError, counted
-from rankless.launch.hosts.gang import Member
 from rankless.launch.job import Job
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
+
+if TYPE_CHECKING:  # the command line reads what is wanted before PyTorch is imported
+    from rankless.launch.hosts.gang import Member
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rankless.recipe.schema import Recipe
 def verify_on_hosts(
     recipe: Recipe, hosts: Sequence[Host], steps: int, way: Way, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train the first steps with one device of the first host, and then with all; compare every tensor.
+    """Train the first steps with all hosts, and then with one device of the first; compare every tensor.
 
     Args:
         recipe: any; nothing of it is changed.
@@ -47,5 +47,6 @@ def verify_on_hosts(
         traces = [text for _, text in sorted(outcome["traces"].items())]
         return judged(coordinator.training.recipe, traces, outcome["digest"], outcome["seconds"], first)
 
-    worlds = ([replace(hosts[0], devices=1)], list(hosts))
+    # All of them first: a host that cannot be used is found before anything is trained.
+    worlds = (list(hosts), [replace(hosts[0], devices=1)])
     return compare([partial(train, there) for there in worlds], steps, echo)

@@ -1,0 +1,92 @@
+"""``train --detach`` and ``attach``: the first host coordinates, and nobody has to stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from harness_for_faults import HERE, RECIPE
+
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+def rankless(folder: Path, *words: str, terminal: int | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "RANKLESS_CPU": "1", "FAULT_SLEEP": "0.3"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "rankless", *words]
+    out = subprocess.PIPE if terminal is None else terminal
+    return subprocess.run(
+        command, cwd=folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+
+
+def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE, encoding="utf-8")
+    run = RunDirectory(tmp_path / "runs" / "d")
+    hosts = ("--hosts", "localhost:2", "--run", "runs/d", "--detach")
+    screen, terminal = pty.openpty()
+    begun = rankless(tmp_path, "train", "small.yaml", *hosts, terminal=terminal)
+    assert begun.returncode == 0, begun.stderr
+    assert os.read(screen, 4096).startswith(b"training in runs/d, coordinated by localhost (process ")
+    for descriptor in (screen, terminal):
+        os.close(descriptor)
+    again = rankless(tmp_path, "train", "small.yaml", *hosts)
+    assert again.returncode == 2
+    assert "a training is coordinated there by process" in again.stderr
+    until = time.monotonic() + 60
+    while not (run.journal.exists() and max(map(journal.step_of, journal.read(run.journal)), default=0) >= 2):
+        assert time.monotonic() < until, (run.path / "coordinator.log").read_text()
+        time.sleep(0.1)
+
+    stopped = rankless(tmp_path, "attach", "runs/d", "--stop")
+    assert stopped.returncode == 85, stopped.stderr
+    assert f"stopped by SIGTERM; saved after step {run.pointed('last')}; go on with: " in stopped.stdout
+    assert "\x1b" not in stopped.stdout, "nothing of a terminal's goes into the log"
+    ended = rankless(tmp_path, "attach", "runs/d", "--stop")
+    assert ended.returncode == 85
+    assert ended.stdout.startswith("runs/d: this training has ended; what it printed:")
+
+    assert rankless(tmp_path, "train", "--resume", *hosts).returncode == 0
+    followed = rankless(tmp_path, "attach", "runs/d")
+    assert followed.returncode == 0, followed.stdout
+    assert "best (step " in followed.stdout
+    assert run.pointed("last") == 20
+
+
+def test_a_coordinator_that_was_killed_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(RECIPE, encoding="utf-8")
+    begun = rankless(tmp_path, "train", "small.yaml", "--hosts", "localhost:1", "--run", "d", "--detach")
+    assert begun.returncode == 0, begun.stderr
+    os.kill(json.loads((tmp_path / "d" / "coordinator.json").read_text())["pid"], signal.SIGKILL)
+    followed = rankless(tmp_path, "attach", "d")
+    assert followed.returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("train", "digits", "--detach"), "--detach: without --hosts it has no effect"),
+        (
+            ("train", "digits", "--hosts", "localhost", "--detach", "--sync"),
+            "--detach: the first host coordinates",
+        ),
+        (("attach", "nothing"), "nothing: no detached training was started from here"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: tuple[str, ...], error: str) -> None:
+    done = rankless(tmp_path, *words)
+    assert done.returncode == 2
+    assert error in done.stderr
+    assert not list(tmp_path.iterdir())
