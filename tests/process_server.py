@@ -241,6 +241,7 @@ def _become(request: dict[str, Any], output: int, errors: int) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this may have been started while some were blocked
         os.chdir(request["cwd"])
         code = _run(request["words"], request["cwd"])
     except SystemExit as end:

@@ -16,7 +16,7 @@ import torch
 
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.images.image_file import UnreadableImage
-from rankless.data.loader import MicroBatches
+from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
 from rankless.recipe.schema import Augment, Batch
@@ -100,6 +100,23 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_process_that_is_killed_is_named_whatever_it_was_at(finished: bool) -> None:
+    """What it has finished is still to be fetched from it."""
+    drawn: list[int] = []
+    with MicroBatches(EXAMPLES, collate, endless(drawn), workers=1) as batches:
+        next(batches)
+        (process,) = multiprocessing.active_children()
+        assert process.pid
+        if finished:
+            time.sleep(1)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(LoaderDiedError, match="was killed by SIGKILL, probably because memory ran out"):
+            for _ in range(4):
+                next(batches)
+
+
+@pytest.mark.processes
 def test_a_stuck_process_does_not_hold_up_the_end() -> None:
     batches = MicroBatches(Facts(), list, lines([(0, 0)]) * 4 + lines([(0, 1)]) * 4, workers=2)
     processes = [process.pid for process in multiprocessing.active_children()]
@@ -166,7 +183,7 @@ def alive(pid: int) -> bool:
 RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from rankless.data.loader import MicroBatches
+from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line
 from examples_for_loader import Facts
 

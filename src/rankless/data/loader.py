@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
@@ -92,7 +93,9 @@ class MicroBatches(Generic[B]):
         started, self.is_waiting = time.perf_counter(), True
         try:
             batch = next(self._batches)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, EOFError) as error:  # the last two: a dead one is asked for a batch
+            if self._processes:
+                wait([process.sentinel for process in self._processes], _GRACE)  # the news may be on its way
             if death := _death(self._processes):
                 raise death from error
             raise
