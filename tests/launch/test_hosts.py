@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt
 
-from rankless.errors import UserError
+from rankless.cli import main
+from rankless.errors import INTERRUPTED, UserError
 from rankless.launch.hosts import coordinator, gang
 from rankless.launch.hosts.gang import Gang
 from rankless.launch.hosts.names import Host, parse_hosts
@@ -22,7 +23,7 @@ def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     with cluster(monkeypatch, Machine("h1"), Machine("h2")) as found:
         assert found.coordinator.train() == 0
     out, err = capsys.readouterr()
-    assert out == "the report\nthe run directory is on h1, h2\n"
+    assert out == "connecting to h1, h2\nthe report\nthe run directory is on h1, h2\n"
     assert err == ""
 
 
@@ -322,3 +323,11 @@ def test_hosts_are_written_as_they_were_given() -> None:
     assert [str(host) for host in parse_hosts("a,b:4,c::/x,[::1]:2")] == ["a", "b:4", "c::/x", "[::1]:2"]
     assert Host("[fe80::1]").address == "fe80::1"
     assert WAY.options == ()
+
+
+def test_ctrl_c_in_a_comparison_is_an_interrupt_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(coordinator.Coordinator, "train", lambda _: INTERRUPTED)
+    assert main(["verify", "digits", "--hosts", "h1,h2"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 
 from rankless.launch.hosts import supervisor
+from rankless.launch.hosts.channel import Channel, Event
+from rankless.launch.hosts.names import Host
 
 pytestmark = pytest.mark.processes
 
@@ -235,3 +238,20 @@ def test_a_killed_supervisor_takes_a_host_process_along(client: Callable[..., Cl
     one.process.send_signal(signal.SIGKILL)
     wait_for(lambda: not is_alive(child))
     os.kill(one.orphan(), signal.SIGKILL)
+
+
+def test_the_process_list_of_a_host_stays_readable() -> None:
+    """The supervisor's source is sent through its input, and not as an argument of several pages."""
+    events: queue.Queue[Event] = queue.Queue()
+    channel = Channel(Host("localhost"), (), sys.executable, events)
+    try:
+        while "hello" not in (event := events.get(timeout=30)[1]):
+            assert "lost" not in event, event
+        command = Path(f"/proc/{channel._process.pid}/cmdline").read_bytes()
+        assert b"rankless supervisor" in command
+        assert len(command) < 400
+    finally:
+        channel.close()
+        while channel.is_open:  # until it has been read to its end
+            time.sleep(0.01)
+        channel.drop()

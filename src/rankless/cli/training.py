@@ -114,7 +114,7 @@ def train(
     if hosts is not None:
         from rankless.launch.hosts.training import Wanted
 
-        least, parsed = _least_of(hosts, min_hosts)
+        least, parsed = _hosts_of(hosts, min_hosts, devices)
         wanted = Wanted(None, overrides, run, "run", count, resume=resume, sinks=sink, least=least)
         if not (resume and name is None):  # otherwise the host that has the run brings the recipe
             given, called = loaded(name, overrides)
@@ -143,13 +143,17 @@ def train(
     return local.train(chosen, run, devices=count, resume=resume, sinks=sink)
 
 
-def _least_of(hosts: str, min_hosts: str) -> tuple[int, list[Host]]:
+def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
     """Read the hosts, before anything that takes long is imported."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
     if least > len(parsed):
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+    if devices != "auto" and all(host.devices for host in parsed):
+        raise UserError(
+            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out either"
+        )
     return least, parsed
 
 

@@ -42,6 +42,11 @@ _INTERPRETER = ("-P", "-m", "rankless.launch.worker")
 HOPELESS = 3  # restarts without a step forward
 
 
+def where_from(step: int) -> str:
+    """From where ranks are started again after the last saved step, 0 without one; for a message."""
+    return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"
+
+
 @dataclass(frozen=True)
 class Hooks:
     """What a launcher knows about its job and the agent does not.
@@ -194,7 +199,7 @@ class Agent(LocalElasticAgent):
         if server is not None and self.server is None:
             text = f"the process that forks the ranks {how_it_ended(server.code or 0)}, and they died with it"
             self.hooks.died(None, server.code or 0, text)
-            self.hooks.report(f"{text}; restarting from the newest checkpoint")
+            self.hooks.report(f"{text}; restarting from {where_from(reached)}")
             return
         rank = culprit(codes)
         causes = {r: self.hooks.cause(r) or f"rank {r} {how_it_ended(code)}" for r, code in codes.items()}
@@ -207,7 +212,7 @@ class Agent(LocalElasticAgent):
             self.blamed = rank
             self.hooks.report(f"{died}; {HOPELESS} restarts did not get a checkpoint further, giving up")
         else:
-            self.hooks.report(f"{died}; restarting from the newest checkpoint")
+            self.hooks.report(f"{died}; restarting from {where_from(reached)}")
 
     def _shutdown(self, death_sig: Any = None, *rest: Any, **named: Any) -> None:
         """Torch allows 30 seconds; a step and its checkpoint may take longer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
 import queue
@@ -48,9 +47,10 @@ class Channel:
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
         self.host, self.is_open, self.heard = host, True, time.monotonic()
         self._events, self._said = events, deque[str](maxlen=_KEPT_LINES)
-        source = base64.b64encode(inspect.getsource(supervisor).encode()).decode()
-        code = f"import base64;exec(base64.b64decode('{source}'))"
-        words = [python, "-u", "-c", code]
+        source = inspect.getsource(supervisor).encode()
+        # Read without a buffer, in which requests that follow would stay.
+        code = f"import os\ns,n=b'',{len(source)}\nwhile len(s)<n:s+=os.read(0,n-len(s))or exit()\nexec(s)"
+        words = [python, "-u", "-c", code, "rankless supervisor"]
         command = words if host.is_here else [*ssh, *OPTIONS, *_ALIVE, host.address, shlex.join(words)]
         self._process = subprocess.Popen(
             command,
@@ -60,6 +60,7 @@ class Channel:
             start_new_session=True,  # a terminal's Ctrl-C is the coordinator's
         )
         self._written: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._written.put(source)
         for work in (self._read, self._listen_to_ssh, self._write):
             threading.Thread(target=work, daemon=True, name=f"{work.__name__} {host.name}").start()
 
@@ -87,19 +88,16 @@ class Channel:
             self._process.kill()
 
     def _read(self) -> None:
-        output = _piped(self._process.stdout)
-        why = ""
-        for line in output:
-            self.heard = time.monotonic()
-            try:
-                event = json.loads(line)
-            except ValueError:  # what a login script prints
-                self._said.append(line.decode(errors="replace").rstrip())
-                continue
-            if not isinstance(event, dict):
-                continue
-            if "beat" not in event:
-                self._put(event)
+        with _piped(self._process.stdout) as output:
+            for line in output:
+                self.heard = time.monotonic()
+                try:
+                    event = json.loads(line)
+                except ValueError:  # what a login script prints
+                    self._said.append(line.decode(errors="replace").rstrip())
+                    continue
+                if isinstance(event, dict) and "beat" not in event:
+                    self._put(event)
         self._process.wait()
         time.sleep(0.05)  # for what ssh said last
         why = "; ".join(self._said) or f"the connection ended with code {self._process.returncode}"
@@ -115,10 +113,10 @@ class Channel:
                 return
 
     def _listen_to_ssh(self) -> None:
-        errors = _piped(self._process.stderr)
-        for line in errors:
-            if text := line.decode(errors="replace").strip():
-                self._said.append(text)
+        with _piped(self._process.stderr) as errors:
+            for line in errors:
+                if text := line.decode(errors="replace").strip():
+                    self._said.append(text)
 
     def _write(self) -> None:
         """Write what is to be sent, and a beat where that is nothing."""

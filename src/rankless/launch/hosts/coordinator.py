@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, escaped
-from rankless.launch.agent import HOPELESS
+from rankless.launch.agent import HOPELESS, where_from
 from rankless.launch.hosts import start
 from rankless.launch.hosts.gang import Gang, Member, Way
 from rankless.launch.hosts.names import Host
@@ -97,7 +97,7 @@ class Coordinator:
         self.gang.urgent = lambda: None
         holders = [member for member in self.gang.members if member.index in self.hosts.joined]
         self._tell_round(holders, "abandon")
-        self.gang.ask(holders, do, lambda _: {"run": str(self.training.run)}, _LAST)
+        self.gang.ask(holders, do, None, _LAST)
 
     def _urgent(self) -> None:
         if self.requests.hurry or (self.requests.first and not self.has_started):
@@ -106,6 +106,8 @@ class Coordinator:
     def _start(self) -> bool:
         """Begin on every host; False where the run that is to go on is finished."""
         wanted, members = self.wanted, self.gang.members
+        if not wanted.dry_run_steps:
+            say(f"connecting to {names(members)}")
         start.connect(self.gang)
         run = wanted.run or start.choose_run(self.gang, wanted.name)
         newest = start.newest_holder(self.gang, run, resume=wanted.resume)
@@ -277,7 +279,8 @@ class Coordinator:
             say(f"error: the ranks could not go on; {look}, then: {self._again()}", file=sys.stderr)
             return False
         left = names([member for member in self.gang.members if member.index in self.hosts.joined])
-        _warn(f"{end.why}; restarting from the newest checkpoint on {left or 'the hosts that come back'}")
+        on = left or "the hosts that come back"
+        _warn(f"{end.why}; restarting from {where_from(self.reached)} on {on}")
         return True
 
     def _finished(self, members: Sequence[Member]) -> int:
@@ -298,8 +301,9 @@ class Coordinator:
         return 0
 
     def _stopped(self, by: signal.Signals, step: int) -> int:
-        saved = f"saved after step {step}" if step else "nothing was saved yet"
-        say(f"stopped by {by.name}; {saved}; go on with: {self._again()}", file=sys.stderr)
+        if not self.wanted.dry_run_steps:
+            saved = f"saved after step {step}" if step else "nothing was saved yet"
+            say(f"stopped by {by.name}; {saved}; go on with: {self._again()}", file=sys.stderr)
         return INTERRUPTED if by is signal.SIGINT else STOPPED
 
     def _again(self) -> str:

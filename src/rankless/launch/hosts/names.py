@@ -14,6 +14,7 @@ from rankless.files.reading import MIB, read_text
 
 # What ssh takes for an option, or a remote shell for more than a word, is no name of a host.
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
+_FILES = (".txt", ".hosts", ".list", ".csv")  # no name of a host ends like these
 _HERE = ("localhost", "127.0.0.1")
 HERE = "RANKLESS_HERE"
 """The variable with the name that this machine has among the hosts, where it is one that coordinates."""
@@ -59,32 +60,38 @@ def parse_hosts(text: str) -> list[Host]:
         UserError: no hosts, a host twice, or entries that are not hosts; all of them are named.
     """
     path = Path(text)
-    where, entries = "--hosts", [word.strip() for word in text.split(",")]
-    if path.is_file():
-        where = str(path)
-        entries = [line.partition("#")[0].strip() for line in _lines(path)]
-    elif "/" in text and ":" not in text:
-        raise UserError(f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file of them")
-    entries = [entry for entry in entries if entry]
     problems: list[str] = []
-    hosts: list[Host] = []
-    for entry in entries:
+    if path.is_file():
+        lines = [line.partition("#")[0].strip() for line in _lines(path)]
+        entries = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line]
+    elif ("/" in text and ":" not in text) or path.suffix in _FILES:
+        raise UserError(f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file of them")
+    else:
+        words = [word.strip() for word in text.split(",")]
+        entries = [("--hosts", word) for word in words if word]
+        if entries and len(entries) < len(words):
+            problems.append(f"--hosts: an empty name in '{text}'; expected hosts, as in a,b:4")
+    found: dict[str, list[Host]] = {}
+    for where, entry in entries:
         try:
-            hosts.append(_host(entry))
+            host = _host(entry)
         except ValueError as error:
             problems.append(f"{where}: '{entry}': {error}")
-    names = [host.name for host in hosts]
-    problems += [
-        f"{where}: '{name}' is there {names.count(name)} times; give each host once, as in {name}:4 for 4 "
-        "devices"
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
+            continue
+        same = found.setdefault(host.name, [])
+        same.append(host)
+        if len(same) == 2:
+            problems.append(
+                f"{where}: '{host.name}' was given before; give each host once, as in {host.name}:4 for 4 "
+                "devices"
+            )
     if not entries:
-        problems.append(f"{where}: no hosts; expected at least one, as in a,b:4")
+        problems.append(
+            f"{path if path.is_file() else '--hosts'}: no hosts; expected at least one, as in a,b:4"
+        )
     if problems:
         raise UserError(problems)
-    return hosts
+    return [host for host, *_ in found.values()]
 
 
 def _lines(path: Path) -> Sequence[str]:

@@ -140,13 +140,15 @@ class HostProcess(DoctorCommands):
             "finished": finished_at(directory, wanted) if resume else None,
         }
 
-    def do_begin(self, recipe: str, run: str, resume: bool, token: str) -> dict[str, Any]:
+    def do_begin(self, recipe: str, run: str, resume: bool, token: str, stays: bool) -> dict[str, Any]:
         """Lock the run directory, which another host may have done already where they share one.
 
         Args:
             token: of this training; it lies in the directory while that is locked.
+            stays: whether the run is there when this process has ended.
         """
         from rankless.files.reading import POINTER, read_text
+        from rankless.files.writing import remove_tree
         from rankless.launch import opening
         from rankless.launch.run_lock import locked
         from rankless.recipe.load import from_json
@@ -159,6 +161,8 @@ class HostProcess(DoctorCommands):
                 return {"shared": True}
         has_run = directory.recipe.exists() or bool(directory.steps())
         self.opened.enter_context(locked(directory, resume and has_run))
+        if not stays:
+            self.opened.callback(remove_tree, directory.path)
         if not (resume and has_run):
             opening.begin(directory, from_json(recipe))
         mark.unlink(missing_ok=True)
@@ -251,18 +255,15 @@ class HostProcess(DoctorCommands):
         seconds = [entry["timing"]["seconds"] for entry in journal.read(directory.journal) if "step" in entry]
         return {"digest": digest_file(weights), "seconds": seconds}
 
-    def do_withdraw(self, run: str) -> dict[str, Any]:
+    def do_withdraw(self) -> dict[str, Any]:
         """Let go of the run directory; of a start that trained nothing nothing stays."""
         with suppress(UserError), self.opened:
             raise UserError("the start failed")
         return {}
 
-    def do_discard(self, run: str) -> dict[str, Any]:
-        """Remove a run that this process has begun."""
-        from rankless.files.writing import remove_tree
-
+    def do_discard(self) -> dict[str, Any]:
+        """Remove a run that this process has begun and that is not to stay."""
         self.opened.close()
-        remove_tree(Path(run))
         return {}
 
     def do_report(self, run: str) -> dict[str, Any]:

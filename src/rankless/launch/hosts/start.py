@@ -122,7 +122,13 @@ def begin(gang: Gang, training: Training, member: Member, token: str, *, resume:
     Raises:
         UserError: it cannot be used.
     """
-    request = {"recipe": training.json(member), "run": str(training.run), "token": token, "resume": resume}
+    request = {
+        "recipe": training.json(member),
+        "run": str(training.run),
+        "token": token,
+        "resume": resume,
+        "stays": not training.dry_run_steps,
+    }
     must(gang, [member], "begin", partial(_same, request))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import INTERRUPTED, UserError
 from rankless.launch.hosts.coordinator import Coordinator
 from rankless.launch.hosts.gang import Way
 from rankless.launch.hosts.names import Host
@@ -41,7 +41,10 @@ def verify_on_hosts(
         )
         with Requests() as requests:
             coordinator = Coordinator(wanted, there, way, requests)
-            if code := coordinator.train():
+            code = coordinator.train()
+            if code == INTERRUPTED:
+                raise KeyboardInterrupt
+            if code:
                 raise UserError(f"{', '.join(map(str, there))} did not get to the end (code {code})")
         outcome = coordinator.outcome
         traces = [text for _, text in sorted(outcome["traces"].items())]

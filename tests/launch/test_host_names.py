@@ -1,0 +1,71 @@
+"""What is written as --hosts: words, a file, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankless.cli import main
+from rankless.errors import UserError
+from rankless.launch.hosts.names import Host, parse_hosts
+
+
+def problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(UserError) as caught:
+        parse_hosts(text)
+    return caught.value.problems
+
+
+def test_words() -> None:
+    assert parse_hosts("a, me@b:4 ,c:2:/mnt/data,[fe80::1]:3") == [
+        Host("a"),
+        Host("me@b", 4),
+        Host("c", 2, "/mnt/data"),
+        Host("[fe80::1]", 3),
+    ]
+    assert parse_hosts("[fe80::1]")[0].address == "fe80::1"
+
+
+def test_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na:4  # the fast one\n\nb::/data\n")
+    assert parse_hosts(str(file)) == [Host("a", 4), Host("b", None, "/data")]
+
+
+def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "machines.txt"
+    file.write_text("a:4\n-oProxyCommand=x\nb:none\n\na\nfe80::1\n")
+    assert problems(str(file)) == (
+        f"{file}:2: '-oProxyCommand=x': not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA",
+        f"{file}:3: 'b:none': 'none' devices; expected a whole number of at least 1",
+        f"{file}:5: 'a' was given before; give each host once, as in a:4 for 4 devices",
+        f"{file}:6: 'fe80::1': an IPv6 address needs brackets; expected [fe80::1] or [fe80::1]:DEVICES",
+    )
+    file.write_text("# nobody\n")
+    assert problems(str(file)) == (f"{file}: no hosts; expected at least one, as in a,b:4",)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,,b", "--hosts: an empty name in 'a,,b'; expected hosts, as in a,b:4"),
+        ("a,", "--hosts: an empty name in 'a,'; expected hosts, as in a,b:4"),
+        (",", "--hosts: no hosts; expected at least one, as in a,b:4"),
+        ("a:0", "--hosts: 'a:0': '0' devices; expected a whole number of at least 1"),
+        (
+            "machnes.txt",
+            "--hosts is 'machnes.txt': no such file; expected hosts, as in a,b:4, or a file of them",
+        ),
+        ("./two", "--hosts is './two': no such file; expected hosts, as in a,b:4, or a file of them"),
+    ],
+)
+def test_mistakes_in_words(text: str, expected: str) -> None:
+    assert problems(text) == (expected,)
+
+
+def test_a_number_of_devices_that_no_host_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--hosts", "a:1,b:2", "--devices", "4"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --devices is 4: it has no effect, as each of --hosts names its number; leave out either\n"
+    )
