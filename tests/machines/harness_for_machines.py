@@ -141,7 +141,9 @@ class HostsRun:
 
     def supervisor(self, host: str) -> int:
         """The supervisor on a host."""
-        return next(pid for pid, (_, command) in self.rig.processes(host).items() if "base64" in command)
+        return next(
+            pid for pid, (_, command) in self.rig.processes(host).items() if "rankless supervisor" in command
+        )
 
     def step(self) -> int:
         """Steps in the newest journal of any host."""

@@ -101,7 +101,7 @@ class Returning:
             self.leave_out(member, "; ".join(problems))
         elif asked == "facts":
             self._asked[member.index] = "begin"
-            self.gang.order(member, "begin", **request, token=token, resume=True)
+            self.gang.order(member, "begin", **training.beginning(member, token, resume=True))
         else:
             del self._asked[member.index]
             self.joined.add(member.index)

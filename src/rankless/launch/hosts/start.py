@@ -122,14 +122,7 @@ def begin(gang: Gang, training: Training, member: Member, token: str, *, resume:
     Raises:
         UserError: it cannot be used.
     """
-    request = {
-        "recipe": training.json(member),
-        "run": str(training.run),
-        "token": token,
-        "resume": resume,
-        "stays": not training.dry_run_steps,
-    }
-    must(gang, [member], "begin", partial(_same, request))
+    must(gang, [member], "begin", partial(training.beginning, token=token, resume=resume))
 
 
 def must_meet(gang: Gang, members: Sequence[Member]) -> None:

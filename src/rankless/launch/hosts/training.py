@@ -45,6 +45,11 @@ class Training:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
+    def beginning(self, member: Member, token: str, *, resume: bool) -> dict[str, Any]:
+        """What a host is asked when it is to begin, or to join."""
+        run, stays = str(self.run), not self.dry_run_steps
+        return {"recipe": self.json(member), "run": run, "token": token, "resume": resume, "stays": stays}
+
     def job(self, member: Member) -> Job:
         """What the ranks of a host do."""
         return Job(
