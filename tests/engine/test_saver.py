@@ -163,7 +163,7 @@ def test_a_disk_that_is_full_at_any_file_keeps_what_was_there(tmp_path: Path) ->
         first = saver_in(disk / "run")
         first.rank(1, {"AP": 0.5}, "AP")
         first.save(1, required=True)
-        used = sum(path.stat().st_blocks for path in disk.rglob("*")) // 2  # KiB
+        used = sum(path.lstat().st_blocks for path in disk.rglob("*")) // 2  # KiB
         for room in itertools.count(4, 4):
             resize(disk, used + room)
             saver = saver_in(disk / "run", best={"step": 1, "score": 0.5})
@@ -200,7 +200,7 @@ def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path) -> None:
             saver.rank(step, {"AP": score}, "AP")
             saver.save(step, required=True)
         assert saver.run.steps() == [1, 2, 3]
-        resize(disk, sum(path.stat().st_blocks for path in disk.rglob("*")) // 2 + 40)
+        resize(disk, sum(path.lstat().st_blocks for path in disk.rglob("*")) // 2 + 40)
         saver.save(4, required=True)
         assert saver.run.steps() == [1, 3, 4]
         assert messages_of(saver) == ["removed the checkpoints of the steps 2 to make room"]

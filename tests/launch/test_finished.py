@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rankless import UserError, evaluate, train
 from rankless.recipe.load import changed, load
+from rankless.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
 
@@ -38,6 +40,35 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sentence = f"the run is finished and saved in {run}; the output could not be written"
     assert (done.returncode, done.stderr) == (0, f"warning: {sentence} (No space left on device)\n")
     return run
+
+
+def test_the_weights_lie_under_plain_names(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from rankless import cli
+
+    checkpoint = finished / "checkpoints" / "step-000000002" / "ema.safetensors"
+    for name in ("best", "last"):
+        assert (finished / f"{name}.safetensors").samefile(checkpoint)
+    best = str(finished / "best.safetensors")
+    assert cli.main(["evaluate", best, "--devices", "1"]) == 0
+    assert cli.main(["predict", best, "digits:val:0", "--out", str(tmp_path / "found")]) == 0
+    assert cli.main(["export", best, "--format", "darknet", "--out", str(tmp_path / "net")]) == 0
+    assert (tmp_path / "net.weights").exists()
+    # The links are made again for a run that was copied without them.
+    (finished / "best.safetensors").unlink()
+    recipe = changed(load(finished / "recipe.yaml"), ["epochs=2"])
+    (tmp_path / "more").mkdir()
+    copy = tmp_path / "more" / "run"
+    shutil.copytree(finished, copy, symlinks=True)
+    run = RunDirectory(finished)
+    run.link("best")
+    capfd.readouterr()
+    assert train(recipe, copy, devices=1, resume=True) == 0
+    out = capfd.readouterr().out
+    assert f"weights: {copy / 'best.safetensors'}, {copy / 'last.safetensors'}\n" in out
+    assert (copy / "last.safetensors").samefile(copy / "checkpoints/step-000000004/ema.safetensors")
+    assert (copy / "best.safetensors").is_file()
 
 
 def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,54 @@ def test_pointers(tmp_path: Path) -> None:
     assert run.pointed("best") is None
 
 
+def link(run: RunDirectory, name: str) -> str:
+    return str((run.path / f"{name}.safetensors").readlink())
+
+
+def test_links_lead_to_the_weights_that_the_pointers_name(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", 5, 10)
+    plain = make(tmp_path / "plain", 5, average=False)
+    plain.point("last", 5)
+    assert link(plain, "last") == "checkpoints/step-000000005/model.safetensors"
+    run.point("best", 5)
+    run.point("last", 10)
+    assert link(run, "best") == "checkpoints/step-000000005/ema.safetensors"
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert (tmp_path / "moved" / "last.safetensors").samefile(
+        tmp_path / "moved/checkpoints/step-000000010/ema.safetensors"
+    )
+    run = RunDirectory(tmp_path / "moved")
+    # A process was killed while it made a link, or after the pointer and before the link.
+    (run.path / ".best.safetensors.tmp").symlink_to("anything")
+    write_atomically(run.checkpoints / "best", "step-000000010\n")
+    run.link("best")
+    assert link(run, "best") == "checkpoints/step-000000010/ema.safetensors"
+    (run.checkpoints / "best").unlink()
+    run.link("best")
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "last.safetensors"]
+
+
+def test_links_replace_nobodys_files_and_are_never_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, 5)
+    (tmp_path / "best.safetensors").write_text("mine")
+    (tmp_path / "last.safetensors").symlink_to("elsewhere")
+    for name in ("best", "last"):
+        run.point(name, 5)
+    assert (tmp_path / "best.safetensors").read_text() == "mine" and link(run, "last") == "elsewhere"
+    with pytest.raises(UserError, match="a link to elsewhere, which is not there; expected a run directory"):
+        weights_of(tmp_path / "last.safetensors")
+
+    def unsupported(*_: object) -> None:
+        raise PermissionError("Operation not permitted")  # as on FAT
+
+    monkeypatch.setattr("os.symlink", unsupported)
+    other = make(tmp_path / "other", 5)
+    other.point("last", 5)
+    assert other.pointed("last") == 5 and not os.path.lexists(other.path / "last.safetensors")
+
+
 def test_a_file_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
@@ -78,6 +126,7 @@ def test_a_run_means_its_best_and_then_its_last(tmp_path: Path) -> None:
     assert weights_of(run.step_directory(10)) == run.step_directory(10) / "ema.safetensors"
     file = run.step_directory(10) / "model.safetensors"
     assert weights_of(file) == file
+    assert weights_of(tmp_path / "best.safetensors").samefile(run.step_directory(5) / "ema.safetensors")
 
 
 def test_without_an_average_the_weights_are_the_models(tmp_path: Path) -> None:

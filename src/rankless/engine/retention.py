@@ -47,12 +47,18 @@ class Retention:
         return best is not None and math.isfinite(best["score"]) and self._is_there(best)
 
     def start(self) -> str | None:
-        """Make ``best`` name the state's best step, if that is here; why that could not be written."""
+        """Make ``best`` name the state's best step, if that is here; why that could not be written.
+
+        The links to the weights are put right: a process may have been killed between the two.
+        """
         self.saved_best = self.state.best if self.has_best() else None
         try:
             self._point()
         except OSError as error:  # the next save tries it again
             return f"{self.run.checkpoints / 'best'} cannot be written ({error})"
+        finally:
+            for name in ("best", "last"):
+                self.run.link(name)
         return None
 
     def save(self, step: int) -> list[int]:
@@ -84,6 +90,7 @@ class Retention:
         step = self._best_step()
         if step is None:
             (self.run.checkpoints / "best").unlink(missing_ok=True)
+            self.run.link("best")
         elif self.run.pointed("best") != step:
             self.run.point("best", step)
 

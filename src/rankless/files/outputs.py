@@ -196,6 +196,24 @@ class Outputs:
         )
 
 
+def refuse_filled(folder: Path, option: str = "--out") -> None:
+    """Check that ``folder`` is new or empty, so that the results of two calls never lie side by side.
+
+    Raises:
+        UserError: something lies there.
+    """
+    try:
+        is_empty = not any(folder.iterdir())
+    except FileNotFoundError:
+        return
+    if not is_empty:
+        holds = "results of an earlier call" if (folder / LIST).exists() else "other files"
+        raise UserError(
+            f"{option} {folder}: holds {holds}; expected a new or an empty folder; give another one, leave "
+            f"{option} out for a numbered one, or add --force to replace earlier results"
+        )
+
+
 def _unusable(folder: Path) -> str:
     """Say why nothing can be written to ``folder``, which need not exist; empty if no reason is known."""
     while True:

@@ -17,6 +17,7 @@ import torch
 
 from rankless.engine.evaluate import refuse_unused
 from rankless.errors import UserError, counted, escaped, remedy
+from rankless.files.numbered import removed_on_error
 from rankless.hardware.cores import usable_cores
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
@@ -26,7 +27,6 @@ from rankless.launch.opening import checked, device, is_finished, opened, report
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
-from rankless.launch.run_lock import removed_on_error
 from rankless.models.checkpoints import weights
 from rankless.printing import say
 from rankless.recipe.data import IN_RECIPE
@@ -37,7 +37,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe
-from rankless.tasks.custom import absolute, name_of, refuse_unasked
+from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
 
 SHOWN = 30
 """Lines of a log that are printed."""
@@ -129,7 +129,8 @@ def evaluate(
         split: the split to score; None is the recipe's ``data.val``.
 
     Returns:
-        The scores, with ``weights`` naming the file.
+        The scores, with ``weights`` naming the file, ``images`` counting the images of the evaluation data,
+        and, of a built-in task, ``data`` and ``split`` saying which they are.
 
     Raises:
         UserError: whatever is the user's to fix, such as weights of a task that is not built in when no
@@ -157,7 +158,8 @@ def evaluate(
         raise UserError(ending.note.get("problems", ["the evaluation was stopped before its end"]))
     for sentence in ending.note.get("warnings", ()):
         say(f"warning: {sentence}", file=sys.stderr)
-    return {"weights": str(path), **ending.note["scores"]}
+    scored = {"data": recipe.data.root, "split": recipe.data.val} if recipe.task in BUILT_IN else {}
+    return {"weights": str(path), **scored, "images": ending.note["images"], **ending.note["scores"]}
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.errors import UserError
+from rankless.files.numbered import removed_on_error
 from rankless.launch import environments
 from rankless.launch.agreement import on_first
 from rankless.launch.environments.environment import Environment
 from rankless.launch.job import Job
 from rankless.launch.opening import is_finished, opened, training_job
 from rankless.launch.resume import was_started_by
-from rankless.launch.run_lock import removed_on_error
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, new_run_directory
 from rankless.world.process_group import World

@@ -166,6 +166,9 @@ def report_finished(run: RunDirectory) -> None:
                 numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
                 say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
         say(f"run directory: {run.path}")
+        files = [run.path / f"{name}.safetensors" for name in ("best", "last")]
+        if there := [str(file) for file in files if file.is_file()]:
+            say(f"weights: {', '.join(there)}")
         say(f"next: {following}")
 
 

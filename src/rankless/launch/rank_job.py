@@ -58,7 +58,7 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     """Score weights as one of the ranks.
 
     Returns:
-        ``scores``, which are rank 0's alone, and ``warnings``.
+        ``scores``, which are rank 0's alone, ``images``, how many there are to be scored, and ``warnings``.
 
     Raises:
         UserError: weights or data that cannot be read, or that do not fit each other.
@@ -81,7 +81,8 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     load_into(model, weights.state, job.weights)
     missing: list[Unreadable] = []
     scores = engine.evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
-    return {"scores": scores, "warnings": [*engine.listed(missing), *_none_found(scores, recipe)]}
+    warnings = [*engine.listed(missing), *_none_found(scores, recipe)]
+    return {"scores": scores, "images": len(task.evaluation_data()), "warnings": warnings}
 
 
 def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:

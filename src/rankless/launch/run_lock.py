@@ -114,17 +114,6 @@ def _take(file: IO[str], path: Path) -> None:
         )
 
 
-@contextmanager
-def removed_on_error(path: Path) -> Iterator[None]:
-    """Leave no empty directory behind where a start fails, so that the next try may have its name."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # not made, or something lies there
-            path.rmdir()
-        raise
-
-
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
     if not resume and (steps := run.steps()):
         raise UserError(

@@ -5,6 +5,7 @@ runs/NAME/
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  SHA256SUMS
   checkpoints/last  checkpoints/best      (text files that name a step, replaced atomically)
+  last.safetensors  best.safetensors      (links to the weights of these, for people and other programs)
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankless.errors import UserError, escaped, remedy
 from rankless.files import checksums
+from rankless.files.numbered import numbered_folder
 from rankless.files.reading import POINTER, read_text
 from rankless.files.writing import remove_tree, write_atomically
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
+_OUR_LINK = re.compile(r"checkpoints/step-[0-9]{9,18}/(ema|model)\.safetensors")
 _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
@@ -66,6 +69,30 @@ class RunDirectory:
     def point(self, name: str, step: int) -> None:
         """Make ``last`` or ``best`` name ``step``, atomically."""
         write_atomically(self.checkpoints / name, self.step_directory(step).name + "\n")
+        self.link(name)
+
+    def link(self, name: str) -> None:
+        """Make ``NAME.safetensors`` a link to the weights of the checkpoint that ``last`` or ``best`` names.
+
+        Nothing here reads these links, so what keeps one from being made (a file system without links, a file
+        of somebody else's with its name) is no error.
+        """
+        path, step = self.path / f"{name}.safetensors", self.pointed(name)
+        with suppress(OSError):
+            there = str(path.readlink()) if path.is_symlink() else None
+            if os.path.lexists(path) and not _OUR_LINK.fullmatch(there or ""):
+                return
+            if step is None:
+                path.unlink(missing_ok=True)
+                return
+            folder = self.step_directory(step)
+            file = folder / ("ema.safetensors" if (folder / "ema.safetensors").is_file() else _NEEDED[0])
+            target = file.relative_to(self.path).as_posix()  # relative, so that a run can be moved
+            if there != target:
+                new = path.with_name(f".{path.name}.tmp")
+                new.unlink(missing_ok=True)  # a killed process's
+                new.symlink_to(target)
+                new.replace(path)
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
@@ -89,17 +116,7 @@ def new_run_directory(name: str) -> Path:
     Raises:
         UserError: no directory can be made here.
     """
-    number, path = 1, Path("runs") / name
-    while True:
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            path = Path("runs") / f"{name}-{number}"
-        except OSError as error:
-            raise UserError(f"{path}: cannot be made ({error}); give another directory with --run") from error
-        else:
-            return path
+    return numbered_folder(Path("runs") / name, "--run")
 
 
 def beside(folder: Path, kind: str) -> Path:
@@ -168,8 +185,9 @@ def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
     """The weights file that ``target`` means.
 
     Args:
-        target: a weights file, a run directory (its best checkpoint, else its last), a checkpoint directory,
-            or a run's ``checkpoints/best`` or ``checkpoints/last``. The averaged weights (EMA) are preferred.
+        target: a weights file or a link to one (a run's ``best.safetensors``), a run directory (its best
+            checkpoint, else its last), a checkpoint directory, or a run's ``checkpoints/best`` or
+            ``checkpoints/last``. The averaged weights (EMA) are preferred.
         warn: called with a sentence where a run's best checkpoint is gone and another one is taken.
 
     Raises:
@@ -177,7 +195,10 @@ def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
     """
     target = Path(target)
     if not target.exists():
-        raise UserError(f"{target}: no such file or directory; expected a run directory or a weights file")
+        what = "no such file or directory"
+        if target.is_symlink():
+            what = f"a link to {target.readlink()}, which is not there"
+        raise UserError(f"{target}: {what}; expected a run directory or a weights file")
     if target.is_file() and target.name in ("best", "last"):
         run = RunDirectory(target.parent.parent)
         folder = _named(run, target.name)

@@ -1,0 +1,45 @@
+"""New folders where the user names none: NAME, NAME-2, NAME-3 …, each for one call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rankless.errors import UserError
+
+
+def numbered_folder(wanted: Path, option: str) -> Path:
+    """Make ``wanted``, or ``wanted-2``, ``-3`` … where that is taken, by another process at once even.
+
+    Args:
+        wanted: the first name to try.
+        option: names another folder, for messages.
+
+    Raises:
+        UserError: no folder can be made here.
+    """
+    number, path = 1, wanted
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            path = wanted.with_name(f"{wanted.name}-{number}")
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be made ({error}); give another directory with {option}"
+            ) from error
+        else:
+            return path
+
+
+@contextmanager
+def removed_on_error(path: Path) -> Iterator[None]:
+    """Leave no empty directory behind where a start fails, so that the next try may have its name."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not made, or something lies there
+            path.rmdir()
+        raise
