@@ -39,7 +39,9 @@ def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 def found(*detections: object, classes: tuple[dict[str, object], ...] = ()) -> SimpleNamespace:
     """An image's report."""
-    return SimpleNamespace(source="a.jpg", detections=list(detections), classes=list(classes))
+    return SimpleNamespace(
+        source="a.jpg", detections=list(detections), classes=list(classes), prediction=None
+    )
 
 
 @dataclass
@@ -62,8 +64,8 @@ class Calls:
         per_class = {"cat": {"AP": 0.5, "AP50": None}}
         return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
-    def predict(self, target, sources, *, out, confidence, force):
-        self.asked.append((target, sources, out, confidence, force))
+    def predict(self, target, sources, *, out, confidence, force, task):
+        self.asked.append((target, sources, out, confidence, force, task))
         report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out, best=0.2)
         report.exit_code = 1 if self.failed else 0
         report.as_json = lambda: {"images": []}
@@ -279,13 +281,30 @@ def test_evaluate(trained, capsys):
     ]
 
 
+def test_classes_without_anything_to_score_are_counted_and_not_listed(trained, capsys):
+    nothing = {"AP": None, "AP50": None}
+    some = {"cat": {"AP": 0.5, "AP50": 0.0}} | {f"no {n}": nothing for n in range(10)}
+    for per_class in (some, {"no": nothing}):
+        trained.scores = {"AP": 0.5, "per_class": per_class}
+        assert cli.main(["evaluate", "runs/x"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    eight = ", ".join(f"'no {n}'" for n in range(8))
+    assert said == [
+        ["AP", "0.5000"], [], ["class", "AP", "AP50"], ["cat", "0.5000", "0.0000"],
+        f"10 classes are left out, with nothing to be scored: {eight} and 2 more".split(),
+        ["AP", "0.5000"], [],
+        ["1", "class", "is", "left", "out,", "with", "nothing", "to", "be", "scored:", "'no'"],
+    ]  # fmt: skip
+
+
 def test_evaluate_prints_a_confusion_matrix(trained, capsys):
     per_class = {"cat": {"f1": 0.5, "support": 12}, "big dog": {"f1": None, "support": 0}}
     trained.scores = {"top1": 0.75, "per_class": per_class, "confusion": [[9, 3], [0, 0]]}
     assert cli.main(["evaluate", "runs/x"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[:5]] == [
-        ["top1", "0.7500"], [], ["class", "f1", "support"], ["cat", "0.5000", "12"], ["big", "dog", "–", "0"]
+        ["top1", "0.7500"], [], ["class", "f1", "support"], ["cat", "0.5000", "12"],
+        ["1", "class", "is", "left", "out,", "with", "nothing", "to", "be", "scored:", "'big", "dog'"],
     ]  # fmt: skip
     assert lines[-3:] == ["          0 1", "cat     0 9 3", "big dog 1 · ·"]
     many = [str(number) for number in range(31)]
@@ -302,7 +321,7 @@ def test_predict_says_what_each_image_shows(trained, capsys):
 
 def test_predict(trained, capsys):
     assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
-    assert trained.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True)]
+    assert trained.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True, None)]
     assert capsys.readouterr().out == "3 objects in 2 images; results in found\n"
     trained.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1

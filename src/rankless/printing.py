@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rankless.errors import HARMFUL, escaped
+from rankless.errors import HARMFUL, counted, escaped, listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def print_json(value: Any) -> None:
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
-    """Single scores line by line, then a table of the classes."""
+    """Single scores line by line, then a table of the classes that have something to be scored."""
     from rich.console import Console
     from rich.table import Table
 
@@ -56,16 +56,31 @@ def print_scores(scores: Mapping[str, Any]) -> None:
 
     single = {name: value for name, value in scores.items() if not isinstance(value, Mapping | list)}
     for name, value in single.items():
-        print(f"{name:{max(map(len, single))}}  {number(value)}")
+        say(f"{name:{max(map(len, single))}}  {number(value)}")
     for rows in (value for value in scores.values() if isinstance(value, Mapping)):
         columns = list(dict.fromkeys(column for row in rows.values() for column in row))
         table = Table("class", *columns, box=None, pad_edge=False)
+        absent = [name for name, row in rows.items() if _is_absent(row)]
         for name, row in rows.items():
-            table.add_row(escaped(name), *(number(row.get(column)) for column in columns))
+            if name not in absent:
+                table.add_row(escaped(name), *(number(row.get(column)) for column in columns))
         print()
-        Console(soft_wrap=True, highlight=False, markup=False).print(table)
+        if len(absent) < len(rows):
+            Console(soft_wrap=True, highlight=False, markup=False).print(table)
+        if absent:
+            say(_left_out(absent))
     if confusion := scores.get("confusion"):
         _print_confusion(confusion, list(scores["per_class"]))
+
+
+def _is_absent(row: Mapping[str, Any]) -> bool:
+    """Whether the data has nothing of a class to score."""
+    return row.get("support") == 0 or all(value is None for value in row.values())
+
+
+def _left_out(names: Sequence[str]) -> str:
+    classes = counted(len(names), "class is", "classes are")
+    return f"{classes} left out, with nothing to be scored: {listed(names)}"
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:

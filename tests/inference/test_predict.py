@@ -71,9 +71,10 @@ def image(path: Path, size=(400, 300), box=(40, 60, 140, 220), **options) -> Pat
     return path
 
 
-def run(target: Path, *sources: Path | str, **options) -> page.PredictionReport:
+def run(target: Path, *sources: Path | str, force=True, **options) -> page.PredictionReport:
     out = target.with_name("out")
-    return page.predict(target, [str(source) for source in sources], out=out, device="cpu", **options)
+    words = [str(source) for source in sources]
+    return page.predict(target, words, out=out, device="cpu", force=force, **options)
 
 
 def written(report: page.PredictionReport) -> list[dict]:
@@ -176,7 +177,7 @@ def test_a_source_in_the_output_folder_is_refused(target):
     source = image(target.with_name("out") / "x.png")
     before = source.read_bytes()
     with pytest.raises(UserError, match=r"x.png' .* is in the output folder"):
-        run(target, source)
+        run(target, source, force=False)
     assert source.read_bytes() == before
 
 
@@ -210,7 +211,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         page.predict(tmp_path / "none", [str(source)], out=tmp_path / "out", device="cpu")
     weights.save(target, {}, recipe=Recipe(task="other:Task"), class_names=NAMES)
-    with pytest.raises(UserError, match="'other:Task'"):
+    with pytest.raises(UserError, match=r"names the task 'other:Task', whose code .*--task other"):
         run(target, source)
 
 
@@ -267,14 +268,46 @@ def test_results_replace_results_and_nothing_else(target):
     out.mkdir()
     (out / "predictions.json").write_text("mine")
     with pytest.raises(UserError, match=r"predictions.json: already exists, and rankless predict did not"):
-        run(target, source)
+        run(target, source, force=False)
     assert [path.name for path in out.iterdir()] == ["predictions.json"]
     assert (out / "predictions.json").read_text() == "mine"
-    for again in (True, False, False):
-        assert len(written(run(target, source, force=again))) == 1
+    for _ in range(2):
+        assert len(written(run(target, source, force=True))) == 1
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError) as refused:
+        run(target, image(target.with_name("b.png")), force=False)
+    assert refused.value.problems == (
+        f"--out {out}: holds results of an earlier call; expected a new or an empty folder; give another "
+        "one, leave --out out for a numbered one, or add --force to replace earlier results",
+    )
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
     (out / "predictions.json").write_text("[]")  # changed by hand
     with pytest.raises(UserError, match="changed since"):
-        run(target, source)
+        run(target, source, force=False)
+    assert len(written(run(target, source, force=True))) == 1
+
+
+def test_results_lie_beside_nothing_else(target):
+    source, out = image(target.with_name("a.png")), target.with_name("out")
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out: holds other files; expected a new or an empty folder"):
+        run(target, source, force=False)
+    (out / "notes.txt").unlink()
+    assert len(written(run(target, source, force=False))) == 1
+
+
+def test_without_a_folder_every_prediction_has_its_own(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = str(image(tmp_path / "a.png"))
+    for name in ("predictions", "predictions-2", "predictions-3"):
+        report = page.predict(target, [source], device="cpu")
+        assert report.out == Path(name) and len(written(report)) == 1 and not report.removed
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"nothing")
+    with pytest.raises(UserError):
+        page.predict(broken, [source], device="cpu")
+    assert not Path("predictions-4").exists()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (100, 100), (1500, 40)])

@@ -115,6 +115,27 @@ def test_what_does_not_fit_is_reported_and_nothing_is_taken(tmp_path: Path, chan
     assert weights.digest(model.state_dict()) == fresh
 
 
+def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
+    weights.save(
+        tmp_path / "w.safetensors",
+        {"stem": torch.zeros(2)},
+        recipe=Recipe(model=Model(name="yolov4-tiny-3l", width=0.5)),
+        class_names=NAMES,
+    )
+    with pytest.raises(UserError) as refused:
+        start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, Model(name="yolov4-tiny"))
+    assert refused.value.problems == (
+        f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
+        "unexpected, 0 of another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
+        "model.width is 1.0, 0.5 in the file; leave these keys out to take the network in the file, or give "
+        "weights of this one",
+    )
+    safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")
+    with pytest.raises(UserError, match="none of its tensors is one of 'yolov4-tiny'") as refused:
+        start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES, Model(name="yolov4-tiny"))
+    assert "\n" not in refused.value.problems[0]
+
+
 def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None:
     path, _ = written(tmp_path / "w.safetensors", ("a", "b"))
     model = Net(3, seed=2)

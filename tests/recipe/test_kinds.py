@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from rankless.errors import UserError
-from rankless.recipe import kinds, loss_kinds, model_kinds
+from rankless.recipe import kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe.keys import Kinds, leaves
 from rankless.recipe.load import changed, default, dump, from_json, load, schema, shipped, to_json
 from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
@@ -65,6 +67,22 @@ def test_a_cfg_on_the_command_line_replaces_the_name_of_the_file(tmp_path):
     assert recipe.model.cfg == "a.cfg"
     (tmp_path / "recorded.yaml").write_text(dump(recipe))
     assert load(tmp_path / "recorded.yaml") == recipe == from_json(to_json(recipe))
+
+
+def test_a_cfg_is_recorded_line_by_line_and_without_the_name_of_another_network():
+    text = "[net]\nwidth=416\n\n[convolutional]\nactivation=leaky  # as published\n"
+    recipe = Recipe(model=Model(cfg=text))
+    written = dump(recipe)
+    indented = "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines())
+    assert f"  cfg: |\n{indented}  anchors: default\n" in written
+    assert "yolov4-tiny" not in written + to_json(recipe)
+    assert yaml12.read(written, "r.yaml")[0]["model"]["cfg"] == text
+    assert yaml.safe_load(written)["model"]["cfg"] == text  # as other readers of YAML see it
+    assert from_json(to_json(recipe)) == recipe
+    # What earlier versions recorded holds the default's name beside the cfg.
+    tree = json.loads(to_json(recipe))
+    tree["model"]["name"] = "yolov4-tiny"
+    assert from_json(json.dumps(tree)) == recipe
 
 
 def test_a_chosen_loss_has_its_keys():

@@ -11,17 +11,18 @@ from cyclopts import Parameter
 
 from rankless.cli.words import (
     Devices,
-    Force,
     Json,
     Target,
+    Task,
     device_count,
+    flag,
     part,
 )
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, print_scores, say
 
 if TYPE_CHECKING:
-    from rankless.inference.predict import PredictionReport
+    from rankless.inference.predict import ImageReport, PredictionReport
 
 app = part()
 
@@ -41,14 +42,7 @@ def evaluate(
     target: Target,
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
-    task: Annotated[
-        str | None,
-        Parameter(
-            help="A task of your own, package.module:Class or file.py:Class, whose code is run; the one that "
-            "TARGET names is not.",
-            metavar="TASK",
-        ),
-    ] = None,
+    task: Task = None,
     devices: Devices = "auto",
     split: Annotated[
         str | None, Parameter(help="The split to score on; if not given, the recipe's data.val.")
@@ -95,12 +89,18 @@ def predict(
             help="Images, folders, patterns, or scenes of the built-in data, as in digits:val:0-7.",
         ),
     ],
-    out: Annotated[Path, Parameter(help="Where the results go.")] = Path("predictions"),
+    task: Task = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="A new folder for the results; if not given, predictions, or predictions-2, -3 …"),
+    ] = None,
     confidence: Annotated[
         float | None,
         Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
     ] = None,
-    force: Force = False,
+    force: Annotated[
+        bool, Parameter(help="Take an --out that is not empty, and replace earlier results."), flag
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Find things in images: annotated images and one predictions.json."""
@@ -121,7 +121,7 @@ def predict(
             fix(of_weights(weights_of(target, warn=lambda _: None)))
     from rankless.inference.predict import predict as find
 
-    report = find(target, sources, out=out, confidence=confidence, force=force)
+    report = find(target, sources, out=out, confidence=confidence, force=force, task=task)
     for source, reason in report.failed[:_SHOWN]:
         say(f"{source}: {reason}", file=sys.stderr)
     if len(report.failed) > _SHOWN:
@@ -133,7 +133,7 @@ def predict(
             best = image.classes[0]
             say(f"{image.source}: {best['name']} {best['score']:.0%}")
         say(_summary(report))
-        if report.images and not any(image.detections or image.classes for image in report.images):
+        if report.images and not any(map(_is_answered, report.images)):
             say(_lower_confidence(report.best, 0.25 if confidence is None else confidence))
     return report.exit_code
 
@@ -142,7 +142,7 @@ def _summary(report: PredictionReport) -> str:
     """What was predicted, in one line; of a classifier each image has a line of its own already."""
     images = counted(len(report.images), "image")
     parts = [images]
-    if not any(image.classes for image in report.images):
+    if not any(image.classes or image.prediction is not None for image in report.images):
         found = sum(len(image.detections) for image in report.images)
         parts = [f"{counted(found, 'object')} in {images}"]
     if report.failed:
@@ -150,6 +150,10 @@ def _summary(report: PredictionReport) -> str:
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'image')} of an earlier prediction removed")
     return f"{'; '.join(parts)}; results in {report.out}"
+
+
+def _is_answered(image: ImageReport) -> bool:
+    return bool(image.detections or image.classes) or image.prediction is not None
 
 
 def _lower_confidence(best: float, confidence: float) -> str:

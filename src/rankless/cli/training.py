@@ -54,8 +54,8 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (if not given: digits, or the defaults with other data or "
-            "another model; a resumed run brings its own), "
+            help="A shipped recipe or a YAML file (if not given: digits, fine-tune with model.pretrained, or "
+            "the defaults with other data or another model; a resumed run brings its own), "
             "and changes to it, such as optim.lr=0.02.",
         ),
     ],

@@ -18,10 +18,19 @@ ARGUMENTS = Group("Arguments", sort_key=1)
 OPTIONS = Group("Options", sort_key=2)
 
 _MODEL = ("task", "model", "model.name", "model.cfg")
+_PRETRAINED = "model.pretrained"
 _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
 flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
+Task = Annotated[
+    str | None,
+    Parameter(
+        help="A task of your own, package.module:Class or file.py:Class, whose code is run; the one that "
+        "TARGET names is not.",
+        metavar="TASK",
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), flag]
 
 Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as a data.yaml.")]
@@ -95,7 +104,7 @@ def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
     """The recipe of that name, and what to call its run.
 
     Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
-    and other models, so for those it is the defaults.
+    and other models, so for those it is the defaults, and ``fine-tune`` for weights that bring their network.
     """
     from rankless.models.names import problem
     from rankless.recipe import load
@@ -105,6 +114,9 @@ def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
         word.partition("=")[0] in _MODEL for word in overrides
     )
     check = problem if is_named else None
-    if name is None and any(word.partition("=")[0] in _OTHER_THAN_DIGITS for word in overrides):
+    keys = [word.partition("=")[0] for word in overrides]
+    if name is None and _PRETRAINED in keys and not is_named:
+        name = "fine-tune"
+    if name is None and any(key in _OTHER_THAN_DIGITS for key in keys):
         return load.default(overrides, check_name=check), "run"
     return load.load(name or "digits", overrides, check_name=check), name or "digits"

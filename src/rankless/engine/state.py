@@ -207,7 +207,7 @@ class TrainingState:
             UserError: they do not fit, or are not the same on every rank.
         """
         pretrained = self.recipe.model.pretrained
-        messages = start_from(self.model, pretrained, self.task.class_names)
+        messages = start_from(self.model, pretrained, self.task.class_names, self.recipe.model)
         if not messages:
             return []
         if self.ema:

@@ -3,7 +3,8 @@
 Images are preprocessed as in evaluation, one at a time: the detections in an image never depend on other
 images. Boxes are in pixels of the image after its EXIF rotation. In evaluation a box may have several
 classes, as is usual on COCO; here it has its best. Classifiers are in
-:mod:`rankless.inference.predict_classify`.
+:mod:`rankless.inference.predict_classify`, tasks of the user's own in
+:mod:`rankless.inference.predict_custom`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from rankless.data.images import image_file as samples
 from rankless.data.images.drawing import Mark, Rectangle, annotate
 from rankless.data.images.image_file import Decoded, Shown
 from rankless.errors import UserError, printable
-from rankless.files.outputs import Outputs
+from rankless.files.numbered import numbered_folder, removed_on_error
+from rankless.files.outputs import Outputs, refuse_filled
 from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.predict_classify import ClassFinder
+from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.sources import JPEG, SCENES, find, output_names
 from rankless.models.checkpoints import weights
 from rankless.runs.directory import weights_of
 from rankless.structures import DetectionItem
+from rankless.tasks.custom import absolute, name_of, refuse_unasked
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
@@ -43,18 +47,30 @@ class ImageReport:
 
     Attributes:
         source: the image's path or scene.
-        annotated: the image with its boxes drawn.
+        annotated: the image with its boxes drawn; None where a task of the user's own draws nothing.
         width, height: of the image, in pixels.
         detections: best first; ``box`` (xyxy in pixels), ``score``, ``label`` and ``name`` of each.
         classes: for a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
+        prediction: of a task of the user's own, in place of both.
     """
 
     source: str
-    annotated: Path
+    annotated: Path | None
     width: int
     height: int
     detections: list[dict[str, Any]]
     classes: list[dict[str, Any]] = field(default_factory=list)
+    prediction: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        found: dict[str, Any] = {"detections": self.detections}
+        if self.prediction is not None:
+            found = {"prediction": self.prediction}
+        elif self.classes:
+            found = {"classes": self.classes}
+        drawn = {"annotated": self.annotated.name} if self.annotated else {}
+        return {"source": self.source, **drawn, "width": self.width, "height": self.height, **found}
 
 
 @dataclass
@@ -85,16 +101,7 @@ class PredictionReport:
 
     def predictions(self) -> list[dict[str, Any]]:
         """Return the content of ``predictions.json``."""
-        return [
-            {
-                "source": sample.source,
-                "annotated": sample.annotated.name,
-                "width": sample.width,
-                "height": sample.height,
-                **({"classes": sample.classes} if sample.classes else {"detections": sample.detections}),
-            }
-            for sample in self.images
-        ]
+        return [image.as_json() for image in self.images]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data: images with predictions, and failures with reasons."""
@@ -111,23 +118,27 @@ def predict(
     target: Path,
     sources: Sequence[str],
     *,
-    out: Path,
+    out: Path | None = None,
     confidence: float | None = None,
     device: str | None = None,
     force: bool = False,
+    task: type | str | None = None,
 ) -> PredictionReport:
-    """Detect objects in images, or classify images.
+    """Detect objects in images, classify them, or ask a task of the user's own about them.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         sources: images, folders (searched with their subfolders), glob patterns, or built-in scenes as
             ``digits:val:0-7``.
-        out: a folder for the annotated images and ``predictions.json``; created if needed. Files of an
-            earlier call are replaced or removed; others stay (see :mod:`rankless.files.outputs`).
+        out: a new or empty folder for the annotated images and ``predictions.json``; None makes a new one,
+            ``predictions``, ``predictions-2`` …
         confidence: predictions with a lower score are discarded, 0..1; by default 0.25 for detections; a
             classifier's best five classes are reported.
         device: a torch device; the first GPU if there is one, else the CPU.
-        force: replace other files in ``out``, too.
+        force: take an ``out`` that is not empty: results of an earlier call are replaced or removed, other
+            files stay unless they are in the way (see :mod:`rankless.files.outputs`).
+        task: a task of your own, as for :func:`rankless.train`; one that only the weights' recipe names is
+            not run.
 
     Raises:
         UserError: no weights, a source without images, an output folder that cannot be used, or files in it
@@ -137,15 +148,27 @@ def predict(
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"confidence is {confidence:g}: expected a number from 0 to 1")
     found, chosen, (path, loaded) = _all_or_errors(
-        lambda: find(sources), lambda: _device(device), lambda: _loaded(target)
+        lambda: find(sources), lambda: _device(device), lambda: _loaded(target, task)
     )
-    names = output_names(found, out)
+    finder = _finder(loaded, confidence, chosen, str(path))
+    if out is not None:
+        return _written(found, finder, PredictionReport(out, path), force=force)
+    out = numbered_folder(Path("predictions"), "--out")
+    with removed_on_error(out):
+        return _written(found, finder, PredictionReport(out, path), force=force)
+
+
+def _written(
+    sources: list[str], finder: _Finder, report: PredictionReport, *, force: bool
+) -> PredictionReport:
+    """Predict on every source and write the results into the report's folder."""
+    out, names = report.out, output_names(sources, report.out)
     listing = out / "predictions.json"
     outputs = Outputs([*(out / name for name in names), listing], verb="predict", force=force)
-    outputs.refuse_inputs([*found, path])
-    report = PredictionReport(out, path)
-    finder = _finder(loaded, confidence, chosen, str(path))
-    for source, name in zip(found, names, strict=True):
+    outputs.refuse_inputs([*sources, report.weights])
+    if not force:
+        refuse_filled(out)
+    for source, name in zip(sources, names, strict=True):
         try:
             image, view = _read(source, finder)
         except samples.UnreadableImage as error:
@@ -182,9 +205,13 @@ def _all_or_errors(
     return made[0], made[1], made[2]
 
 
-def _loaded(target: Path) -> tuple[Path, weights.Weights]:
+def _loaded(target: Path, task: type | str | None) -> tuple[Path, weights.Weights]:
     path = weights_of(target)
-    return path, weights.load(path)
+    loaded = weights.load(path)
+    if task is None:
+        refuse_unasked(loaded.recipe.task, path)
+        return path, loaded
+    return path, replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
 
 
 def _device(name: str | None) -> torch.device:
@@ -251,7 +278,7 @@ class _DetectionFinder:
         return rows, marks
 
 
-_Finder = _DetectionFinder | ClassFinder
+_Finder = _DetectionFinder | ClassFinder | CustomFinder
 
 
 def _finder(loaded: weights.Weights, confidence: float | None, device: torch.device, source: str) -> _Finder:
@@ -260,10 +287,12 @@ def _finder(loaded: weights.Weights, confidence: float | None, device: torch.dev
         return _DetectionFinder(loaded, confidence, device, source)
     if loaded.recipe.task == "classify":
         return ClassFinder(loaded, confidence or 0.0, device, source)
-    raise UserError(
-        f"{source}: was trained for the task '{printable(loaded.recipe.task)}'; prediction supports "
-        "'detect' and 'classify'"
-    )
+    if confidence is not None:
+        raise UserError(
+            f"--confidence is {confidence:g}, but the task '{printable(loaded.recipe.task)}' decides itself "
+            "what it reports; leave it out"
+        )
+    return CustomFinder(loaded, device, source)
 
 
 def _read(source: str, finder: _Finder) -> tuple[Tensor, Decoded]:
@@ -272,7 +301,7 @@ def _read(source: str, finder: _Finder) -> tuple[Tensor, Decoded]:
     if scene is None or Path(source).exists():
         image = samples.read(Path(source))
         height, width = image.shape[-2:]
-        if finder.shown.reduction(height, width) > 1:
+        if not isinstance(finder, CustomFinder) and finder.shown.reduction(height, width) > 1:
             return image, samples.read_for(Path(source), finder.shown)
     else:
         image = finder.scene(scene[1], int(scene[2]))
@@ -283,13 +312,21 @@ def _annotated(
     source: str, image: Tensor, view: Decoded, finder: _Finder, outputs: Outputs, path: Path
 ) -> ImageReport:
     """Predict on one image (3, H, W), and draw and write the predictions."""
-    rows, marks = finder.find(view)
     height, width = image.shape[-2:]
-    sample = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    if isinstance(finder, CustomFinder):
+        prediction, drawn = finder.answer(image)
+        if drawn is not None:
+            _save(drawn, outputs, path)
+        return ImageReport(source, path if drawn else None, width, height, [], prediction=prediction)
+    rows, marks = finder.find(view)
+    _save(annotate(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()), marks), outputs, path)
+    classes = isinstance(finder, ClassFinder)
+    return ImageReport(source, path, width, height, *(([], rows) if classes else (rows, [])))
+
+
+def _save(image: Image.Image, outputs: Outputs, path: Path) -> None:
     kind: dict[str, Any] = {"format": "PNG"}
     if path.suffix.lower() in JPEG:
         kind = {"format": "JPEG", "quality": 92}
     with outputs.writing(path, durable=False) as file:
-        annotate(sample, marks).save(file, **kind)
-    classes = isinstance(finder, ClassFinder)
-    return ImageReport(source, path, width, height, *(([], rows) if classes else (rows, [])))
+        image.save(file, **kind)

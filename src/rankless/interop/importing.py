@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.files.outputs import Outputs
+from rankless.interop.published import checked_name
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
@@ -109,6 +110,7 @@ def import_weights(
     fitted, class_names, notes = _fitted(
         checkpoint, recipe, class_names or classes, source, by_order=by_order, partial=partial
     )
+    notes = [*checked_name(source), *notes]
     with outputs.writing(out) as file:
         extra = {"imported_from": source.name}
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)

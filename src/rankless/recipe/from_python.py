@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import Location, build, collect
 
@@ -19,7 +20,8 @@ def built(keys: Mapping[str, Any]) -> Recipe:
     Raises:
         UserError: every problem.
     """
-    return build(*collect(_plain(keys), lambda path: Location("Recipe")))
+    given, problems = collect(_plain(keys), lambda path: Location("Recipe"))
+    return build(with_network(given), problems)
 
 
 def _plain(value: Any) -> Any:

@@ -8,9 +8,7 @@ are imported.
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.files.reading import MIB, opened
+from rankless.recipe.recorded import recipe_in
 
 # oneDNN's names, from the weakest to the strongest, each with the flags it needs besides the weaker ones'.
 _ONEDNN: dict[str, frozenset[str]] = {
@@ -39,7 +37,6 @@ _ONEDNN: dict[str, frozenset[str]] = {
 }
 _RANK = {name: rank for rank, name in enumerate(_ONEDNN)}
 _ALIASES = {"AVX10_1_512": "AVX512_CORE_FP16", "AVX10_1_512_AMX": "AVX512_CORE_AMX"}
-_LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _NEEDS = ("avx2", "fma", "bmi2")
 
 
@@ -127,14 +124,8 @@ def of_weights(path: Path) -> str:
 
     ``native`` if it is not a weights file: loading it reports what is wrong.
     """
-    try:
-        with opened(path) as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        recorded = json.loads(header["__metadata__"]["recipe"])["cpu_isa"]
-    except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError):
-        return "native"
-    return "avx2" if recorded == "avx2" else "native"
+    recorded = recipe_in(path) or {}
+    return "avx2" if recorded.get("cpu_isa") == "avx2" else "native"
 
 
 def _more_than_avx2_in_numpy() -> str:

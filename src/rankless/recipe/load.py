@@ -19,6 +19,7 @@ from rankless.files import reading
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
+from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import COMMAND_LINE, Given, Location, NameCheck, Problem, build, collect
 
@@ -33,7 +34,8 @@ def load(source: str | Path, overrides: Sequence[str] = (), *, check_name: NameC
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
-            ``data.augment=heavy``, replaces the file's values of its section.
+            ``data.augment=heavy``, replaces the file's values of its section. Where ``model.pretrained`` is
+            given and no network, the weights bring theirs (:mod:`rankless.recipe.pretrained`).
         check_name: what is wrong with a model's name for a task (:func:`rankless.models.names.problem`);
             without it any name is accepted here.
 
@@ -50,7 +52,8 @@ def default(overrides: Sequence[str] = (), *, check_name: NameCheck | None = Non
     Raises:
         UserError: every problem of the overrides.
     """
-    return build(*_overridden(overrides), check_name)
+    given, problems = _overridden(overrides)
+    return build(with_network(given), problems, check_name)
 
 
 def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -65,7 +68,7 @@ def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     defaults["loss", "name"] = kinds.losses_of(recipe.model)[0]
     given, _ = collect(_tree(recipe), lambda path: Location("recipe"))
     given = {path: one for path, one in given.items() if one.value != defaults[path]}
-    return _over(given, [], overrides)
+    return build(*_over(given, [], overrides))
 
 
 def is_cut(path: Path) -> bool:
@@ -195,19 +198,17 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
 
     given, problems = collect({} if tree is None else tree, locate)
     problems += [Problem(Location(name, line), sentence) for line, sentence in unread]
-    return _over(given, problems, overrides, check_name)
+    given, problems = _over(given, problems, overrides)
+    return build(with_network(given), problems, check_name)
 
 
 def _over(
-    given: dict[KeyPath, Given],
-    problems: list[Problem],
-    overrides: Sequence[str],
-    check_name: NameCheck | None = None,
-) -> Recipe:
+    given: dict[KeyPath, Given], problems: list[Problem], overrides: Sequence[str]
+) -> tuple[dict[KeyPath, Given], list[Problem]]:
     changed, more = _overridden(overrides)
     # A preset on the command line replaces the file's values of its section.
     others = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
-    return build(others | changed, problems + more, check_name)
+    return others | changed, problems + more
 
 
 def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Problem]]:
@@ -261,7 +262,7 @@ def _text(source: str | Path) -> tuple[str, str]:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as a JSON tree without the keys that only another task reads."""
+    """Return the recipe as a JSON tree, without keys that have no effect on it."""
     known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
 
     def filtered(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
@@ -271,7 +272,10 @@ def _tree(recipe: Recipe) -> dict[str, Any]:
             if isinstance(value, dict) or (*at, name) in known
         }
 
-    return filtered(adapter.dump_python(recipe, mode="json"), ())
+    tree = filtered(adapter.dump_python(recipe, mode="json"), ())
+    if tree["model"].get("cfg") and recipe.model.name == model_kinds.Model.name:
+        del tree["model"]["name"]  # the cfg is the network, and not what the default names
+    return tree
 
 
 def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:

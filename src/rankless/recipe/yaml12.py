@@ -51,12 +51,18 @@ class _Dumper(yaml.SafeDumper):
 for _name, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
     _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
-# Line breaks of other scripts (U+0085, U+2028) are folded away by readers unless they are escaped.
+
+
+def _style(text: str) -> str | None:
+    """Choose how text is written: several lines as they are, unless something in them has to be escaped."""
+    if text.isprintable():
+        return None
+    # Line breaks of other scripts (U+0085, U+2028) are folded away by readers unless they are escaped.
+    return "|" if all(line.isprintable() for line in text.split("\n")) else '"'
+
+
 _Dumper.add_representer(
-    str,
-    lambda dumper, data: dumper.represent_scalar(
-        _TAG + "str", data, style=None if data.isprintable() else '"'
-    ),
+    str, lambda dumper, data: dumper.represent_scalar(_TAG + "str", data, style=_style(data))
 )
 _Dumper.add_representer(
     list, lambda dumper, data: dumper.represent_sequence(_TAG + "seq", data, flow_style=True)

@@ -5,15 +5,21 @@ Every tensor must fit, except those of a head for another number of classes, whi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.models.checkpoints.fit import Misfits, compare
 from rankless.models.checkpoints.weights import load_into, load_tensors
 from rankless.models.classifiers.adapters import timm_weights
+from rankless.recipe.load import from_json
+from rankless.recipe.model_kinds import Model
+from rankless.recipe.recorded import recipe_in
 from rankless.runs.directory import weights_of
 
 TIMM = "timm"
@@ -22,7 +28,9 @@ TIMM = "timm"
 _SHOWN = 8
 
 
-def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = ()) -> list[str]:
+def start_from(
+    model: nn.Module, pretrained: str, class_names: Sequence[str] = (), described: Model | None = None
+) -> list[str]:
     """Load trained weights into a new model.
 
     Args:
@@ -31,6 +39,7 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
             the model's keys; ``timm`` for timm's published weights of this classifier; empty does nothing.
         class_names: of the model; compared with those in the file, if there are any.
+        described: the model in the recipe; compared with the file's where the weights do not fit.
 
     Returns:
         Messages: the source of the weights, and the tensors that were not loaded.
@@ -42,6 +51,8 @@ def start_from(model: nn.Module, pretrained: str, class_names: Sequence[str] = (
         return []
     state, known, source = _of_timm(model) if pretrained == TIMM else _of_a_file(pretrained)
     state, initialized = _without_other_heads(model, state, len(known), len(class_names))
+    if described and pretrained != TIMM and (misfits := compare(model.state_dict(), state)):
+        _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
     if initialized:
@@ -66,6 +77,44 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
         return *load_tensors(path), str(path)
     except UserError as error:
         raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
+
+
+def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tensors: int) -> None:
+    """Raise where it is known why the weights do not fit; a table of their tensors would say less.
+
+    Raises:
+        UserError: the file holds another network than the recipe's, or none of its tensors is known.
+    """
+    what = f"model.pretrained is '{pretrained}'"
+    tree = recipe_in(weights_of(Path(pretrained), warn=lambda _: None))
+    if tree is None:
+        if len(misfits.missing) == tensors:
+            raise UserError(
+                f"{what}: none of its tensors is one of '{ours.name}', and no recipe in it says what network "
+                "it holds; give model.name, or make a weights file of it with rankless import"
+            )
+        return
+    theirs = from_json(json.dumps(tree), f"{pretrained}: the recipe inside").model
+    keys = [
+        field.name
+        for field in fields(theirs)
+        if field.name not in ("pretrained", "freeze")
+        and getattr(theirs, field.name) != getattr(ours, field.name, None)
+    ]
+    if keys:
+        differ = "; ".join(
+            f"model.{key} is {_short(getattr(ours, key, None))}, {_short(getattr(theirs, key))} in the file"
+            for key in keys
+        )
+        raise UserError(
+            f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to take "
+            "the network in the file, or give weights of this one"
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]:

@@ -1,0 +1,110 @@
+"""Predictions of a task of the user's own, which says itself what it sees in an image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rankless.data.datasets.builtin import DigitScenes
+from rankless.errors import UserError, printable
+from rankless.models.checkpoints import weights
+from rankless.tasks.checks import check_model
+from rankless.tasks.custom import open_custom
+from rankless.user_code import explained
+
+_METHOD = "predict_image"
+_SCENE_SIZE = (256, 256)
+
+
+class CustomFinder:
+    """Predicts with a trained task of the user's own.
+
+    It has a method ``predict_image(model, image)``, which gets an image, uint8 RGB (3, H, W) on the CPU, and
+    returns a dict for ``predictions.json``; and it may have ``draw(image, prediction)``, which returns the
+    image to be looked at, uint8 RGB (3, h, w).
+
+    Args:
+        loaded: its weights; their recipe names the task, which the user has asked for.
+        device: of the model.
+        source: the weights' file, for messages.
+
+    Raises:
+        UserError: no such task, one that predicts no single images, or weights of another model.
+        TaskError: its code failed.
+    """
+
+    best = 0.0
+
+    def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
+        self.name = printable(loaded.recipe.task)
+        with _users_code():
+            self.task: Any = open_custom(loaded.recipe)
+            if not callable(getattr(self.task, _METHOD, None)):
+                raise UserError(
+                    f"the task '{self.name}' has no method {_METHOD}(self, model, image): expected one that "
+                    "returns a dict about one image; add it (docs/own-task.md), or score the weights with: "
+                    "rankless evaluate"
+                )
+            model = self.task.model()
+        check_model(self.task, model)
+        weights.load_into(model, loaded.state, source)
+        self.model = model.to(device).eval()
+
+    def scene(self, split: str, index: int) -> Tensor:
+        """Return a scene of the built-in data, uint8 (3, H, W)."""
+        return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
+
+    def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
+        """Return what the task says about an image, uint8 (3, H, W), and what it draws, if it draws.
+
+        Raises:
+            UserError: it returned something else than it should.
+            TaskError: its code failed.
+        """
+        with _users_code(), torch.inference_mode():
+            prediction = self.task.predict_image(self.model, image)
+            self._check(prediction)
+            if not callable(getattr(self.task, "draw", None)):
+                return prediction, None
+            drawn = self.task.draw(image, prediction)
+        fits = isinstance(drawn, Tensor) and drawn.dtype == torch.uint8 and drawn.ndim == 3
+        if not fits or drawn.shape[0] != 3:
+            found = (
+                f"{drawn.dtype} of shape {tuple(drawn.shape)}" if isinstance(drawn, Tensor) else type(drawn)
+            )
+            raise UserError(
+                f"draw() of the task '{self.name}' returned {found}; expected an image, uint8 (3, H, W)"
+            )
+        return prediction, Image.fromarray(drawn.cpu().permute(1, 2, 0).contiguous().numpy())
+
+    def _check(self, prediction: Any) -> None:
+        if not isinstance(prediction, dict):
+            raise UserError(
+                f"{_METHOD}() of the task '{self.name}' returned {type(prediction).__name__}; expected a dict"
+            )
+        try:
+            json.dumps(prediction)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{_METHOD}() of the task '{self.name}' returned something that JSON cannot represent "
+                f"({error}); expected float(…) and the like"
+            ) from None
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """Inside, an error in the user's code is reported with its own lines."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (sentence := explained(error)) is None:
+            raise
+        raise sentence from error
