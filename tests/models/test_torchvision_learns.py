@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 IMAGES, SIDE, MOST_STEPS = 2, 128, 400
 # FCOS predicts at a point every 8 pixels: it can never learn an object that lies between its points.
 SMALLEST = {"torchvision/fcos_resnet50_fpn": 8.0}
+# At five times this rate FCOS finds six of eleven objects after 400 steps; at this one all after twenty.
+LEARNING_RATE = {"torchvision/fcos_resnet50_fpn": 1e-4}
 
 
 def prepared(model: Any) -> Any:
@@ -65,7 +67,7 @@ def test_scenes_are_learnt_by_heart(name: str) -> None:
     data = task.training_data()
     batch = task.collate(scenes(data, SMALLEST.get(name, 0.0)))
     batch.letterboxes = [Letterbox(1.0, 0.0, 0.0, SIDE, SIDE)] * IMAGES  # boxes in pixels of the input
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE.get(name, 5e-4))
     losses, found = [], 0.0
     for step in range(1, MOST_STEPS + 1):
         loss = task.loss(model.train(), batch)
@@ -77,7 +79,7 @@ def test_scenes_are_learnt_by_heart(name: str) -> None:
         losses.append(float(mean.detach()))
         if step % 10 == 0:
             found = share_found(task, model, batch)
-            if found == 1:
+            if found == 1 and losses[-1] < 0.5 * losses[0]:
                 break
     assert losses[-1] < 0.5 * losses[0]
     assert found == 1
