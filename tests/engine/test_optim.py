@@ -1,89 +1,16 @@
-"""Learning rates, groups, clipping and the optimizer's state, against torch's own."""
+"""Groups, weight decay, clipping and the optimizer's state, against torch's own."""
 
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine.optim import (
-    divide_and_clip,
-    optimizer,
-    rate,
-    restore_state,
-    set_rate,
-    state_tensors,
-)
-from rankless.engine.schedule import StepSchedule
-from rankless.recipe.schema import Batch, Optim, Recipe, Schedule
-
-STEPS = 50
-
-
-def by_torch(make: type, **settings: object) -> list[float]:
-    """The rates of one of torch's schedulers whose highest rate is 1."""
-    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make(sgd, **settings)
-    rates = []
-    for _ in range(STEPS):
-        rates.append(sgd.param_groups[0]["lr"])
-        sgd.step()
-        scheduler.step()
-    return rates
-
-
-def rates(schedule: Schedule, steps: int = STEPS) -> list[float]:
-    run = StepSchedule(Recipe(schedule=schedule, epochs=steps, batch=Batch(images=1, micro=1)), 1)
-    return [rate(run, step) for step in range(steps)]
-
-
-def test_cosine_is_torchs() -> None:
-    expected = by_torch(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS - 1, eta_min=0.05)
-    assert rates(Schedule(name="cosine", final=0.05, warmup=0)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_cosine_begins_where_the_warm_up_ends() -> None:
-    found = rates(Schedule(name="cosine", final=0.05, warmup=10))
-    assert found[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
-    length = STEPS - 1 - 10
-    assert found[10:] == pytest.approx(
-        [0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / length)) for n in range(length + 1)]
-    )
-    assert (found[9], found[10], found[-1]) == pytest.approx((1.0, 1.0, 0.05))
-
-
-def test_steps_are_torchs() -> None:
-    expected = by_torch(torch.optim.lr_scheduler.MultiStepLR, milestones=[20, 30, 45], gamma=0.3)
-    schedule = Schedule(name="step", milestones=(20, 30, 45), gamma=0.3, warmup=0)
-    assert rates(schedule) == pytest.approx(expected, rel=1e-12)
-    in_units = Schedule(name="step", milestones=("40%", "30 epochs", 45), gamma=0.3, warmup=0)
-    assert rates(in_units) == rates(schedule)
-
-
-def test_steps_without_milestones_fall_at_80_and_90_percent() -> None:
-    assert rates(Schedule(name="step")) == rates(Schedule(name="step", milestones=("80%", "90%")))
-    assert rates(Schedule(name="step", warmup=0)) == pytest.approx([1] * 40 + [0.1] * 5 + [0.01] * 5)
-
-
-def test_warm_up_with_a_power_and_then_constant() -> None:
-    found = rates(Schedule(name="constant", warmup=8, warmup_power=4))
-    assert found == pytest.approx([min((n + 1) / 8, 1) ** 4 for n in range(STEPS)])
-
-
-def test_the_warm_up_is_a_share_of_the_run() -> None:
-    assert rates(Schedule(name="constant"))[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])  # 2.5 of 50 steps
-    assert rates(Schedule(name="constant"), 8) == [1.0] * 8
-
-
-@pytest.mark.parametrize("warmup", [STEPS - 1, STEPS, 10 * STEPS])
-def test_a_run_may_be_all_warm_up(warmup: int) -> None:
-    found = rates(Schedule(name="cosine", warmup=warmup))
-    assert found[: STEPS - 1] == pytest.approx([(n + 1) / warmup for n in range(STEPS - 1)])
-    assert all(0 < value <= 1 for value in found)
-    assert rates(Schedule(name="cosine"), 1) == [1.0]
+from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
+from rankless.engine.rates import set_rate
+from rankless.recipe.schema import Optim
 
 
 def some_net() -> nn.Module:
@@ -110,6 +37,32 @@ def test_only_weights_of_convolutions_and_linear_layers_decay(name: str) -> None
     assert shrunk == {"0.weight", "4.weight"}
     for key in shrunk:
         torch.testing.assert_close(net.state_dict()[key], before[key] * (1 - 0.1 * 0.5))
+
+
+NETS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("name", list(NETS))
+def test_every_optimizer_is_torchs(name: str, everything: bool, portable: bool) -> None:
+    """Torch's own, with the weight decay on all parameters, or on those of convolutions and linear layers."""
+    own, theirs = some_net(), some_net()
+    recipe = Optim(name=name, lr=0.02, betas=(0.8, 0.97), weight_decay=0.3, decay_norms_and_biases=everything)  # type: ignore[arg-type]
+    chosen = optimizer(own, recipe, portable=portable)
+    decayed = [p for p in theirs.parameters() if p.requires_grad and (everything or p.ndim >= 2)]
+    plain = [p for p in theirs.parameters() if p.requires_grad and not (everything or p.ndim >= 2)]
+    groups = [{"params": decayed}, *([{"params": plain, "weight_decay": 0.0}] if plain else [])]
+    more = {"momentum": 0.9} if name == "sgd" else {"betas": (0.8, 0.97)}
+    oracle = NETS[name](groups, lr=0.02, weight_decay=0.3, **more)  # type: ignore[arg-type]
+    for seed in range(4):
+        for net, one in ((own, chosen), (theirs, oracle)):
+            torch.manual_seed(seed)
+            for parameter in net.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            one.step()
+    for name_of, parameter in own.named_parameters():
+        torch.testing.assert_close(parameter, theirs.get_parameter(name_of), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -176,7 +129,14 @@ def test_a_count_of_zero_counts_as_one(count: Tensor, limit: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [Optim(momentum=0.9, lr=0.1), Optim(name="adamw", lr=0.1), Optim(momentum=0.0, lr=0.1)]
+    "recipe",
+    [
+        Optim(momentum=0.9, lr=0.1),
+        Optim(name="adam", lr=0.1),
+        Optim(name="adamw", lr=0.1),
+        Optim(momentum=0.0, lr=0.1),
+        Optim(name="adam", lr=0.1, decay_norms_and_biases=True),
+    ],
 )
 def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
     def step(net: nn.Module, chosen: torch.optim.Optimizer, seed: int) -> None:
@@ -190,7 +150,7 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
     for seed in range(3):
         step(net, chosen, seed)
     kept = {key: value.clone() for key, value in state_tensors(chosen, net).items()}
-    slots = {"adamw": 3, "sgd": 1 if recipe.momentum else 0}[recipe.name]
+    slots = {"adam": 3, "adamw": 3, "sgd": 1 if recipe.momentum else 0}[recipe.name]
     trained = sum(p.requires_grad for p in net.parameters())
     assert len(kept) == slots * trained
 

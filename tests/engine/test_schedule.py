@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.order import Line
-from rankless.engine.optim import rate
+from rankless.engine.rates import rate
 from rankless.engine.schedule import StepSchedule
 from rankless.recipe.load import default, load, shipped
 from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule

@@ -13,7 +13,7 @@ from typing import Any
 from rankless.data.loader import MicroBatches
 from rankless.engine.evaluate import Stopped, evaluate
 from rankless.engine.layer_errors import explained
-from rankless.engine.optim import rate, set_rate
+from rankless.engine.rates import momentum, rate, set_momentum, set_rate
 from rankless.engine.saver import Saver
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
@@ -167,6 +167,7 @@ class _Loop:
             self.sinks.event("release", step, "the backbone is trained from here on")
         lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
         set_rate(state.optimizer, lr)
+        set_momentum(state.optimizer, self.recipe.optim, momentum(self.setup.schedule, step))
         flags = Flags(stop=bool(self.stop.signal), save=self.world.is_first and saver.is_due(step + 1))
         with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce
             totals = state.accumulator.run(step, batches, state.scaler.scale, flags)

@@ -1,60 +1,40 @@
-"""The optimizer, its parameter groups and the learning rate of each step."""
+"""The optimizer: its parameter groups, its state, and the gradients it is given."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor, nn
 
-from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
 from rankless.recipe.schema import Optim
-from rankless.world.uncompiled import PlainAdamW, PlainSGD
-
-
-def rate(run: StepSchedule, step: int) -> float:
-    """The factor on ``optim.lr`` in step ``step`` (from 0) of a run: a function of the step alone.
-
-    The warm-up is ``((step + 1) / warmup) ** warmup_power``; the cosine runs from its end to the last step.
-    """
-    schedule, warmup = run.recipe.schedule, run.warmup
-    if step < warmup:
-        return float(((step + 1) / warmup) ** schedule.warmup_power)
-    if schedule.name == "cosine":
-        done = (step - warmup) / max(run.steps - 1 - warmup, 1)
-        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
-    if schedule.name == "step":
-        return float(schedule.gamma ** sum(step >= milestone for milestone in run.milestones))
-    return 1.0
+from rankless.world.uncompiled import PlainAdam, PlainAdamW, PlainSGD
 
 
 def optimizer(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
-    """SGD or AdamW; weight decay on weights of two or more dimensions, not on biases, norms and PReLU.
+    """SGD, Adam or AdamW.
+
+    Weight decay is on weights of two or more dimensions, unless the recipe wants it on biases, norms and
+    PReLU too.
 
     Args:
         model: what is trained.
         recipe: its section ``optim``.
         portable: the same bits on different CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on
-            the processor; the root in the fused AdamW is IEEE's.
+            the processor; the root in the fused Adam is IEEE's.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    least = 0 if recipe.decay_norms_and_biases else 2
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim >= least], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.ndim < least], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.name == "sgd":
         return PlainSGD(
             groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=True
         )
-    return PlainAdamW(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use ``lr`` in every group from now on."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    made = PlainAdam if recipe.name == "adam" else PlainAdamW
+    return made(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
@@ -109,6 +89,6 @@ def restore_state(
                 f"{source}: the optimizer's tensor '{key}' with shape {list(value.shape)} belongs to no "
                 "parameter of this model; take another copy of the checkpoint"
             )
-        # AdamW counts its steps in a tensor on the CPU; everything else lies like its parameter.
+        # Adam counts its steps in a tensor on the CPU; everything else lies like its parameter.
         placed = value.clone() if slot == "step" else torch.empty_like(parameter).copy_(value)
         optimizer.state[parameter][slot] = placed

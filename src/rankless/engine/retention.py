@@ -156,7 +156,7 @@ def _size(recipe: Recipe, state: TrainingState) -> int:
     """Bytes of a checkpoint once the optimizer has state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
-    slots = 2 if recipe.optim.name == "adamw" else int(recipe.optim.momentum > 0)
+    slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2
     return int(weights * (2 if state.ema else 1) + trained * slots) + _SMALL_FILES
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
@@ -45,8 +46,14 @@ class StepSchedule:
 
     @cached_property
     def warmup(self) -> int:
-        """Steps of the warm-up."""
-        return self.length.whole(self.recipe.schedule.warmup)
+        """Steps of the warm-up; ``one-cycle`` has none."""
+        schedule = self.recipe.schedule
+        return 0 if schedule.name == "one-cycle" else self.length.whole(schedule.warmup)
+
+    @cached_property
+    def rise(self) -> Fraction:
+        """Steps of the rise of ``one-cycle``, at least one."""
+        return max(self.length.exact(self.recipe.schedule.rise), Fraction(1))
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
@@ -81,7 +88,7 @@ class StepSchedule:
 
     def warnings(self) -> list[str]:
         """What of the recipe can hardly be meant with so few images, as sentences."""
-        found, batch, warmup = [], self.recipe.batch.images, self.warmup
+        found, batch = [], self.recipe.batch.images
         if batch > self.images:
             found.append(
                 f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
@@ -93,18 +100,21 @@ class StepSchedule:
                 f"(batch.images is {batch:,} for {counted(self.images, 'training image')}), so a run "
                 f"learns little in few epochs; {self._smaller_batch()}"
             )
-        if warmup >= self.steps:
+        key, rise, usual = "warmup", self.warmup, "5%"
+        if self.recipe.schedule.name == "one-cycle":
+            key, rise, usual = "rise", ceil(self.rise), "30%"
+        if rise >= self.steps:
             found.append(
                 f"the whole run ({counted(self.steps, 'step')}) lies within the warm-up of the learning rate "
-                f"(schedule.warmup is {self.recipe.schedule.warmup}); use a smaller schedule.warmup, such as "
-                "5%, or more epochs"
+                f"(schedule.{key} is {getattr(self.recipe.schedule, key)}); use a smaller schedule.{key}, "
+                f"such as {usual}, or more epochs"
             )
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
         """What to write for a batch with which an epoch has enough steps, where that is a smaller one.
 
-        The rate falls with the batch, as usual: in proportion for SGD, with the square root for AdamW.
+        The rate falls with the batch, as usual: in proportion for SGD, with the square root for Adam.
         """
         batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
         if batch >= self.recipe.batch.images:

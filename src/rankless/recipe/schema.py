@@ -23,12 +23,9 @@ from rankless.recipe.fields import (
     Count,
     Duration,
     Fraction,
-    Milestones,
     Minutes,
     Name,
-    NotNegative,
     Period,
-    Positive,
     Precision,
     ProperFraction,
     Seed,
@@ -39,8 +36,9 @@ from rankless.recipe.fields import (
 from rankless.recipe.kinds import losses_of, resolved_loss
 from rankless.recipe.loss_kinds import AnchorFreeLoss, AnyLoss, AutoLoss, Loss
 from rankless.recipe.model_kinds import AnchorFreeModel, AnyModel, Model, YoloModel
+from rankless.recipe.optimization import Optim, Schedule
 
-__all__ = ["Augment", "Data", "Loss", "Model"]
+__all__ = ["Augment", "Data", "Loss", "Model", "Optim", "Schedule"]
 
 BUILT_IN_TASKS = ("detect", "classify")
 
@@ -76,69 +74,6 @@ class Batch:
                 "images",
             )
         return self
-
-
-@dataclass(frozen=True, config=config)
-class Optim:
-    """The optimizer.
-
-    Attributes:
-        name: ``sgd`` (with momentum) or ``adamw``.
-        lr: the peak learning rate, which the schedule scales.
-        momentum: momentum of SGD.
-        nesterov: use Nesterov momentum in SGD.
-        betas: coefficients of AdamW's running averages.
-        weight_decay: on weights of convolutions and linear layers only, never on biases and norms.
-        clip: largest global norm of the gradient; 0 disables clipping.
-    """
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = 0.01
-    momentum: ProperFraction = 0.9
-    nesterov: bool = False
-    betas: Annotated[tuple[ProperFraction, ProperFraction], Field(strict=False)] = (0.9, 0.999)
-    weight_decay: NotNegative = 5e-4
-    clip: NotNegative = 0.0
-
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> Self:
-        if self.nesterov and self.name != "sgd":
-            raise clash(
-                f"'optim.nesterov' is true, which optim.name '{self.name}' does not have; "
-                "leave it out, or use 'sgd'",
-                "nesterov",
-                "name",
-            )
-        if self.nesterov and self.momentum == 0:
-            raise clash(
-                "'optim.nesterov' is true, which needs momentum, and optim.momentum is 0: "
-                "give a momentum such as 0.9, or leave nesterov out",
-                "nesterov",
-                "momentum",
-            )
-        return self
-
-
-@dataclass(frozen=True, config=config)
-class Schedule:
-    """The learning rate as a function of the step.
-
-    Attributes:
-        name: ``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone) or ``constant``.
-        warmup: how long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run).
-        warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
-        final: last rate of ``cosine``, as a fraction of ``optim.lr``.
-        milestones: when ``step`` lowers the rate: steps, or as in ``30 epochs`` or ``80%`` (of the run), in
-            increasing order; empty means ``80%`` and ``90%``.
-        gamma: the factor at each milestone.
-    """
-
-    name: Literal["cosine", "step", "constant"] = "cosine"
-    warmup: Duration = "5%"
-    warmup_power: Positive = 1.0
-    final: Fraction = 0.01
-    milestones: Milestones = ()
-    gamma: Positive = 0.1
 
 
 @dataclass(frozen=True, config=config)

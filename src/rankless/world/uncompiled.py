@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 _COMPILER = "torch._dynamo"
 _GENERATOR = "torch._inductor.config"  # of the compiler's code
@@ -48,6 +48,14 @@ class PlainSGD(SGD):
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
     step = torch.no_grad()(_plain(SGD.step))
+
+
+class PlainAdam(Adam):
+    """The same numbers as its base."""
+
+    add_param_group = _plain(Optimizer.add_param_group)
+    zero_grad = _plain(Optimizer.zero_grad)
+    step = torch.no_grad()(_plain(Adam.step))
 
 
 class PlainAdamW(AdamW):

@@ -129,7 +129,7 @@ class _Steps:
 
     def __init__(self, recipe: Recipe, world: Any) -> None:
         from rankless.data.loader import MicroBatches
-        from rankless.engine.optim import set_rate
+        from rankless.engine.rates import set_rate
         from rankless.engine.schedule import StepSchedule
         from rankless.engine.state import TrainingState
         from rankless.tasks import open_task

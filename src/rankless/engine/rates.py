@@ -1,0 +1,76 @@
+"""The learning rate and the momentum of each step: functions of the step alone, so that nothing is saved."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rankless.engine.schedule import StepSchedule
+from rankless.recipe.schema import Optim
+
+_MOMENTA = 0.95, 0.85  # of one-cycle: at its ends and at its peak, PyTorch's (Smith 2018 has the same range)
+
+
+def rate(run: StepSchedule, step: int) -> float:
+    """The factor on ``optim.lr`` in step ``step`` (from 0) of a run.
+
+    The warm-up is ``((step + 1) / warmup) ** warmup_power``; every schedule but ``step``, whose milestones
+    are steps of the run, begins at its end.
+    """
+    schedule = run.recipe.schedule
+    if schedule.name == "one-cycle":
+        first = 1 / schedule.div_factor
+        return _cycle(run, step, first, 1.0, first / schedule.final_div_factor)
+    warmup = run.warmup
+    if step < warmup:
+        return float(((step + 1) / warmup) ** schedule.warmup_power)
+    after, rest = step - warmup, run.steps - warmup
+    if schedule.name == "cosine":
+        done = after / max(rest - 1, 1)
+        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    if schedule.name == "step":
+        return float(schedule.gamma ** sum(step >= milestone for milestone in run.milestones))
+    if schedule.name == "poly":
+        return float((1 - after / rest) ** schedule.power)
+    if schedule.name == "exponential":
+        return float(schedule.decay ** (after * run.recipe.batch.images // run.images))
+    return 1.0
+
+
+def momentum(run: StepSchedule, step: int) -> float | None:
+    """The momentum in step ``step``, or Adam's first beta, where the schedule sets it; None where not."""
+    schedule = run.recipe.schedule
+    if schedule.name != "one-cycle" or not schedule.cycle_momentum:
+        return None
+    end, peak = _MOMENTA
+    return _cycle(run, step, end, peak, end)
+
+
+def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
+    """What rises along a cosine from ``first`` to ``peak`` and falls to ``last``, as torch's OneCycleLR."""
+    top, end = float(run.rise) - 1, run.steps - 1
+    if step <= top:
+        return _between(first, peak, step / top if top else 1.0)
+    return _between(peak, last, (step - top) / (end - top))
+
+
+def _between(start: float, end: float, done: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use ``lr`` in every group from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:
+    """Use the momentum in every group from now on; None leaves the recipe's."""
+    if value is None:
+        return
+    for group in optimizer.param_groups:
+        if recipe.name == "sgd":
+            group["momentum"] = value
+        else:
+            group["betas"] = (value, recipe.betas[1])
