@@ -46,6 +46,7 @@ Examples:
   rankless train digits epochs=5 optim.lr=0.02 --run runs/short --devices 2
   rankless train --resume --run runs/short epochs=20
   rankless train my.yaml --hosts a,b:4
+  python -m pdb -m rankless train digits --inline
   torchrun --nproc-per-node 8 -m rankless train digits --out runs/digits
 """,
 )
@@ -78,6 +79,11 @@ def train(
             show_default=False,
         ),
     ] = (),
+    inline: Annotated[
+        bool,
+        Parameter(help="Train in this very process, on one device: for debuggers and profilers."),
+        flag,
+    ] = False,
     hosts: Hosts = None,
     min_hosts: Annotated[str, Parameter(help="Go on with so many when others are lost.", metavar="N")] = "1",
     sync: Sync = False,
@@ -100,6 +106,8 @@ def train(
                 raise UserError(
                     "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
                 )
+            if inline:
+                raise UserError("--inline: a launcher has started this rank; leave out either")
             asked = _asked_of_a_rank(recipe, run, devices, resume=resume, is_first=is_first)
             return replace(asked, sinks=sink)
 
@@ -112,6 +120,8 @@ def train(
     _refuse_resuming_nothing(run, resume)
     of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
     if hosts is not None:
+        if inline:
+            raise UserError("--inline: trains in this process, but --hosts starts others; leave out either")
         from rankless.launch.hosts.training import Wanted
 
         least, parsed = _hosts_of(hosts, min_hosts, devices)
@@ -124,6 +134,8 @@ def train(
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
         )
+    if inline:
+        _fix_instruction_set(name, overrides, run if resume else None)
     if resume and run is not None and name is None:
         refuse_nothing(RunDirectory(run))
         chosen = None
@@ -139,8 +151,27 @@ def train(
     from rankless.launch.resume import recipe_of_run
 
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-    fork_server.start(chosen.task)
-    return local.train(chosen, run, devices=count, resume=resume, sinks=sink)
+    if not inline:
+        fork_server.start(chosen.task)
+    return local.train(chosen, run, devices=count, resume=resume, sinks=sink, inline=inline)
+
+
+def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
+    """Limit this process to the recipe's instruction set, before anything imports PyTorch.
+
+    Args:
+        name, overrides: of the recipe; what is wrong with it is reported later.
+        run: that goes on, with its own recipe where none is named.
+    """
+    from rankless.recipe import load
+    from rankless.recipe.instruction_set import fix
+    from rankless.runs.directory import RunDirectory
+
+    with suppress(UserError):
+        if run is not None and name is None:
+            fix(load.load(RunDirectory(run).recipe).cpu_isa)
+        else:
+            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
@@ -181,19 +212,15 @@ def _asked_of_a_rank(
         UserError: a mistake in the words or in the recipe.
     """
     from rankless.launch.member import Asked
-    from rankless.recipe import load
-    from rankless.recipe.instruction_set import fix
     from rankless.runs.directory import RunDirectory
 
     count = device_count(devices)
     name, overrides = recipe_and_overrides(words)
     _refuse_resuming_nothing(run, resume)
+    _fix_instruction_set(name, overrides, run if resume else None)
     if not resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
-        fix(chosen.cpu_isa)
         return Asked(chosen, Path(name).stem, count)
-    with suppress(UserError):  # PyTorch is imported below
-        fix(load.load(RunDirectory(run).recipe).cpu_isa)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing
 

@@ -100,11 +100,16 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return name, overrides
 
 
-def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
+def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
     """The recipe of that name, and what to call its run.
 
     Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
     and other models, so for those it is the defaults, and ``fine-tune`` for weights that bring their network.
+
+    Args:
+        name: of a shipped recipe, or a file.
+        overrides: changes to it.
+        check_model: see that there is such a model, for which PyTorch is imported.
     """
     from rankless.models.names import problem
     from rankless.recipe import load
@@ -113,7 +118,7 @@ def loaded(name: str | None, overrides: Sequence[str]) -> tuple[Recipe, str]:
     is_named = name not in (None, *load.shipped()) or any(
         word.partition("=")[0] in _MODEL for word in overrides
     )
-    check = problem if is_named else None
+    check = problem if is_named and check_model else None
     keys = [word.partition("=")[0] for word in overrides]
     if name is None and _PRETRAINED in keys and not is_named:
         name = "fine-tune"

@@ -22,6 +22,8 @@ from rankless.hardware.cores import usable_cores
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.fork_server import ForkServer
+from rankless.launch.inline import refuse as refuse_inline
+from rankless.launch.inline import train as train_inline
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
 from rankless.launch.opening import checked, device, is_finished, opened, report, training_job
 from rankless.launch.rank_job import error_in
@@ -68,6 +70,7 @@ def train(
     sinks: Sequence[type | str] = (),
     dry_run_steps: int = 0,
     traces: Path | None = None,
+    inline: bool = False,
 ) -> int:
     """Train on this machine and print how it went.
 
@@ -83,6 +86,8 @@ def train(
             the process of rank 0; one that raises is reported and dropped, and the training goes on.
         dry_run_steps: end after so many steps (``rankless verify``), with nothing printed.
         traces: a folder where the ranks of a dry run leave their traces; None writes none.
+        inline: train in this very process, on one device: for breakpoints, profilers and notebooks. A first
+            Ctrl-C saves and ends the training, a second one interrupts it.
 
     Returns:
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
@@ -95,19 +100,25 @@ def train(
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
     with removed_on_error(run):
+        if inline:
+            refuse_inline(recipe, devices)
         recipe = resolve_recipe(recipe)
-        ranks = _ranks(devices, recipe)
+        ranks = 1 if inline else _ranks(devices, recipe)
     with opened(directory, recipe, resume=resume) as recipe:
         if resume and is_finished(directory, recipe):
             return 0
         job = training_job(recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None)
         try:
-            ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+            if inline:
+                finished, number = train_inline(job)
+            else:
+                ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+                finished = bool(ending.note.get("finished"))
+                number = ending.signal or ending.note.get("signal") or 0
         except UserError as error:
             record_error(directory, error.problems)
             raise
-        number = ending.signal or ending.note.get("signal")
-        return report(bool(ending.note.get("finished")), number, directory, quiet=bool(dry_run_steps))
+        return report(finished, number, directory, quiet=bool(dry_run_steps))
 
 
 def evaluate(

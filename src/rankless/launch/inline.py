@@ -1,0 +1,105 @@
+"""Training in this very process, as the only rank: for breakpoints, profilers and notebooks.
+
+What our own launcher's processes are for is missing here: nobody starts a rank again that has died, and what
+libraries print goes to the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+from rankless.data.loader import LoaderDiedError
+from rankless.engine.loop import StopRequest
+from rankless.errors import UserError
+from rankless.launch import rank_job
+from rankless.launch.job import Job
+from rankless.launch.opening import device
+from rankless.launch.requests import Requests
+from rankless.recipe import instruction_set
+from rankless.recipe.load import from_json
+from rankless.recipe.schema import Recipe
+from rankless.world.process_group import join
+
+
+def refuse(recipe: Recipe, devices: int | None) -> None:
+    """Raise where this process cannot be the rank.
+
+    Raises:
+        UserError: says all that is in the way.
+    """
+    problems = []
+    if devices not in (None, 1):
+        problems.append(
+            f"inline: trains in this process, on one device, and {devices} devices are asked for; expected "
+            "1: leave either out; the weights are the same"
+        )
+    if dist.is_available() and dist.is_initialized():
+        problems.append(
+            "inline: this process has a process group of its own already; destroy it before "
+            "(torch.distributed.destroy_process_group), or leave inline out"
+        )
+    wanted = instruction_set.variables(recipe.cpu_isa)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        problems.append(
+            f"inline: cpu_isa is '{recipe.cpu_isa}', which has to be chosen before PyTorch is imported, as "
+            "the command does: use rankless train … --inline, or leave inline out"
+        )
+    if problems:
+        raise UserError(problems)
+
+
+class _Interrupts(Requests):
+    """Signals as requests of the loop's; a second Ctrl-C interrupts at once, as one expects of Python."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def _note(self, number: int, frame: object) -> None:
+        super()._note(number, frame)
+        self.stop.signal = self.stop.signal or number
+        if self.hurry and number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+def train(job: Job) -> tuple[bool, int]:
+    """Do a job of training in this process; PyTorch's settings and random numbers are left as they were.
+
+    Returns:
+        Whether all steps are done, and the number of the signal that ended it, 0 without one.
+
+    Raises:
+        UserError: as a launched run would report it, caused by what was raised in the loop.
+        Exception: what is neither the user's nor the machine's, with its whole traceback.
+    """
+    recipe, stop = from_json(job.recipe), StopRequest()
+    cards = [torch.cuda.current_device()] if device().type == "cuda" else []
+    try:
+        with (
+            _Interrupts(stop),
+            torch.random.fork_rng(cards),
+            rank_job.computes_like(recipe),
+            join() as world,
+        ):
+            finished = rank_job.train(job, recipe, world, stop)
+    except LoaderDiedError as error:
+        again = f"rankless train --resume --run {job.run} --inline"
+        raise UserError(
+            f"a loader process {error}; go on from the newest checkpoint with: {again}"
+        ) from error
+    except UserError as error:
+        raise _advised(error, job) from error
+    except Exception as error:
+        if known := rank_job.understood(error):
+            raise _advised(known, job) from error
+        raise
+    return finished, 0 if finished else stop.signal or signal.SIGTERM
+
+
+def _advised(error: UserError, job: Job) -> UserError:
+    """The error as a launcher reads it from the note of its rank."""
+    return rank_job.error_in([rank_job.note_of(error, job)]) or error

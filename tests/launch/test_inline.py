@@ -1,0 +1,188 @@
+"""Training in the caller's own process: the same weights, and errors and requests to stop as they come."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import rankless
+from rankless.errors import INTERRUPTED, TaskError, UserError
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+
+WORDS = ["batch.images=12", "batch.micro=4", "epochs=3"]
+STEPS = 6
+
+
+class Watcher(rankless.Sink):
+    """Notes the process, and sends it signals after a step."""
+
+    seen: ClassVar[list[int]] = []
+    kill_at: ClassVar[dict[int, int]] = {}
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        self.seen.append(os.getpid())
+        for _ in range(self.kill_at.get(entry["step"], 0)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch) -> type[Watcher]:
+    monkeypatch.setattr(Watcher, "seen", [])
+    monkeypatch.setattr(Watcher, "kill_at", {})
+    # As a module of its own, where its name leads back to this very class.
+    monkeypatch.setitem(sys.modules, "watching", sys.modules[__name__])
+    monkeypatch.setattr(Watcher, "__module__", "watching")
+    return Watcher
+
+
+@pytest.fixture(scope="module")
+def recipe(small_recipe: str) -> Recipe:
+    return load(small_recipe, WORDS)
+
+
+@pytest.fixture(scope="module")
+def launched(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run of two processes."""
+    run = tmp_path_factory.mktemp("launched") / "run"
+    assert rankless.train(recipe, run, devices=2) == 0
+    return weights_of(run)
+
+
+def weights_of(run: Path, step: int = STEPS) -> str:
+    return digest_file(RunDirectory(run).step_directory(step) / "model.safetensors")
+
+
+def test_it_is_this_process_and_the_weights_are_the_same(
+    recipe: Recipe, launched: str, tmp_path: Path, watcher: type[Watcher]
+) -> None:
+    threads, handlers = (
+        torch.get_num_threads(),
+        [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)],
+    )
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state(), random.getstate()
+    run = tmp_path / "run"
+    assert rankless.train(recipe, run, inline=True, sinks=["watching:Watcher"]) == 0
+    assert watcher.seen == [os.getpid()] * STEPS
+    assert weights_of(run) == launched
+    # Nothing of this process is left changed.
+    assert torch.equal(torch.get_rng_state(), drawn[0]) and random.getstate() == drawn[1]
+    assert threads == torch.get_num_threads() and not torch.are_deterministic_algorithms_enabled()
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not torch.distributed.is_initialized()
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(
+    recipe: Recipe,
+    launched: str,
+    tmp_path: Path,
+    watcher: type[Watcher],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run, sinks = tmp_path / "run", ["watching:Watcher"]
+    watcher.kill_at = {2: 1}
+    assert rankless.train(recipe, run, inline=True, sinks=sinks) == INTERRUPTED
+    said = capfd.readouterr().err
+    assert "stopped by SIGINT; saved after step" in said
+    reached = RunDirectory(run).pointed("last")
+    assert reached is not None and 2 <= reached < STEPS
+    watcher.kill_at = {}
+    assert rankless.train(recipe, run, inline=True, resume=True, sinks=sinks) == 0
+    assert weights_of(run) == launched
+
+
+def test_a_second_ctrl_c_interrupts(
+    recipe: Recipe, tmp_path: Path, watcher: type[Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankless.launch.requests.TWICE", 0.0)
+    watcher.kill_at = {2: 2}
+    with pytest.raises(KeyboardInterrupt):
+        rankless.train(recipe, tmp_path / "run", inline=True, sinks=["watching:Watcher"])
+    assert not torch.distributed.is_initialized()
+    # The lock is free again.
+    with pytest.raises(UserError, match="a run is there already") as caught:
+        rankless.train(recipe, tmp_path / "run", inline=True, resume=False)
+        raise UserError("a run is there already")  # before its first checkpoint it may begin again
+    assert "another process" not in str(caught.value)
+
+
+def test_in_another_thread_it_trains_too(recipe: Recipe, launched: str, tmp_path: Path) -> None:
+    """Some notebooks and debuggers run cells in threads, where no signal handler can be set."""
+    codes: list[int] = []
+    thread = threading.Thread(
+        target=lambda: codes.append(rankless.train(recipe, tmp_path / "run", inline=True))
+    )
+    thread.start()
+    thread.join(300)
+    assert codes == [0] and weights_of(tmp_path / "run") == launched
+
+
+BROKEN = """
+    from rankless.tasks.classify import Classify
+
+    class Broken(Classify):
+        def loss(self, model, batch):
+            return {"a": 1}["b"]
+"""
+
+
+def test_an_error_in_the_users_code_keeps_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_task.py").write_text(textwrap.dedent(BROKEN))
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = load("digits-classify", ["task=broken_task:Broken", "epochs=1", "evaluate.every=0"])
+    with pytest.raises(TaskError) as caught:
+        rankless.train(broken, tmp_path / "run", inline=True)
+    assert "return {" in str(caught.value) and "broken_task.py:6, in loss" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)  # what a debugger shows, frame by frame
+    assert journal.ending(tmp_path / "run" / "journal.jsonl") != "it was done after step 1"
+
+
+def test_what_is_in_the_way_is_said_at_once(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        rankless.train(load("digits-classify", ["cpu_isa=avx2"]), tmp_path / "run", inline=True, devices=2)
+    first, second = caught.value.problems
+    assert first.startswith("inline: trains in this process, on one device, and 2 devices are asked for")
+    assert second.startswith("inline: cpu_isa is 'avx2', which has to be chosen before PyTorch is imported")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("isa", ["native", "avx2"])
+def test_the_command_does_it_too(isa: str, tmp_path: Path, small_recipe: str) -> None:
+    """In a new interpreter: the instruction set is chosen before PyTorch is there."""
+    words = [small_recipe, *WORDS, "epochs=1", f"cpu_isa={isa}", "evaluate.every=0"]
+    found = []
+    for name, option in (("here", "--inline"), ("there", "--devices=2")):
+        run = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, "-m", "rankless", "train", *words, "--run", str(run), option],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(weights_of(run, 2))
+    assert found[0] == found[1]
+
+
+def test_the_command_refuses_what_does_not_go_with_it() -> None:
+    from rankless.cli import main
+
+    assert main(["train", "digits", "--inline", "--hosts", "a,b"]) == 2
