@@ -23,9 +23,11 @@ NAMES = [
     "digest",
     "digest_file",
     "evaluate",
+    "from_dataset",
     "generator",
     "load_recipe",
     "predict",
+    "seeded",
     "train",
 ]
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankless.data.torch_dataset import from_dataset, seeded
     from rankless.engine.sinks.sink import Sink
     from rankless.errors import UserError
     from rankless.inference.predict import predict
@@ -34,9 +35,11 @@ _HOMES = {
     "digest": "rankless.models.checkpoints.weights:digest",
     "digest_file": "rankless.models.checkpoints.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
+    "from_dataset": "rankless.data.torch_dataset:from_dataset",
     "generator": "rankless.randomness:generator",
     "load_recipe": "rankless.recipe.load:load",
     "predict": "rankless.inference.predict:predict",
+    "seeded": "rankless.data.torch_dataset:seeded",
     "train": "rankless.launch.local:train",
 }
 
@@ -52,9 +55,11 @@ __all__ = [
     "digest",
     "digest_file",
     "evaluate",
+    "from_dataset",
     "generator",
     "load_recipe",
     "predict",
+    "seeded",
     "train",
 ]
 

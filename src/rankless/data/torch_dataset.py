@@ -1,0 +1,195 @@
+"""An existing map-style data set of torch as a task's data.
+
+Its transforms draw from generators of the whole process, whose state depends on what was drawn before, and so
+on ranks and loader processes. Here these generators are seeded for every single item by what it is: the
+recipe's seed, the epoch and the index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from rankless.errors import UserError
+from rankless.randomness import key
+
+_OF_THE_PROCESS = threading.RLock()  # threads share the generators
+_DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
+"""So deep generators are looked for in what a data set is made of; longer lists are the data itself."""
+
+
+@contextmanager
+def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's global generators for one item; a context manager.
+
+    Inside, what is drawn depends only on (seed, epoch, index); afterwards the three are as they were.
+
+    Args:
+        seed: the recipe's.
+        epoch: of the run, from 0.
+        index: of the item.
+        generators: others that are seeded alike, and not restored: ``random.Random``,
+            ``numpy.random.Generator`` and ``RandomState``, ``torch.Generator``, and what has
+            ``set_random_state(generator, random)`` or ``set_random_seed(seed)``: Albumentations' transforms.
+    """
+    with _OF_THE_PROCESS:
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
+        try:
+            random.seed(key(seed, "item", epoch, index))
+            np.random.seed(_words(key(seed, "item", epoch, index)))  # noqa: NPY002
+            torch.default_generator.manual_seed(key(seed, "item", epoch, index) % 2**63)  # not those of GPUs
+            for number, generator in enumerate(generators):
+                _seed(generator, key(seed, "item", epoch, index, number))
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+            torch.set_rng_state(before[2])
+
+
+def _words(number: int) -> list[int]:
+    """A key of 128 bits as four words."""
+    return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
+
+
+def _seed(generator: Any, number: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(_words(number))
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(number % 2**63)
+    elif callable(to_state := getattr(generator, "set_random_state", None)):
+        # Before a seed: that one is mixed with the number of the loader process.
+        to_state(np.random.default_rng(number), random.Random(number))
+    elif callable(to_seed := getattr(generator, "set_random_seed", None)):
+        to_seed(number % 2**32)
+    else:
+        generator.seed(number)
+
+
+def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromDataset:
+    """Make a map-style data set of torch the training or evaluation data of a task.
+
+    Every item is drawn under :func:`seeded`, together with the generators that are found among the data set's
+    attributes and transforms. What else it draws from, or remembers from item to item, is not covered; so the
+    first item is drawn twice, which must give the same.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitem__``, and pickles if there are loader processes.
+        seed: the recipe's.
+        digest: a text that changes with the data; a run that is resumed with other data reports it.
+
+    Returns:
+        A :class:`rankless.Examples`.
+
+    Raises:
+        UserError: it is not map-style, has no items, or its first item differs when it is drawn again.
+    """
+    return FromDataset(dataset, seed, digest)
+
+
+class FromDataset:
+    """See :func:`from_dataset`.
+
+    Attributes:
+        dataset: as given.
+        seed: the recipe's.
+        digest: as given.
+        loader_imports: modules that are slow to import, which loader processes import before they are forked.
+    """
+
+    def __init__(self, dataset: Any, seed: int, digest: str | None) -> None:
+        self.dataset, self.seed, self.digest = dataset, seed, digest
+        self.loader_imports = frozenset({type(dataset).__module__} - {"__main__"})
+        _check(dataset)
+        if not _same(self.item(0, 0), self.item(0, 0)):
+            raise UserError(
+                f"{_named(dataset)}: item 0 differs when it is drawn again with the same seed; expected all "
+                "chance from Python's, NumPy's or torch's generators, and nothing kept from item to item; "
+                "make what else it draws from an attribute, or seed it with rankless.seeded"
+            )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def item(self, index: int, epoch: int) -> Any:
+        """Return ``dataset[index]`` as it is in ``epoch``."""
+        with seeded(self.seed, epoch, index, *self._generators):
+            return self.dataset[index]
+
+    @cached_property
+    def _generators(self) -> list[Any]:
+        """What the data set draws from besides the process's generators."""
+        return list(_found(self.dataset, _DEEPEST, set()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process the data set has other generators.
+        return {name: value for name, value in vars(self).items() if name != "_generators"}
+
+
+def _check(dataset: Any) -> None:
+    if isinstance(dataset, IterableDataset) or not all(
+        callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
+    ):
+        raise UserError(
+            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, since any rank draws "
+            "any item; make items addressable by a number"
+        )
+    if not len(dataset):
+        raise UserError(f"{_named(dataset)}: it has no items; expected at least one; check its folder")
+
+
+def _named(dataset: Any) -> str:
+    return f"from_dataset({type(dataset).__name__})"
+
+
+def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
+    """Generators among attributes and items, in their order."""
+    plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
+    if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
+        return
+    seen.add(id(value))
+    kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+    own = [getattr(value, name, None) for name in ("set_random_state", "set_random_seed")]
+    if isinstance(value, kinds) or any(map(callable, own)):
+        yield value  # it seeds what it is made of
+        return
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    attributes = getattr(value, "__dict__", {}) if not callable(getattr(value, "__get__", None)) else {}
+    for each in itertools.chain(itertools.islice(inner, _LONGEST), attributes.values()):
+        yield from _found(each, deepest - 1, seen)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two items hold the same; what cannot be compared counts as the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            one.shape == other.shape and one.dtype == other.dtype and torch.equal(*map(_bits, (one, other)))
+        )
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float | int | str | bytes) or hasattr(one, "tobytes"):
+        return bool(one == other) or one != one
+    return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """NaNs are equal here."""
+    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor
