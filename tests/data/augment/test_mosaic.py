@@ -104,10 +104,12 @@ def test_a_turned_mosaic_shows_each_place_in_its_own_quarter() -> None:
         assert (still[1][common] - turned[1][: len(common)]).abs().max() < 1.5
 
 
-@given(seed=st.integers(0, 10**6))
-def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int) -> None:
+@given(seed=st.integers(0, 10**6), least=st.sampled_from([None, 0.0, 0.25, 0.6]))
+def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int, least: float | None) -> None:
     drawn = Drawn(seed)
-    image, _, labels = mosaic(drawn, 7, range(100), SIZE, STILL, generator(seed))
+    options = STILL if least is None else replace(STILL, mosaic_min_area=least)
+    image, _, labels = mosaic(drawn, 7, range(100), SIZE, options, generator(seed))
+    least = 0.1 if least is None else least
     for label, (height, width, box) in enumerate(drawn.shapes):
         scale = min(SIZE[0] / height, SIZE[1] / width)
         full = np.array([box[2] - box[0], box[3] - box[1]]) * scale
@@ -115,9 +117,9 @@ def test_what_is_seen_of_a_box_decides_whether_it_stays(seed: int) -> None:
         left = np.array(extent(found)) if found.any() else np.zeros(4)
         sides = left[2:] - left[:2]
         low, high = ((sides + slack).clip(0).prod() / full.prod() for slack in (-2, 2))
-        if high < 0.25:
+        if high < least:
             assert label not in labels
-        if low > 0.25 and sides.min() > 3:
+        if low > least and sides.min() > 3:
             assert label in labels
 
 

@@ -36,8 +36,8 @@ def mosaic(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return image ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirror are of the mosaic, color is of each image. What the border leaves too
-    little of is dropped, as in :func:`rankless.data.augment.resample.augment`.
+    Zoom, shift, warp and mirror are of the mosaic, color is of each image. A box of which borders leave less
+    than ``options.mosaic_min_area`` is dropped.
 
     Args:
         read: gives an image by its number; not asked for those of which nothing is seen.
@@ -64,7 +64,7 @@ def mosaic(
     for tile, number in enumerate([*others[:tile_of_index], index, *others[tile_of_index:]]):
         if tiles.seen(tile):
             tiles.lay(tile, read(number), factor, drawn_color(options, *colors[tile]))
-    clipped, labels = tiles.boxes()
+    clipped, labels = tiles.boxes(options.mosaic_min_area)
     image, mirrored = mirror(tiles.canvas, clipped, sideways, upside_down)
     return image, mirrored, labels
 
@@ -126,15 +126,15 @@ class _Tiles:
             self._lay_warped(tile, sample.image, matrix, where, self._points)
         self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
-    def boxes(self) -> tuple[Tensor, Tensor]:
-        """Return boxes (N, 4) as the input shows them, and their labels (N,)."""
+    def boxes(self, least: float) -> tuple[Tensor, Tensor]:
+        """Return boxes (N, 4) as the input shows them, and their labels (N,); ``least`` as of ``clip``."""
         boxes, labels = (torch.cat(part) for part in zip(*self._boxes, strict=True))
         region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
             region = np.concatenate(self._regions)
         else:
             boxes = warped_boxes(boxes, self.warp)
-        clipped, stays = clip(boxes, region)
+        clipped, stays = clip(boxes, region, least)
         return clipped[stays], labels[stays]
 
     def _lay_flat(

@@ -183,8 +183,12 @@ def warped_image(
     return sampled(smaller, points, scales, (where.left, where.top))
 
 
-def clip(boxes: Tensor, region: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
     """Boxes (N, 4) clipped to a region xyxy of the input, (4,), or each to its own, (N, 4).
+
+    Args:
+        boxes, region: as above.
+        least: a box is dropped if less than this fraction of its area is left; of mosaics it is a key.
 
     Returns:
         The clipped boxes, and which of them stay, bool (N,).
@@ -193,7 +197,7 @@ def clip(boxes: Tensor, region: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
     width, height = (given[:, 2:] - given[:, :2]).T
     across, down = (clipped[:, 2:] - clipped[:, :2]).T
-    enough = (across * down >= LEAST_AREA * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
+    enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
     # The letterbox's own rounding may put a border box a hair outside: that is no cut.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
     stays = (enough | whole) & (across > 0) & (down > 0)
