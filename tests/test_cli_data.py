@@ -11,6 +11,7 @@ from PIL import Image
 
 from rankless import cli
 from rankless.data.datasets.classification import open_images
+from rankless.data.formats.registry import NAMES
 from rankless.errors import UserError
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
@@ -168,7 +169,7 @@ def test_what_is_no_data_set_is_reported_first(capsys, files, said):
     assert cli.main(["data", "check", "new"]) == 2
     first, *formats = capsys.readouterr().err.splitlines()
     assert first == f"error: new: no known data set: {said}; expected one of:"
-    assert len(formats) == 7
+    assert len(formats) == len(NAMES)
     assert any(line.startswith("error:   Pascal VOC: ") for line in formats)
 
 

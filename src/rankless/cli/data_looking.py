@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.words import (
+    Classes,
     Force,
     Format,
     Json,
     Link,
     Root,
     Splits,
+    chosen_classes,
     flag,
     part,
     recipe_and_overrides,
@@ -48,6 +50,7 @@ def check(
     *,
     split: Splits = (),
     format: Format = "auto",
+    classes: Classes = "auto",
     quick: Annotated[bool, Parameter(help="Read only headers of images; compare none."), flag] = False,
     fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
     drop_invalid: Annotated[
@@ -80,7 +83,7 @@ def check(
     if fix:
         must_be_outside(root, target)
         refuse_existing(target)
-    checked = look(root, format, split, quick=quick)
+    checked = look(root, format, split, classes=chosen_classes(classes), quick=quick)
     fixed = write_fixed(checked, target, drop_invalid=drop_invalid, link=link) if fix else None
     if as_json:
         report = checked.as_json()
@@ -109,6 +112,7 @@ def stats(
     *,
     split: Splits = (),
     format: Format = "auto",
+    classes: Classes = "auto",
     out: Annotated[
         Path | None, Parameter(help="Draw it as well: a .png, .jpg, .webp, .svg or .pdf.", metavar="FILE")
     ] = None,
@@ -126,7 +130,7 @@ def stats(
         from rankless.curation.statistics_plot import output, plot
 
         output(out, force=force)  # before the data is read
-    data = open_data_set(root, format, split, examined=True)
+    data = open_data_set(root, format, split, classes=chosen_classes(classes), examined=True)
     stats = statistics(data)
     replaced = plot(data, out, force=force) if out is not None else False
     if as_json:
@@ -161,6 +165,7 @@ def show(
         str | None, Parameter(help="The split; if not given, the first.", metavar="NAME")
     ] = None,
     format: Format = "auto",
+    classes: Classes = "auto",
     count: Annotated[str, Parameter(help="How many images.", metavar="N")] = "16",
     seed: Annotated[int, Parameter(help="Another number draws other images.", metavar="N")] = 0,
     class_name: Annotated[
@@ -190,6 +195,7 @@ def show(
         count=number,
         seed=seed,
         class_name=class_name,
+        classes=chosen_classes(classes),
         augmented=recipe_for if augmented else None,
     )
     replaced = contact_sheet.write(selected, out, force=force)
@@ -230,6 +236,7 @@ def anchors(
     *,
     split: Annotated[str, Parameter(help="The split.", metavar="NAME")] = "train",
     format: Format = "auto",
+    classes: Classes = "auto",
     model: Annotated[str, Parameter(help="A detector with anchors.", metavar="NAME")] = "yolov4",
     count: Annotated[
         str | None, Parameter(help="How many; if not given, as the model has.", metavar="N")
@@ -250,7 +257,16 @@ def anchors(
     size = None if image_size is None else _size(image_size)
     from rankless.curation.fitting_anchors import fitted_anchors
 
-    fitted = fitted_anchors(root, format, split=split, model=model, count=number, size=size, seed=seed)
+    fitted = fitted_anchors(
+        root,
+        format,
+        split=split,
+        classes=chosen_classes(classes),
+        model=model,
+        count=number,
+        size=size,
+        seed=seed,
+    )
     if as_json:
         print_json(fitted.as_json())
         return 0

@@ -7,7 +7,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Format, Json, Link, Root, flag, part, recipe_and_overrides, whole_number
+from rankless.cli.words import (
+    Classes,
+    Format,
+    Json,
+    Link,
+    Root,
+    chosen_classes,
+    flag,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
@@ -33,6 +44,7 @@ def convert(
     to: Annotated[str, Parameter(help="The new format.", metavar="FORMAT")],
     out: Out,
     format: Format = "auto",
+    classes: Classes = "auto",
     link: Link = False,
     as_json: Json = False,
 ) -> int:
@@ -40,7 +52,7 @@ def convert(
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
-    done = write(root, to, out, format, how="link" if link else "copy")
+    done = write(root, to, out, format, classes=chosen_classes(classes), how="link" if link else "copy")
     if as_json:
         print_json(done.as_json())
     else:
@@ -53,6 +65,7 @@ def convert(
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
 An image's split follows from its name: new images move no old ones (except with --stratify).
+Images that are the same or nearly the same are kept together in one split.
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
@@ -71,6 +84,13 @@ def split(
         str | None,
         Parameter(help="Keep images together whose names have this in common.", metavar="REGEX"),
     ] = None,
+    near: Annotated[
+        bool,
+        Parameter(
+            negative="--no-near",
+            help="Keep images together that are nearly the same; identical ones always stay together.",
+        ),
+    ] = True,
     seed: Annotated[int, Parameter(help="Another number divides otherwise.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
@@ -83,6 +103,7 @@ def split(
         ),
     ] = (),
     format: Format = "auto",
+    classes: Classes = "auto",
     link: Link = False,
     as_json: Json = False,
 ) -> int:
@@ -96,10 +117,12 @@ def split(
         out,
         format,
         splits=source,
+        classes=chosen_classes(classes),
         val=fractions[0],
         test=fractions[1],
         stratify=stratify,
         group=group,
+        near=near,
         seed=seed,
         link=link,
     )
@@ -142,10 +165,13 @@ def pack(
         bool, Parameter(help="Fill the cache of data.cache=disk, so that no training need decode."), flag
     ] = False,
     format: Format = "auto",
+    classes: Classes = "auto",
     as_json: Json = False,
 ) -> int:
     """Pack a data set into tar shards, or keep its images decoded."""
     if decoded and out is None:
+        if classes != "auto":
+            raise UserError("--classes goes with --out; with --decoded give data.classes=[…] instead")
         return _fill(root, format, recipe, as_json)
     if decoded or out is None:
         raise UserError(
@@ -158,7 +184,7 @@ def pack(
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
-    done = write(root, "webdataset", out, format, shard_bytes=size * 2**20)
+    done = write(root, "webdataset", out, format, classes=chosen_classes(classes), shard_bytes=size * 2**20)
     if as_json:
         print_json(done.as_json())
     else:

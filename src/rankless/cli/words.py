@@ -39,6 +39,12 @@ Link = Annotated[
     bool, Parameter(help="Link images, not copy them: a change in one data set is one in both."), flag
 ]
 Format = Annotated[str, Parameter(help="Of the data; auto recognizes it.", metavar="NAME")]
+Classes = Annotated[
+    str,
+    Parameter(
+        help="Only these, in this order: a file with a name a line, or names as in cat,dog.", metavar="NAMES"
+    ),
+]
 Splits = Annotated[
     tuple[str, ...],
     Parameter(
@@ -82,6 +88,13 @@ def whole_number(option: str, text: str, more: str = "") -> int:
     if number < 1:
         raise UserError(f"{option} has '{text}': expected a whole number of at least 1{more}")
     return number
+
+
+def chosen_classes(text: str) -> str | tuple[str, ...]:
+    """What --classes gives: ``auto``, a file, or names with commas between."""
+    if text == "auto" or Path(text).expanduser().is_file():
+        return text
+    return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
 
 
 def part() -> App:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
@@ -128,19 +129,27 @@ def fails(kind: str) -> bool:
     return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
-def check(root: str, format: str = "auto", splits: Sequence[str] = (), *, quick: bool = False) -> Checked:
+def check(
+    root: str,
+    format: str = "auto",
+    splits: Sequence[str] = (),
+    *,
+    classes: Classes = "auto",
+    quick: bool = False,
+) -> Checked:
     """Everything that is wrong with a data set.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         quick: read only the headers of images, and compare none.
 
     Raises:
         UserError: nothing there, nothing known, or no such split.
     """
-    data = open_data_set(root, format, splits, examined=True, rescan=True)
+    data = open_data_set(root, format, splits, classes=classes, examined=True, rescan=True)
     findings: dict[str, Findings] = {}
     unreadable: dict[str, set[int]] = {}
     for name, whole in data.splits.items():

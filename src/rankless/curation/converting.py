@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rankless.curation.data_set import DataSet, known_format, must_be_outside, open_data_set
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import packing
 from rankless.data.formats.registry import format_named
@@ -78,6 +79,7 @@ def convert(
     out: Path,
     format: str = "auto",
     *,
+    classes: Classes = "auto",
     how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
@@ -88,6 +90,7 @@ def convert(
         to: one of :data:`rankless.data.formats.registry.NAMES`.
         out: the new folder; must not be there or be empty.
         format: of ``root``.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         how: whether images are copied, or linked; see :class:`ImageFiles`.
         shard_bytes: the largest size of a shard, of tar shards.
 
@@ -97,7 +100,7 @@ def convert(
     known_format(to, "--to", also=())
     must_be_outside(root, out)
     refuse_existing(out)
-    data = open_data_set(root, format)
+    data = open_data_set(root, format, classes=classes)
     _must_hold(to, data)
     went: dict[tuple[int, int], str] = {}
     lost: list[str] = []

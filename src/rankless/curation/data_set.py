@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankless.data.datasets.builtin import DIGITS
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths
 from rankless.data.index.file_states import saved_names
-from rankless.data.index.findings import Findings
+from rankless.data.index.subset import subset
 from rankless.errors import UserError, listed, nearest, one_of
 from rankless.files.outputs import Outputs
 
@@ -61,6 +61,7 @@ def open_data_set(
     format: str = "auto",
     splits: Sequence[str] = (),
     *,
+    classes: Classes = "auto",
     examined: bool = False,
     rescan: bool = False,
 ) -> DataSet:
@@ -70,6 +71,7 @@ def open_data_set(
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         splits: these alone; all if empty.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         examined: accept it whatever is wrong with it.
         rescan: read it again, images' headers too, even if no annotation seems to have changed.
 
@@ -88,7 +90,8 @@ def open_data_set(
     if not wanted:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     read: Callable[..., Annotations] = examine if examined else open_annotations
-    return DataSet(root, name, {split: read(root, split, format, rescan=rescan) for split in wanted})
+    options: dict[str, Any] = {"classes": classes, "rescan": rescan}
+    return DataSet(root, name, {split: read(root, split, format, **options) for split in wanted})
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:
@@ -127,28 +130,6 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
     if name not in (*also, *NAMES):
         near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
         raise UserError(f"{option} is '{name}': expected {one_of((*also, *NAMES))}{near}")
-
-
-def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images ``chosen``, indices (K,), in that order with their boxes; in memory, no findings."""
-    indices = np.asarray(chosen, np.int64).reshape(-1)
-    counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    rows = np.repeat(annotations.offsets[indices] - offsets[:-1], counts) + np.arange(offsets[-1])
-    paths = annotations.paths()
-    path_bytes, path_ends = flat_paths([paths[index] for index in indices.tolist()])
-    return replace(
-        annotations,
-        path_bytes=path_bytes,
-        path_ends=path_ends,
-        byte_ranges=annotations.byte_ranges[indices if len(annotations.byte_ranges) else slice(0)],
-        sizes=annotations.sizes[indices],
-        offsets=offsets,
-        boxes=annotations.boxes[rows] if annotations.has_boxes else annotations.boxes,
-        **{name: getattr(annotations, name)[rows] for name in ("labels", "flags", "areas")},
-        findings=Findings(),
-        folder=None,
-    )
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:

@@ -9,7 +9,8 @@ from typing import Any
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes, refuse_classes
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
 from rankless.models import zoo
@@ -63,6 +64,7 @@ def fitted_anchors(
     format: str = "auto",
     *,
     split: str = "train",
+    classes: Classes = "auto",
     model: str = "yolov4",
     count: int | None = None,
     size: tuple[int, int] | None = None,
@@ -74,6 +76,7 @@ def fitted_anchors(
         root: ``digits``, a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         split: its name.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         model: a detector with anchors.
         count: how many anchors; as many as the model has if not given.
         size: the input's (H, W) in pixels; the model's if not given.
@@ -90,9 +93,10 @@ def fitted_anchors(
     chosen = size or published.size
     images: DetectionImages
     if root == DIGITS and not Path(root).exists():
+        refuse_classes(classes)
         images = DigitScenes(split, SCENES)
     else:
-        annotations = open_annotations(root, split, format)
+        annotations = open_annotations(root, split, format, classes=classes)
         if not annotations.has_boxes:
             raise UserError(f"{root}: its images have classes and no boxes; anchors need boxes")
         images = BoxedImages(annotations)

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.curation.data_set import known_format
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes, refuse_classes
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images.drawing import Mark
@@ -77,6 +78,7 @@ def select(
     count: int = 16,
     seed: int = 0,
     class_name: str | None = None,
+    classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
     """Draw images of a split.
@@ -88,6 +90,7 @@ def select(
         count: how many images; all if there are fewer.
         seed: another one draws others.
         class_name: only images with this class.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         augmented: show them as a training by this recipe sees them in its first epoch; it is asked for the
             recipe by the task that the data is for, ``detect`` or ``classify``.
 
@@ -96,10 +99,19 @@ def select(
     """
     known_format(format)
     if root == DIGITS and not Path(root).exists():
+        refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)
     split = split or format_named(name).splits(Path(root).expanduser())[0]
-    whole = examine(root, split, format)
+    whole = examine(root, split, format, classes=classes)
+    if augmented is not None:
+        recipe = augmented("detect" if whole.has_boxes else "classify")
+        data: dict[str, Any] = {"root": root, "format": format, "train": split}
+        if recipe.data.classes != "auto":
+            whole = examine(root, split, format, classes=recipe.data.classes)
+        else:
+            data["classes"] = classes
+        recipe = replace(recipe, data=replace(recipe.data, **data))
     candidates = np.arange(len(whole))
     if (wanted := _label(class_name, whole.class_names)) is not None:
         image_of = np.repeat(candidates, np.diff(whole.offsets))
@@ -107,9 +119,7 @@ def select(
     drawn = generator(seed, "show").permutation(candidates)[:count].tolist()
     look = partial(_as_stored, whole)
     if augmented is not None:
-        recipe = augmented("detect" if whole.has_boxes else "classify")
-        data: dict[str, Any] = {"root": root, "format": format, "train": split}
-        look, _ = _augmented(replace(recipe, data=replace(recipe.data, **data)))
+        look, _ = _augmented(recipe)
     title = f"{Path(root).expanduser().resolve().name} · {split} · {len(drawn)} of {len(candidates):,}"
     shown = list(_looked(look, sorted(drawn)))
     return Selection(

@@ -2,13 +2,14 @@
 
 An image's split follows from the seed and its name alone, so that images which come later move none of
 those that are there. With ``stratify`` the classes get equal fractions in every split; then an image's split
-depends on the others, too. Images of one group always stay together.
+depends on the others, too. Images of one group always stay together, and so do images that are the same or
+nearly: in two splits they would make the scores too good.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankless.curation.alike import Alike, Joined, find_alike
 from rankless.curation.data_set import (
     DataSet,
     must_be_outside,
     names_below,
     open_data_set,
     pattern,
-    subset,
     together,
 )
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.subset import subset
 from rankless.errors import UserError, counted, printable
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.randomness import key
 
 Counts = NDArray[np.int64]
+_CLOSE = 0.01
+"""A share that differs by a smaller fraction of all images is as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,12 @@ def split(
     format: str = "auto",
     *,
     splits: Sequence[str] = (),
+    classes: Classes = "auto",
     val: float = 0.2,
     test: float = 0.0,
     stratify: bool = False,
     group: str | None = None,
+    near: bool = True,
     seed: int = 0,
     link: bool = False,
 ) -> Divided:
@@ -94,10 +101,12 @@ def split(
         out: the new folder, in the same format; must not be there or be empty.
         format: of ``root``.
         splits: divide only these; all if empty.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         val, test: fractions of the images.
         stratify: give every class about the same fraction in every split.
         group: a regular expression; images stay together whose names have the same text in its first
             group, or in the whole match if it has none. Names are paths below the data set's folder.
+        near: images that are nearly the same stay together, too; identical ones always do.
         seed: another one divides otherwise.
         link: link images instead of copying them.
 
@@ -108,12 +117,16 @@ def split(
     expression = None if group is None else pattern(group, "--group")
     must_be_outside(root, out)
     refuse_existing(out)
-    data = open_data_set(root, format, splits)
+    data = open_data_set(root, format, splits, classes=classes)
     whole = together(list(data.parts.values()))
     names = names_below(root, whole)
     units, notes = _units(names, expression.search if expression else None, group)
+    alike = find_alike(whole, near=near)
+    units = _merged(units, alike.groups, len(whole))
+    notes += _kept_together(alike)
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
     made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
+    notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
     with new_folder(out) as folder:
         notes += format_named(data.format).write(folder, made, ImageFiles("link" if link else "copy"))
     return Divided(data, out, made, wanted, notes)
@@ -241,6 +254,53 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         one, many = "name does not match --group and stands", "names do not match --group and stand"
         notes.append(f"{counted(alone, one, many)} alone")
     return dict(units), notes
+
+
+def _merged(
+    units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
+) -> dict[str, list[int]]:
+    """The units, joined where a group has images of several; the first name is that of the whole.
+
+    So an image's split follows from its name alone as long as nothing is like it.
+    """
+    joined = Joined(count)
+    for members in (*units.values(), *groups):
+        joined.join_all(members)
+    merged: dict[int, tuple[str, list[int]]] = {}
+    for name, members in sorted(units.items()):
+        merged.setdefault(joined.root(members[0]), (name, []))[1].extend(members)
+    return {name: sorted(members) for name, members in merged.values()}
+
+
+def _kept_together(alike: Alike) -> list[str]:
+    """What was found to be the same, as a sentence."""
+    found = [
+        f"{counted(count, 'image is', 'images are')} {what} another"
+        for count, what in ((alike.identical, "a copy of"), (alike.near, "nearly the same as"))
+        if count
+    ]
+    together = f"kept together in {counted(len(alike.groups), 'group')}"
+    return [f"{' and '.join(found)}: {together}"] if found else []
+
+
+def _shares(
+    made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
+) -> list[str]:
+    """Why a split has not the fraction that it should have, as a sentence."""
+    total = sum(map(len, made.values()))
+    missed = [
+        f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
+        for name, each in made.items()
+        if name != "train" and abs(len(each) - wanted[name] * total) >= max(1, _CLOSE * total)
+    ]
+    if not missed:
+        return []
+    if largest > max(1, _CLOSE * total):
+        why = f"images stay together in groups of up to {largest}"
+    else:
+        why = "each image's split follows from its name alone, so that images that come later move none"
+    advice = "" if stratify else "; --stratify comes as close as possible, for every class"
+    return [f"{' and '.join(missed)}: {why}{advice}"]
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:

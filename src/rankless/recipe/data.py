@@ -17,12 +17,14 @@ from pydantic_core import ArgsKwargs
 from rankless.recipe.fields import (
     CLASSIFY_ONLY,
     DETECT_ONLY,
+    ClassNames,
     Count,
     Duration,
     Factor,
     Fraction,
     Images,
     Name,
+    NamesFile,
     NotNegative,
     ProperFraction,
     config,
@@ -81,6 +83,8 @@ class Augment:
         shear: largest shear, in degrees.
         perspective: largest shift of the input's corners, as a fraction of its side.
         mosaic: probability that four images are combined into one input (detection).
+        mosaic_min_area: a mosaic drops a box of which less than this fraction of its area is left to see
+            (detection).
         close_mosaic: how long the end of the run is without mosaic, mixup, cutmix and copy-paste: steps, or
             as in ``10 epochs`` or ``10%`` (of the run).
         partners: where mosaic, mixup and copy-paste take the other images from: the whole ``data``, or the
@@ -111,6 +115,7 @@ class Augment:
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
     perspective: Annotated[float, Field(ge=0, lt=0.25)] = 0.0
     mosaic: Annotated[Fraction, DETECT_ONLY] = 0.0
+    mosaic_min_area: Annotated[Fraction, DETECT_ONLY] = 0.1
     close_mosaic: Duration = 0
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
@@ -148,6 +153,8 @@ class Data:
         format: of the data; ``auto`` detects it.
         train: name of the split to train on.
         val: name of the split to evaluate on.
+        classes: ``auto`` is all classes of the data; a list, or a file of names, selects some of them and
+            orders them. Where the data has only numbers, it names the classes 0, 1, ….
         fit: how an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills
             the input, which is Darknet's default.
         detail: decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed
@@ -166,6 +173,7 @@ class Data:
     format: Literal["auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "image-folder"] = "auto"
     train: Name = "train"
     val: Name = "val"
+    classes: NamesFile | ClassNames = "auto"
     fit: Annotated[Literal["letterbox", "stretch"], DETECT_ONLY] = "letterbox"
     detail: NotNegative = 2.0
     multi_scale: Annotated[Annotated[float, Field(ge=0, le=15)], DETECT_ONLY] = 0.0

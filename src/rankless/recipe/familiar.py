@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
 _RUN = "--run runs/NAME on the command line"
-_CLASSES = "nothing: the classes are those of the data"
+_CLASSES = "nothing: the classes are those of the data, or those of data.classes"
 
 ELSEWHERE: Mapping[str, str] = {
     "accumulate": "batch.images for a step, batch.micro for a forward pass",
@@ -42,7 +42,7 @@ ELSEWHERE: Mapping[str, str] = {
     "lrf": "schedule.final",
     "max_epochs": "epochs",
     "nc": _CLASSES,
-    "names": _CLASSES,
+    "names": "data.classes",
     "num_classes": _CLASSES,
     "num_workers": "workers",
     "optimizer": "optim.name",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from rankless.recipe.durations import RunLength
@@ -40,6 +40,19 @@ Minutes = Annotated[
 ]
 Anchors = Annotated[
     tuple[Annotated[tuple[Positive, Positive], Field(strict=False)], ...], Field(strict=False, min_length=1)
+]
+
+
+def _number_as_text(name: Any) -> Any:
+    """Return the class name ``7`` as the text that it is in the data."""
+    return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
+
+
+NamesFile = Annotated[
+    str, StringConstraints(min_length=1), Field(description="auto, or a file with a class name a line")
+]
+ClassNames = Annotated[
+    tuple[Annotated[Name, BeforeValidator(_number_as_text)], ...], Field(strict=False, min_length=1)
 ]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankless.errors import UserError
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
@@ -32,6 +34,11 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
     Raises:
         UserError: an invalid cfg, or data that cannot be opened.
     """
+    if recipe.task in BUILT_IN_TASKS and isinstance(recipe.data.classes, str):
+        from rankless.data.datasets.class_choice import class_list
+
+        names = class_list(recipe.data.classes, recipe.data.root)
+        recipe = replace(recipe, data=replace(recipe.data, classes=names or "auto"))
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect, resolve_detection
         from rankless.tasks.memory_check import refuse_giant_step
@@ -63,7 +70,8 @@ def data_digest(recipe: Recipe) -> str | None:
         return capabilities(open_task(recipe).training_data()).digest
     if data.root == DIGITS:
         return None
-    return open_annotations(data.root, data.train, data.format, max_bad=data.max_bad).digest()
+    opened = open_annotations(data.root, data.train, data.format, classes=data.classes, max_bad=data.max_bad)
+    return opened.digest()
 
 
 def _read_data(recipe: Recipe) -> None:
@@ -79,7 +87,9 @@ def _read_data(recipe: Recipe) -> None:
     problems: list[str] = []
     for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
         try:
-            annotations = open_annotations(data.root, split, data.format, max_bad=data.max_bad)
+            annotations = open_annotations(
+                data.root, split, data.format, classes=data.classes, max_bad=data.max_bad
+            )
         except UserError as error:
             # What both say, such as what to do, comes last and once.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]

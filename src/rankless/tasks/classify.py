@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.datasets.classification_input import place
+from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
@@ -39,11 +40,9 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
-        if class_names is None:
-            self.class_names = tuple(self._training.images.class_names)
+        self.class_names = tuple(self._of_the_data() if class_names is None else class_names)
+        if class_names is None and "_training" in vars(self):
             _ = self._loss  # report its problems now, not at the first step
-        else:
-            self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""
@@ -99,6 +98,16 @@ class Classify:
         mean, std = (_on(images.device, numbers) for numbers in (self.mean, self.std))  # (3, 1, 1)
         return (images.contiguous(memory_format=torch.channels_last).float() / 255 - mean) / std
 
+    def _of_the_data(self) -> Sequence[str]:
+        """Return the classes of the training split, or of the other where none is there to train on."""
+        try:
+            return self._training.images.class_names
+        except UserError as error:
+            try:
+                return self._evaluation.images.class_names
+            except UserError:
+                raise error from None
+
     @cached_property
     def _training(self) -> ClassificationExamples:
         return self._examples(self.recipe.data.train, augmented=True)
@@ -123,6 +132,7 @@ class Classify:
             split,
             getattr(self, "class_names", None),
             format=data.format,
+            classes=data.classes,
             max_bad=data.max_bad,
         )
         recipe = self.recipe

@@ -50,7 +50,7 @@ class Detect:
         if not class_names and (problems := [*_without_effect(recipe, self.size)]):
             raise UserError(problems)
         if class_names is None:
-            class_names = self._training.images.class_names
+            class_names = self._of_the_data()
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
@@ -110,6 +110,16 @@ class Detect:
         known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
         return coco_scores(predictions, known, self.class_names)
 
+    def _of_the_data(self) -> Sequence[str]:
+        """Return the classes of the training split, or of the other where none is there to train on."""
+        try:
+            return self._training.images.class_names
+        except UserError as error:
+            try:
+                return self._evaluation.images.class_names
+            except UserError:
+                raise error from None
+
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
@@ -153,6 +163,7 @@ class Detect:
             seed=seed,
             size=SCENE_SIZE,
             format=data.format,
+            classes=data.classes,
             max_bad=data.max_bad,
         )
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rankless.data.augment.mixing import cutmix, mixup, target_of
 from rankless.data.datasets.annotated import ClassificationImages, ClassifiedImages
-from rankless.data.datasets.builtin import DIGITS, DigitImages
+from rankless.data.datasets.builtin import DIGITS, DigitImages, refuse_classes
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_file import UnreadableImage
@@ -125,6 +126,7 @@ def open_images(
     class_names: Sequence[str] | None = None,
     *,
     format: str = "auto",
+    classes: Classes = "auto",
     max_bad: float = 1.0,
 ) -> ClassificationImages:
     """Open the images of one split.
@@ -133,19 +135,20 @@ def open_images(
         root: ``digits`` or a folder.
         split: the split's name.
         class_names: of the model; None takes the data's.
-        format, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
+        format, classes, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
 
     Raises:
         UserError: nothing at ``root``, invalid data, data with boxes, or other classes than the model's.
     """
     if root != DIGITS:
-        annotations = open_annotations(root, split, format, max_bad=max_bad)
+        annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
         if annotations.has_boxes:
             raise UserError(
                 f"{annotations.about[0]}: its images have boxes; expected one class each; set task: detect, "
                 "or give data with a folder per class"
             )
         return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'")
+    refuse_classes(classes)
     digits = DigitImages(split)
     if class_names is not None and tuple(class_names) != digits.class_names:
         raise UserError(

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rankless.data.augment.augmented import Augmenter
 from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes, refuse_classes
+from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
@@ -177,6 +178,7 @@ def open_images(
     seed: int,
     size: tuple[int, int],
     format: str = "auto",
+    classes: Classes = "auto",
     max_bad: float = 1.0,
 ) -> DetectionImages:
     """Open the images of one split.
@@ -186,14 +188,15 @@ def open_images(
         split: the split's name.
         images, seed, size: the number of scenes that the built-in data draws, their seed and their (H, W) in
             pixels; without effect on other data.
-        format, max_bad: of :func:`rankless.data.datasets.opening.open_annotations`.
+        format, classes, max_bad: of :func:`rankless.data.datasets.opening.open_annotations`.
 
     Raises:
         UserError: nothing at ``root``, invalid data, or images without boxes.
     """
     if root == DIGITS:
+        refuse_classes(classes)
         return DigitScenes(split, images, seed, size)
-    annotations = open_annotations(root, split, format, max_bad=max_bad)
+    annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
             f"{root}: read as '{annotations.format}', which gives each image a class and no boxes, but "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankless.data.formats.registry import format_named, recognize
+from rankless.data.datasets.class_choice import Classes, class_list, with_classes
+from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
@@ -16,7 +19,13 @@ _UNREADABLE = "unreadable image"
 
 
 def open_annotations(
-    root: str, split: str, format: str = "auto", *, max_bad: float = 1.0, rescan: bool = False
+    root: str,
+    split: str,
+    format: str = "auto",
+    *,
+    classes: Classes = "auto",
+    max_bad: float = 1.0,
+    rescan: bool = False,
 ) -> Annotations:
     """Open one split, fit to be trained on.
 
@@ -24,13 +33,14 @@ def open_annotations(
         root: a folder, or a file such as a ``data.yaml``.
         split: its name.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         max_bad: the largest fraction of images that may be unreadable.
         rescan: whether the data is read again even if nothing seems to have changed.
 
     Raises:
         UserError: nothing there, no such split, or problems that stop a training: all of them at once.
     """
-    annotations = examine(root, split, format, rescan=rescan)
+    annotations = examine(root, split, format, classes=classes, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
     if bad > max_bad * len(annotations):
         also.append(
@@ -42,27 +52,45 @@ def open_annotations(
     return annotations
 
 
-def examine(root: str, split: str, format: str = "auto", *, rescan: bool = False) -> Annotations:
+def examine(
+    root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
+) -> Annotations:
     """Open one split whatever is wrong with it: see :attr:`Annotations.findings`.
 
     It is read once and then cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
 
     Raises:
-        UserError: nothing there, no such split, or its files change while they are read.
+        UserError: nothing there, no such split or class, or its files change while they are read.
     """
     path = Path(root).expanduser().absolute()
     name, why = recognize(root, format)
+    chosen = class_list(classes, root)
 
     def read() -> tuple[Annotations, list[str]]:
         page = format_named(name)
-        raw = page.read(path, split)
-        return validate(raw, name), raw.depends
+        raw = page.read(path, split, chosen) if chosen and name in NUMBERED else page.read(path, split)
+        made = validate(raw, name)
+        if chosen:
+            made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
+        return made, raw.depends
 
-    known = cached(str(path), split, name, read, rescan=rescan)
+    # What is read for a choice of classes is cached beside what is read for all of them.
+    kind = json.dumps([name, *chosen]) if chosen else name
+    known = cached(str(path), split, kind, read, rescan=rescan)
     # Reported again: another opening may have named the format, or the data by another path.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
-    annotations = replace(known, about=(read_as, *known.about))
+    annotations = replace(known, about=(read_as, *also(root, name), *known.about))
     if annotations.folder is not None:
         hold(Path(annotations.folder), annotations)
     return annotations
+
+
+def _of_other_splits(
+    name: str, root: Path, split: str, made: Annotations, chosen: Sequence[str]
+) -> Iterator[str]:
+    """The classes that only other splits have, where an image has one class: each split names its own."""
+    if not made.has_boxes and not set(chosen) <= set(made.class_names):
+        page = format_named(name)
+        for other in page.splits(root):
+            yield from page.read(root, other).names if other != split else ()

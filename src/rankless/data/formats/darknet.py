@@ -40,13 +40,13 @@ TITLE = "Darknet (YOLO)"
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
 
 
-def read(root: Path, split: str) -> Raw:
-    """Read one split.
+def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
+    """Read one split; see :class:`rankless.data.formats.registry.Format`.
 
     Raises:
         UserError: no such split, no image in it, or not one label file.
     """
-    files = find_split(root, split)
+    files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
         first = Path(files.paths[0])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
     SplitFiles,
-    names_file,
-    read_names,
+    names_files,
+    numbered_names,
     read_text,
     subfolders,
     walk,
 )
-from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.formats.lines import lines_of, list_kind
+from rankless.data.formats.splits import chosen, is_usual, usual_order
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
@@ -27,6 +29,8 @@ LAYOUT = (
     "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
     "'train/labels') with a 'classes.txt'"
 )
+_TRIED = 20
+"""So many images of a list are looked for to see whether they have labels."""
 _UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` makes a 'val'"
 
 
@@ -81,13 +85,15 @@ def recognize(root: Path) -> str:
             return f"it has '{name}'"
     if any(file.is_file() for file in root.glob("*.data")):
         return "it has a '.data' file"
+    if first := next(iter(_lists(root).values()), None):
+        return f"'{first.name}' lists images that have label files"
     for folder in folder_splits(root).values():
         for labels in label_folders(os.fspath(folder))[:-1]:
             if Path(labels).is_dir():
                 return (
                     f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
                 )
-    if names_file([root]) and _beside(root):
+    if names_files([root]) and _beside(root):
         return "it has images with labels beside them, and class names"
     return ""
 
@@ -99,8 +105,11 @@ def splits(root: Path) -> list[str]:
     return usual_order(described or _folders(root.parent if root.is_file() else root))
 
 
-def find_split(root: Path, split: str) -> Split:
+def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
     """Class names and image files of ``split``; ``root`` is a folder or a description.
+
+    Args:
+        root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
 
     Raises:
         UserError: no such split, an invalid description, no class names, or no image.
@@ -110,7 +119,7 @@ def find_split(root: Path, split: str) -> Split:
     if described and described.splits:
         result = _described(described, split)
     else:
-        result = _from_folders(root.parent if root.is_file() else root, split, described)
+        result = _from_folders(root.parent if root.is_file() else root, split, described, class_names)
     unique = list(dict.fromkeys(result.paths))
     if twice := len(result.paths) - len(unique):
         result.findings.add_many("listed twice", twice, ())
@@ -142,7 +151,7 @@ def _described(described: Description, wanted: str) -> Split:
         elif Path(path).is_dir():
             result.add_folder(path)
         elif path.lower().endswith(".txt"):
-            _add_list(Path(path), described, result)
+            _add_list(Path(path), described.bases, result)
         else:
             problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder or a .txt list"
@@ -152,10 +161,10 @@ def _described(described: Description, wanted: str) -> Split:
     return result
 
 
-def _add_list(file: Path, described: Description, result: Split) -> None:
-    """Add the images of a ``.txt`` list in its order."""
+def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
+    """Add the images of a ``.txt`` list in its order; its paths may be relative to ``bases``."""
     lines = read_text(file, "one image path a line").splitlines()
-    search = ImageSearch([file.parent, *described.bases])
+    search = ImageSearch([file.parent, *bases])
     for number, line in enumerate(lines, 1):
         name = line.strip()
         if not name:
@@ -175,19 +184,21 @@ def _add_list(file: Path, described: Description, result: Split) -> None:
     result.notes += search.notes()
 
 
-def _from_folders(root: Path, wanted: str, described: Description | None) -> Split:
+def _from_folders(
+    root: Path, wanted: str, described: Description | None, class_names: Sequence[str] | None
+) -> Split:
     splits = _folders(root)
     name = chosen(root, wanted, splits, LAYOUT)
     if described:
         result = Split(class_names=described.class_names)
     else:
-        file = names_file([root, root / "labels"])
-        if file is None:
-            raise UserError(
-                f"{root}: no class names; expected a 'classes.txt' (one name a line, the first is "
-                "class 0), a '*.names' file or a 'data.yaml' with 'names'"
-            )
-        result = Split(class_names=read_names(file), depends=[os.fspath(file)])
+        names, file = numbered_names(
+            [root, root / "labels"],
+            class_names,
+            f"{root}: no class names; expected a 'classes.txt' (one name a line, the first is "
+            "class 0), a '*.names' file or a 'data.yaml' with 'names'",
+        )
+        result = Split(class_names=names, depends=[os.fspath(file)] if file else [])
     if splits[name] in (root, root / "images"):
         result.notes.append(_UNDIVIDED)
     elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):
@@ -196,13 +207,44 @@ def _from_folders(root: Path, wanted: str, described: Description | None) -> Spl
         )
     # A folder that is added becomes a split, or divides what was one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
-    result.add_folder(os.fspath(splits[name]))
+    if splits[name].is_dir():
+        result.add_folder(os.fspath(splits[name]))
+    else:
+        _add_list(splits[name], _bases(root), result)
     return result
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Split names and their image folders."""
-    return folder_splits(root) or ({"train": root} if _beside(root) else {})
+    """Split names and their image folders, or the lists of their images."""
+    return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
+
+
+def _lists(root: Path) -> dict[str, Path]:
+    """``train.txt``, ``2007_val.txt`` and the like: lists of images without boxes, which have label files.
+
+    None where ``images`` or its neighbors are divided into folders, which say the same more plainly.
+    """
+    if any(folder != root / "images" for folder in folder_splits(root).values()):
+        return {}
+    files = {file.stem: file for file in sorted(root.glob("*.txt")) if is_usual(file.stem)}
+    lists = {name: file for name, file in files.items() if list_kind(file) == "images"}
+    return lists if any(map(_has_labels, lists.values())) else {}
+
+
+def _has_labels(file: Path) -> bool:
+    """Whether one of the first images of a list has a label file."""
+    search = ImageSearch([file.parent, *_bases(file.parent)])
+    for _, line in itertools.islice(lines_of(file), _TRIED):
+        image = search.find(line)
+        name = f"{Path(image).stem}.txt"
+        if image and any(Path(folder, name).is_file() for folder in label_folders(os.path.dirname(image))):  # noqa: PTH120
+            return True
+    return False
+
+
+def _bases(root: Path) -> list[Path]:
+    """Folders that paths in a list may be relative to, besides its own: Darknet's are to where it ran."""
+    return [root / "images", root.parent, root.parent.parent]
 
 
 def folder_splits(root: Path) -> dict[str, Path]:

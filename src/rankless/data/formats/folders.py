@@ -6,9 +6,10 @@ Nothing depends on the order in which a file system lists, or on the Unicode for
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -221,11 +222,57 @@ class ImageSearch:
         return self._resolved[folder]
 
 
-def names_file(folders: Iterable[Path]) -> Path | None:
-    """The first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order."""
+def names_files(folders: Iterable[Path]) -> list[Path]:
+    """The first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order.
+
+    Several where one folder has several of the same pattern, which differ.
+    """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-    files = (file for name in NAMES_PATTERNS for folder in folders for file in sorted(folder.glob(name)))
-    return next((file for file in files if file.is_file()), None)
+    for name, folder in itertools.product(NAMES_PATTERNS, folders):
+        files = [file for file in sorted(folder.glob(name)) if file.is_file()]
+        if len(files) > 1:
+            files = list({read_names(file): file for file in reversed(files)}.values())[::-1]
+        if files:
+            return files
+    return []
+
+
+def names_file(folders: Iterable[Path]) -> Path | None:
+    """The one file of :func:`names_files`; None without one.
+
+    Raises:
+        UserError: there are several.
+    """
+    files = names_files(folders)
+    if len(files) > 1:
+        both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
+        raise UserError(
+            f"{files[0].parent}: {both} name other classes; expected one such file; choose it with "
+            f"data.classes={files[0]} (of `rankless data`: --classes {files[0]}), or move the other away"
+        )
+    return files[0] if files else None
+
+
+def numbered_names(
+    folders: Iterable[Path], given: Sequence[str] | None, missing: str
+) -> tuple[tuple[str, ...], Path | None]:
+    """The names of classes that are only numbers in the data, and the file that they are from.
+
+    Args:
+        folders: where a file of names may lie.
+        given: by ``data.classes``; they serve where no file does, or where several differ.
+        missing: the error where there are no names.
+
+    Raises:
+        UserError: there are none, or a file cannot be read.
+    """
+    folders = list(folders)
+    if given and len(names_files(folders)) != 1:
+        return tuple(given), None
+    file = names_file(folders)
+    if file is None:
+        raise UserError(f"{missing}; or name them with data.classes (of `rankless data`: --classes)")
+    return read_names(file), file
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:

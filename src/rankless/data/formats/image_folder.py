@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankless.data.formats.folders import composed, subfolders, walk
-from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.formats.splits import chosen, set_aside, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
@@ -26,14 +26,11 @@ from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, counted, listed
 from rankless.files import reading
-from rankless.randomness import key
 from rankless.recipe.data import IN_RECIPE
 
 TITLE = "class folders"
 LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
 
-VAL_FRACTION = 0.2
-"""Of each class, for validation where the folders make no splits."""
 _USUAL = ("train", "val")
 _SPLITS = (*_USUAL, "valid", "validation", "test")
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
@@ -225,14 +222,9 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
 
 
 def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
-    """The images of one class that are ``split``: its first fifth by a hash of their names, or the rest.
-
-    At least one is for validation, unless there is only one.
-    """
-    by_hash = sorted(files, key=lambda name: (key(0, "image folder", os.fsencode(name).hex()), name))
-    cut = max(round(VAL_FRACTION * len(files)), 1) if len(files) > 1 else 0
-    chosen = set(by_hash[:cut] if split == "val" else by_hash[cut:])
-    return {name: path for name, path in files.items() if name in chosen}
+    """The images of one class that are ``split``: its first fifth by a hash of their names, or the rest."""
+    aside = set_aside(files, "image folder")
+    return {name: path for name, path in files.items() if (name in aside) == (split == "val")}
 
 
 def _left_out(contents: _Contents) -> list[str]:

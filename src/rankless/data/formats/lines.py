@@ -6,15 +6,22 @@ trainers, https://github.com/qqwweee/keras-yolo3#training.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, names_file, read_names
+from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, numbered_names
 from rankless.data.formats.listed_images import ListedImages
-from rankless.data.formats.splits import as_file_name, chosen, usual_order
+from rankless.data.formats.splits import (
+    as_file_name,
+    chosen,
+    is_for_training,
+    set_aside,
+    usual_order,
+)
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
@@ -32,6 +39,8 @@ from rankless.files import reading
 
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
+_DIVIDED = ("train", "val")
+"""The splits of a list that stands alone."""
 _SNIFFED = 1000
 """So many lines decide what a file is."""
 _MOST = 200
@@ -46,38 +55,42 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
 
 def recognize(root: Path) -> str:
     """Why ``root`` holds annotation lines: a ``.txt`` file in which a box follows a path."""
-    files = [(root, _kind(root))] if root.is_file() else list(_files(root).values())
+    files = [(root, list_kind(root))] if root.is_file() else list(_files(root).values())
     first = next((file for file, kind in files if kind == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
-    """The ``.txt`` files that list images."""
-    return usual_order(_splits(root))
+    """The ``.txt`` files that list images; ``train`` and ``val`` where a lone list is divided."""
+    files = _splits(root)
+    return list(_DIVIDED) if _lone(files) else usual_order(files)
 
 
-def read(root: Path, split: str) -> Raw:
+def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
     """One split; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
-    name = chosen(root, split, files, LAYOUT)
+    divided = _lone(files) if split in _DIVIDED else ""
+    name = divided or chosen(root, split, files, LAYOUT)
     file, top = files[name], root if root.is_dir() else root.parent
     folders = [top, top / "model_data", top.parent / "model_data"]
-    classes = names_file(folders)
-    if classes is None:
-        raise UserError(
-            f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name a line, "
-            f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'"
-        )
-    names = read_names(classes)
+    names, classes = numbered_names(
+        folders,
+        class_names,
+        f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name a line, "
+        f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'",
+    )
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))
     reader.read()
-    return reader.raw(
+    raw = reader.raw(
         names,
-        [str(file), str(classes), *map(str, folders)],
-        [f"class names from {classes}"],
+        [str(file), *([str(classes)] if classes else []), *map(str, folders)],
+        [f"class names from {classes or 'data.classes'}"],
         f"it has no line; expected {LAYOUT}",
     )
+    if divided:
+        _divide(raw, split, file, top)
+    return raw
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
@@ -120,7 +133,7 @@ class _Reader(ListedImages):
         Raises:
             UserError: the file cannot be read.
         """
-        for line, text in _lines(self.file):
+        for line, text in lines_of(self.file):
             name, boxes = _parsed(text)
             if path := self.locate(name, f":{line}"):
                 image = self.image(path)
@@ -152,7 +165,7 @@ def _parsed(line: str) -> tuple[str, list[str]]:
     return line.rsplit(None, boxes)[0], parts[len(parts) - boxes :]
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def lines_of(file: Path) -> Iterator[tuple[int, str]]:
     """Numbers and texts of the lines that are not empty."""
     try:
         with reading.opened_text(file, errors="surrogateescape") as opened:
@@ -163,13 +176,13 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{file}: cannot be read: {reading.reason(error)}; expected {LAYOUT}") from None
 
 
-def _kind(file: Path) -> str:
+def list_kind(file: Path) -> str:
     """What a ``.txt`` file has in its first lines: ``boxes``, only ``images``, or nothing of these."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""
     try:
-        for (_, line), _ in zip(_lines(file), range(_SNIFFED), strict=False):
+        for (_, line), _ in zip(lines_of(file), range(_SNIFFED), strict=False):
             boxes = _parsed(line)[1]
             if any(_BOX.fullmatch(box) for box in boxes):
                 return "boxes"
@@ -185,8 +198,26 @@ def _files(folder: Path) -> dict[str, tuple[Path, str]]:
     files = sorted(folder.glob("*.txt"))
     if len(files) > _MOST:
         return {}
-    kinds = {file: _kind(file) for file in files if file.is_file()}
+    kinds = {file: list_kind(file) for file in files if file.is_file()}
     return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
+
+
+def _lone(files: Mapping[str, Path]) -> str:
+    """The name of a list that stands alone, and is for training but not called ``train``; else empty."""
+    (name, *more) = files or [""]
+    return name if name != "train" and not more and is_for_training(name) else ""
+
+
+def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
+    """Leave the images of one of the two splits of a lone list, and say so."""
+    count = len(raw.paths)
+    names = [os.path.relpath(path, top) for path in raw.paths]
+    aside = set_aside(names, "annotation lines")
+    raw.only([index for index, name in enumerate(names) if (name in aside) == (split == "val")])
+    raw.about.append(
+        f"{file.name} is the only list: {len(raw.paths)} of its {count} images are '{split}', divided by a "
+        f"hash of the image's path; data.train={_SUFFIX.sub('', file.stem)} takes them all"
+    )
 
 
 def _splits(root: Path) -> dict[str, Path]:

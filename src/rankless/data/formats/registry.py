@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
 from rankless.data.formats.darknet_description import description_in
-from rankless.data.formats.folders import names_file
+from rankless.data.formats.folders import names_files
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
@@ -30,7 +31,11 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
-_WITH_BOXES = ("coco", "voc", "darknet")
+NUMBERED = ("darknet", "lines", "webdataset")
+"""Formats in which a class may be a number without a name; their pages read with ``class_names``."""
+_OUTER = ("coco", "voc", "darknet")
+"""Formats of boxes that lie in several folders."""
+_WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
@@ -56,8 +61,14 @@ class Format(Protocol):
         """The splits there are, in the usual order."""
         ...
 
-    def read(self, root: Path, split: str) -> Raw:
+    def read(self, root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
         """One split.
+
+        Args:
+            root: the data's folder or file.
+            split: its name.
+            class_names: of the classes 0, 1, … where the data does not name them; only the pages of
+                :data:`NUMBERED` take it.
 
         Raises:
             UserError: no such split, or nothing in it.
@@ -102,6 +113,22 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     )
 
 
+def also(root: str, taken: str) -> Iterator[str]:
+    """Of what other formats of boxes a folder is, as sentences that say how to take them.
+
+    Args:
+        root: the data's folder or file.
+        taken: the format that it is read as.
+    """
+    path = Path(root).expanduser()
+    for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
+        page = format_named(name)
+        with suppress(UserError):
+            why = page.recognize(path) if name != taken else ""
+            if why:
+                yield f"it can be read as {page.TITLE}, too ({why}): data.format={name} does that"
+
+
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
     """The first of these formats that ``path`` is of, and why; empty where it is of none."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
@@ -117,7 +144,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
-        name == "darknet" and (description_in(full) or names_file([full]))
+        name == "darknet" and (description_in(full) or names_files([full]))
     )
     if stands or not full.is_dir():
         return None
@@ -125,7 +152,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
     for inner in (full, full.parent):
         if inner.name.lower() not in _PARTS:
             break
-        outer = inner.parent if _recognized(inner.parent, _WITH_BOXES)[0] else outer
+        outer = inner.parent if _recognized(inner.parent, _OUTER)[0] else outer
     return outer
 
 

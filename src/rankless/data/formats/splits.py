@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rankless.errors import UserError, printable
+from rankless.randomness import key
 from rankless.recipe.data import IN_RECIPE
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
-_YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$", re.IGNORECASE)
+_YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
+VAL_FRACTION = 0.2
+"""For validation, where a data set does not say which images are."""
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
@@ -20,7 +25,7 @@ def usual_order(names: Iterable[str]) -> list[str]:
 
 
 def without_year(names: Iterable[str]) -> dict[str, str]:
-    """Short name to name: ``train2017`` is called ``train`` where only one name comes to that."""
+    """Short name to name: ``train2017`` and ``2007_train`` are ``train`` where only one comes to that."""
     names = list(names)
     short = [_YEAR.sub("", name) for name in names]
     return {
@@ -32,8 +37,40 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 def known_as(wanted: str, existing: Collection[str]) -> str:
     """The one name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several do."""
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
-    alike = [name for name in existing if name.casefold() in group or _YEAR.sub("", name) == wanted]
+    short = {name: _YEAR.sub("", name) for name in existing}
+    alike = [name for name in existing if short[name].casefold() in group or short[name] == wanted]
     return alike[0] if wanted not in existing and len(alike) == 1 else wanted
+
+
+def is_for_training(name: str) -> bool:
+    """Whether a split of this name may be trained on: it is not for validation or tests alone."""
+    return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
+
+
+def is_usual(name: str) -> bool:
+    """Whether it is what a split is called, perhaps with a year: ``train``, ``2007_val``, ``trainval``."""
+    return _YEAR.sub("", name).casefold() in ("trainval", *(one for group in _ALIKE for one in group))
+
+
+def set_aside(names: Collection[str], what: str) -> set[str]:
+    """The fifth of the names that comes first by a hash; at least one, unless there is only one.
+
+    Args:
+        names: of images; neither their order nor a seed plays a part.
+        what: the images are of, keys the hash.
+    """
+    by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
+    return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
+
+
+def how_to_divide(root: Path, wanted: str) -> str:
+    """The command that makes a missing split, as the end of a sentence; nothing for one to train on."""
+    if is_for_training(wanted):
+        return ""
+    folder = root if root.is_dir() else root.absolute().parent
+    option = "--val 0.2" if wanted.casefold() in _ALIKE[1] else "--val 0.2 --test 0.1"
+    command = f"rankless data split {shlex.quote(str(root))} {option}"
+    return f"; or divide its images: {command} --out {shlex.quote(f'{folder}-split')}"
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
@@ -60,7 +97,7 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
     listed = ", ".join(f"'{printable(name)}'" for name in usual_order(existing))
     raise UserError(
         f"{root}: no split '{wanted}'; expected {'one of ' * (len(existing) > 1)}{listed}; give one of these"
-        f"{IN_RECIPE}, or add {expected}"
+        f"{IN_RECIPE}, or add {expected}{how_to_divide(root, wanted)}"
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from rankless.data.formats import packing, shards
 from rankless.data.formats.shard_labels import LabelError, Row, class_of, is_number, rows_of
 from rankless.data.formats.shards import KINDS, Member, Sample, samples
+from rankless.data.formats.splits import how_to_divide
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
@@ -47,8 +48,11 @@ def splits(root: Path) -> list[str]:
     return list(shards.shards_of(root))
 
 
-def read(root: Path, split: str) -> Raw:
+def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
     """Read one split: shards by name, in each the members' order.
+
+    Args:
+        root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
 
     Raises:
         UserError: no such split, compressed shards, or no image with a label.
@@ -57,7 +61,8 @@ def read(root: Path, split: str) -> Raw:
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
         expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}" if by_split else LAYOUT
-        raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}")
+        divide = how_to_divide(root, split) if by_split else ""
+        raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}{divide}")
     chosen = by_split[split]
     _refuse(root, split, chosen)
     names, names_file = shards.class_names(root, chosen)
@@ -72,6 +77,8 @@ def read(root: Path, split: str) -> Raw:
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
         raw.rename(_numbered(sorted(named)))
+        if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
+            raw.names = _given(root, class_names, len(raw.names))
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
@@ -83,6 +90,16 @@ def _numbered(names: list[str]) -> list[str]:
     if all(map(is_number, names)):
         return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
     return names
+
+
+def _given(root: Path, names: Sequence[str], count: int) -> list[str]:
+    """Names for classes that are numbers, of which ``count`` are needed."""
+    if len(names) < count:
+        raise UserError(
+            f"{root}: it has the class {count - 1}, but data.classes names {len(names)} classes; expected "
+            f"{count} names or more, the first is of class 0"
+        )
+    return list(names)
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:

@@ -61,6 +61,21 @@ class Raw:
     findings: Findings = field(default_factory=Findings)
     about: list[str] = field(default_factory=list)
 
+    def only(self, images: Sequence[int]) -> None:
+        """Keep these images alone, in this order, with their boxes; findings stay those of all."""
+        numbers = np.full(len(self.paths), -1, np.int64)
+        numbers[list(images)] = np.arange(len(images))
+        rows = np.flatnonzero(numbers[self.image] >= 0)
+        self.image = numbers[self.image[rows]]
+        for name in ("labels", "flags", "areas", "lines", "boxes"):
+            if (values := getattr(self, name)) is not None:
+                setattr(self, name, values[rows])
+        self.paths = [self.paths[image] for image in images]
+        self.annotated_in = [self.annotated_in[image] for image in images]
+        self.sizes, self.stated = self.sizes[list(images)], self.stated[list(images)]
+        if self.byte_ranges is not None:
+            self.byte_ranges = self.byte_ranges[list(images)]
+
     def rename(self, names: Sequence[str]) -> None:
         """Number the labels by ``names``, which has all of the present names."""
         labels = {name: label for label, name in enumerate(names)}

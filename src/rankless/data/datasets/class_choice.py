@@ -1,0 +1,138 @@
+"""Which classes of the data are used, and in which order: ``data.classes``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankless.data.formats.darknet_description import read_description
+from rankless.data.formats.folders import read_names
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.subset import subset
+from rankless.errors import UserError, counted, listed, nearest
+
+Classes = str | Sequence[str]
+"""``auto``, a file of class names, or the names."""
+
+
+def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
+    """The names that ``data.classes`` gives; None for all that the data has.
+
+    Args:
+        classes: of the recipe. A file is looked for here, then in the data's folder.
+        root: the data's folder or file.
+
+    Raises:
+        UserError: no such file, one that cannot be read, or a name that is there twice.
+    """
+    if classes == "auto":
+        return None
+    names = _from_file(classes, root) if isinstance(classes, str) else tuple(classes)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"data.classes: {listed(twice)} is there twice; expected each class once")
+    return names
+
+
+def _from_file(name: str, root: str) -> tuple[str, ...]:
+    top = Path(root).expanduser()
+    places = [Path(name).expanduser(), (top if top.is_dir() else top.parent) / name]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        words = ", ".join(word.strip() for word in name.strip("[]").split(","))
+        raise UserError(
+            f"data.classes is '{name}': no such file here or in {places[1].parent}; expected a file with a "
+            f"class name a line, or names in brackets, as in data.classes='[{words}]'"
+        )
+    if file.suffix.lower() in {".yaml", ".yml", ".data"}:
+        return read_description(file).class_names
+    return read_names(file)
+
+
+def with_classes(
+    whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
+) -> Annotations:
+    """Return the same images with the classes ``names``, in this order; ``about`` says what is left out.
+
+    Boxes of other classes are left out, and the images stay. Where an image has one class, images of other
+    classes are left out.
+
+    Args:
+        whole: a split; what is returned lies in memory.
+        names: of the classes to use.
+        where: the data, for messages.
+        elsewhere: further classes, which only other splits have.
+
+    Raises:
+        UserError: the data has no class of such a name, or no image of these classes.
+    """
+    known = {name: label for label, name in enumerate(whole.class_names)}
+    anywhere = {*known, *elsewhere}
+    if unknown := [name for name in names if name not in anywhere]:
+        raise UserError(
+            [
+                *(
+                    f"data.classes: the data has no class '{name}'{nearest(name, known)}"
+                    for name in unknown[:8]
+                ),
+                f"{where}: it has {counted(len(known), 'class', 'classes')}: "
+                f"{listed(whole.class_names)}; expected some of these in data.classes; correct the names",
+            ]
+        )
+    new = np.full(len(known) + 1, -1, np.int64)
+    new[[known[name] for name in names if name in known]] = [
+        label for label, name in enumerate(names) if name in known
+    ]
+    labels = new[np.asarray(whole.labels)]
+    kept = labels >= 0
+    left_out = {
+        whole.class_names[label]: count
+        for label, count in enumerate(np.bincount(np.asarray(whole.labels), minlength=len(known)).tolist())
+        if new[label] < 0
+    }
+    note = _note(whole, names, left_out)
+    if not whole.has_boxes:
+        if not kept.any():
+            raise UserError(
+                f"{where}: no image of the split has one of the classes {listed(names)}; expected some; "
+                "correct data.classes"
+            )
+        made, labels = subset(whole, np.flatnonzero(kept)), labels[kept]
+        made = replace(made, findings=whole.findings)
+    else:
+        made, labels = _with_boxes(whole, kept), labels[kept]
+    return replace(
+        made,
+        class_names=tuple(names),
+        labels=labels.astype(np.int32),
+        about=(*whole.about, *note),
+        folder=None,
+    )
+
+
+def _with_boxes(whole: Annotations, kept: Any) -> Annotations:
+    """Only the boxes that are ``kept``, bool (T,)."""
+    rows = np.concatenate(([0], np.cumsum(kept)))
+    return replace(
+        whole,
+        offsets=rows[np.asarray(whole.offsets)].astype(np.int64),
+        **{name: getattr(whole, name)[kept] for name in ("boxes", "labels", "flags", "areas")},
+    )
+
+
+def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
+    """What is left out, with counts, as a sentence."""
+    if not left_out:
+        return []
+    what = ("box", "boxes") if whole.has_boxes else ("image", "images")
+    most = sorted(left_out.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"'{name}' {count:,}" for name, count in most[:8])
+    more = f" and {len(most) - 8} more" if len(most) > 8 else ""
+    return [
+        f"data.classes uses {len(names)} classes; {counted(sum(left_out.values()), *what)} of "
+        f"{counted(len(left_out), 'other', 'others')} left out: {shown}{more}"
+    ]
