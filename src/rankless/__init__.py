@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankless.data.torch_dataset import from_dataset, seeded
+    from rankless.engine.plain_loop import Steps
     from rankless.engine.sinks.sink import Sink
     from rankless.errors import UserError
     from rankless.inference.predict import predict
     from rankless.launch.local import evaluate, train
+    from rankless.launch.plain_loop import join
     from rankless.models.checkpoints.weights import digest, digest_file
     from rankless.randomness import generator
     from rankless.recipe.load import load as load_recipe
@@ -30,6 +32,7 @@ _HOMES = {
     "Recipe": "rankless.recipe.schema:Recipe",
     "Scores": "rankless.structures:Scores",
     "Sink": "rankless.engine.sinks.sink:Sink",
+    "Steps": "rankless.engine.plain_loop:Steps",
     "Task": "rankless.tasks.protocol:Task",
     "UserError": "rankless.errors:UserError",
     "digest": "rankless.models.checkpoints.weights:digest",
@@ -37,6 +40,7 @@ _HOMES = {
     "evaluate": "rankless.launch.local:evaluate",
     "from_dataset": "rankless.data.torch_dataset:from_dataset",
     "generator": "rankless.randomness:generator",
+    "join": "rankless.launch.plain_loop:join",
     "load_recipe": "rankless.recipe.load:load",
     "predict": "rankless.inference.predict:predict",
     "seeded": "rankless.data.torch_dataset:seeded",
@@ -49,6 +53,7 @@ __all__ = [
     "Recipe",
     "Scores",
     "Sink",
+    "Steps",
     "Task",
     "UserError",
     "__version__",
@@ -57,6 +62,7 @@ __all__ = [
     "evaluate",
     "from_dataset",
     "generator",
+    "join",
     "load_recipe",
     "predict",
     "seeded",

@@ -1,0 +1,176 @@
+"""The engine's pieces for a training loop of one's own: the order, the micro-batches and the fixed tree.
+
+The loop stays the user's: optimizer, learning rate, evaluation and what is saved. What depends on the number
+of ranks is done here, so that the weights do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from rankless.data.loader import MicroBatches
+from rankless.data.torch_dataset import from_dataset
+from rankless.engine.accumulate import Accumulator
+from rankless.engine.optim import divide_and_clip
+from rankless.engine.schedule import StepSchedule
+from rankless.engine.soundness import begin_alike, differing
+from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.totals import Flags
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+from rankless.structures import LossSum
+from rankless.tasks.protocol import Examples
+from rankless.world.process_group import World
+
+Loss = Callable[[nn.Module, Any], LossSum]
+"""The loss of a micro-batch, given the model and what ``collate`` made, on the device."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, when every parameter's ``grad`` holds the gradient of the mean loss.
+
+    Attributes:
+        number: from 0.
+        epoch: epochs seen after it.
+        loss: the mean over the global batch, the same on every rank.
+        gradient_norm: before it was clipped.
+    """
+
+    number: int
+    epoch: float
+    loss: float
+    gradient_norm: float
+
+
+class Steps:
+    """The steps of a training loop of one's own.
+
+    Args:
+        ranks: from :func:`rankless.join`.
+        model: on the CPU. Its weights become those of rank 0 everywhere, and it moves to the rank's device.
+        loss: the sum of the loss over a micro-batch, and the divisor of the sum over the global batch.
+        data: a map-style data set, whose random transforms are seeded for each item, or
+            :class:`rankless.Examples`.
+        batch: images of a step, whatever the number of ranks.
+        micro: images of a micro-batch, which batch norms see at once; divides ``batch``. No more than
+            ``batch / micro`` ranks can share a step.
+        seed: of the order, of dropout and of transforms.
+        clip: the largest norm of a step's gradient; 0 leaves it as it is.
+        workers: loader processes of each rank; no number depends on them.
+        collate: makes a micro-batch of items: tensors, and tuples, lists and dicts of them.
+        precision: of the forward pass: ``fp32`` or ``bf16``.
+
+    Raises:
+        UserError: sizes that do not fit, more ranks than micro-batches, or ranks whose models differ in kind.
+    """
+
+    def __init__(
+        self,
+        ranks: World,
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        *,
+        batch: int = 64,
+        micro: int = 8,
+        seed: int = 0,
+        clip: float = 0.0,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        precision: Literal["fp32", "bf16"] = "fp32",
+    ) -> None:
+        if precision not in ("fp32", "bf16"):
+            raise UserError(f"precision is '{precision}'; expected fp32 or bf16")
+        self.ranks, self.model, self.workers, self.clip = ranks, model, workers, clip
+        sizes: Any = {"images": batch, "micro": micro}  # a mistake in them becomes one of the recipe
+        self.recipe = Recipe(batch=sizes, seed=seed, precision=precision, reduce="exact")
+        self.data: Examples = data if callable(getattr(data, "item", None)) else from_dataset(data, seed=seed)
+        self.collate = _Collate(collate)
+        begin_alike(model, ranks)
+        model.to(ranks.device)
+        self.statistics = RunningStatistics(batch_norms(model), ranks.device)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        task: Any = _Loop(loss)  # of a task, nothing but the loss is asked
+        self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
+
+    def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
+        """Yield each step when its gradients are there; the loop's body lets its optimizer apply them.
+
+        Args:
+            count: how many epochs from the first step on.
+            start: the step to begin with, of a loop that goes on: what ``number`` was last, and one more.
+
+        Raises:
+            UserError: a loss that is not finite, or, after the last step, weights that differ between ranks.
+        """
+        schedule = StepSchedule(replace(self.recipe, epochs=count), len(self.data))
+        lines = schedule.lines(start, self.ranks.own_micro_batches(self.recipe.batch.micro_batches))
+        pinned = self.ranks.device.type == "cuda"
+        with MicroBatches(self.data, self.collate, lines, workers=self.workers, pin_memory=pinned) as batches:
+            for number in range(start, schedule.steps):
+                yield self._step(number, batches, schedule.epoch(number + 1))
+        if problem := differing(schedule.steps, self.model.state_dict(), self.ranks):
+            raise UserError(problem)
+
+    def _step(self, number: int, batches: Iterator[Any], epoch: float) -> Step:
+        self.statistics.begin()
+        totals = self.accumulator.run(number, batches, _as_it_is, Flags())
+        numbers = totals.read(divide_and_clip(self.parameters, totals.count, self.clip))
+        if not torch.isfinite(torch.tensor([numbers.loss, numbers.gradient_norm])).all():
+            self.statistics.undo()
+            raise UserError(
+                f"step {number}: the loss is {numbers.mean_loss:g} and the gradient's norm "
+                f"{numbers.gradient_norm:g}; expected finite numbers; try a smaller learning rate"
+            )
+        self.statistics.end(totals.statistics)
+        return Step(number, epoch, numbers.mean_loss, numbers.gradient_norm)
+
+
+class _Loop:
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def loss(self, model: nn.Module, batch: _Batch) -> LossSum:
+        return self._loss(model, batch.value)
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
+
+
+class _Collate:
+    """``collate`` with a batch that can be moved, whatever it is made of."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: Sequence[Any]) -> _Batch:
+        return _Batch(self.collate(list(items)))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    value: Any
+
+    def to(self, device: torch.device) -> _Batch:
+        return _Batch(_moved(self.value, device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, and what is made of them, on a device."""
+    if callable(getattr(value, "to", None)):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: _moved(one, device) for name, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(one, device) for one in value))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return type(value)(_moved(one, device) for one in value)  # type: ignore[call-arg]
+    return value

@@ -1,0 +1,136 @@
+"""A training loop of one's own: the gradients of a plain loop, and the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import rankless
+from rankless.errors import UserError
+from rankless.models.checkpoints.weights import digest
+from rankless.world.process_group import World, join
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def data() -> TensorDataset:
+    rng = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(40, 3, generator=rng), torch.randint(4, (40,), generator=rng))
+
+
+def loss(model: nn.Module, batch: Any) -> rankless.LossSum:
+    inputs, labels = batch
+    return rankless.LossSum(F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
+
+
+def trained(world: World, epochs: int, end: str, begin: str = "") -> dict[str, Any]:
+    """What a loop has come to after so many epochs, saved as ``end``; it may go on from ``begin``."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    steps = rankless.Steps(world, model, loss, data(), batch=12, micro=3)
+    saved = torch.load(begin, weights_only=True) if begin else {"number": -1}
+    if begin:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    seen = []
+    for step in steps.epochs(epochs, start=saved["number"] + 1):
+        optimizer.step()
+        seen.append([step.number, step.epoch, step.loss])
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "number": seen[-1][0]}
+    if world.is_first:
+        torch.save(state, end)
+    return {"digest": digest(model.state_dict()), "steps": seen}
+
+
+def test_a_step_has_the_gradient_of_the_mean_loss_over_its_batch() -> None:
+    model = nn.Linear(3, 4).double()
+    inputs, labels = data().tensors
+    whole = TensorDataset(inputs.double(), labels)
+    F.cross_entropy(model(inputs.double()), labels).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    with join() as world:
+        steps = rankless.Steps(world, model, loss, whole, batch=40, micro=8).epochs(1)
+        step = next(steps)  # one epoch is one step: every image once
+        found = [parameter.grad for parameter in model.parameters()]
+        steps.close()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert step.epoch == 1
+    with torch.no_grad():
+        mean = float(F.cross_entropy(model(inputs.double()), labels))
+    assert step.loss == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.processes
+def test_any_number_of_ranks_gives_the_same_bits_and_goes_on_where_another_has_stopped(
+    ranks: Any, tmp_path: Path
+) -> None:
+    saved, last = str(tmp_path / "saved.pt"), str(tmp_path / "last.pt")
+    found = {}
+    for size in (1, 2, 3, 4):
+        answers = ranks(size, trained, 3, last)
+        assert all(answer == answers[0] for answer in answers)
+        found[size] = answers[0]
+    assert all(one == found[1] for one in found.values())
+    (begun, *_) = ranks(2, trained, 1, saved)
+    assert begun["steps"] == found[1]["steps"][: len(begun["steps"])]
+    for answer in ranks(3, trained, 3, last, saved):
+        assert answer["digest"] == found[1]["digest"]
+        assert begun["steps"] + answer["steps"] == found[1]["steps"]
+
+
+def test_what_cannot_be_is_a_sentence() -> None:
+    with join() as world:
+        with pytest.raises(UserError, match=r"'batch.micro' is 7, which does not divide batch.images"):
+            rankless.Steps(world, network(), loss, data(), batch=12, micro=7)
+        with pytest.raises(UserError, match="precision is 'half'; expected fp32 or bf16"):
+            rankless.Steps(world, network(), loss, data(), precision="half")
+        steps = rankless.Steps(world, nn.Linear(3, 4), lambda m, b: m(b[0]).sum(), data(), batch=8)
+        with pytest.raises(UserError, match=r"expected rankless\.LossSum"):
+            next(steps.epochs(1))
+        model = nn.Linear(3, 4)
+        endless = rankless.Steps(world, model, lambda m, b: rankless.LossSum(m(b[0]).sum() / 0, 1), data())
+        with pytest.raises(UserError, match=r"step 0: the loss is .*; expected finite numbers"):
+            next(endless.epochs(1))
+
+
+@pytest.mark.processes
+def test_the_example_is_a_plain_script_with_few_changes(tmp_path: Path) -> None:
+    def run(name: str, *launcher: str) -> str:
+        words = [sys.executable, *launcher, str(EXAMPLES / name)]
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env={**os.environ, "RANKLESS_CPU": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    before, after = ((EXAMPLES / name).read_text() for name in ("plain_loop_before.py", "plain_loop.py"))
+    known = {line.strip() for line in before.splitlines()}
+    code = after.partition('"""\n\nimport torch')[2].splitlines()
+    changed = [line for line in code if line.strip() not in known]
+    assert len(changed) <= 14, changed
+    alone = run("plain_loop.py")
+    weights = digest(torch.load(tmp_path / "corners.pt", weights_only=True))
+    assert float(alone.split()[-1]) > 0.95
+    assert float(run("plain_loop_before.py").split()[-1]) > 0.95
+    (tmp_path / "corners.pt").unlink()
+    assert run("plain_loop.py", "-m", "torch.distributed.run", "--nproc-per-node", "2") == alone
+    assert digest(torch.load(tmp_path / "corners.pt", weights_only=True)) == weights
