@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.geometry.letterbox import GRAY, letterbox, place, stretched, to_input, to_source
+from rankless.geometry.letterbox import (
+    GRAY,
+    Placing,
+    clipped,
+    letterbox,
+    place,
+    stretched,
+    to_input,
+    to_source,
+)
 from rankless.structures import Letterbox
 
 SIDES = st.integers(1, 700)
@@ -116,11 +125,55 @@ def test_to_source_undoes_to_input(height: int, width: int, data: st.DataObject)
     assert torch.allclose(to_source(to_input(boxes.float(), where), where), boxes.float(), rtol=0, atol=0.01)
 
 
-def test_to_source_clips() -> None:
+DARKNET = Placing(antialias=False, gray=128)
+
+
+def four_neighbors(image: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Bilinear interpolation (H, W, 3) of (h, w, 3) at pixel coordinates, clamped to the image."""
+
+    def parts(at: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        at = at.clip(0, side - 1)
+        low = np.floor(at).astype(int)
+        return low, np.minimum(low + 1, side - 1), at - low
+
+    (y0, y1, dy), (x0, x1, dx) = parts(rows, image.shape[0]), parts(columns, image.shape[1])
+    image = image.astype(np.float64)
+    upper = image[y0][:, x0] * (1 - dx)[:, None] + image[y0][:, x1] * dx[:, None]
+    lower = image[y1][:, x0] * (1 - dx)[:, None] + image[y1][:, x1] * dx[:, None]
+    return upper * (1 - dy)[:, None, None] + lower * dy[:, None, None]
+
+
+@pytest.mark.parametrize(("height", "width"), [(576, 768), (301, 203), (50, 31)])
+def test_darknets_resize_reads_four_pixels_around_each_point(height: int, width: int) -> None:
+    """As OpenCV's INTER_LINEAR: pixel centers at half coordinates, no average over what is skipped."""
+    image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+    source = image.permute(1, 2, 0).numpy()
+    placed, _ = stretched(image, SIZE, DARKNET)
+    rows = (np.arange(SIZE[0]) + 0.5) * height / SIZE[0] - 0.5
+    columns = (np.arange(SIZE[1]) + 0.5) * width / SIZE[1] - 0.5
+    expected = four_neighbors(source, rows, columns)
+    assert np.abs(placed.permute(1, 2, 0).numpy() - expected).max() <= 1.01
+    boxed, where = letterbox(image, SIZE, placing=DARKNET)
+    rows = (np.arange(SIZE[0]) + 0.5 - where.top) / where.scale - 0.5
+    columns = (np.arange(SIZE[1]) + 0.5 - where.left) / where.scale - 0.5
+    # The last pixel of the placed image is the last whole one: it is rounded down.
+    y, x = (
+        (at > -0.5) & (at < side - 0.5 - 1 / where.scale) for at, side in ((rows, height), (columns, width))
+    )
+    inside = np.ix_(y, x)
+    expected = four_neighbors(source, rows, columns)
+    assert np.abs(boxed.permute(1, 2, 0).numpy()[inside] - expected[inside]).max() <= 1.01
+    margin = boxed[:, :, 0] if where.left else boxed[:, 0] if where.top else boxed[:, :0, 0]
+    assert (margin == 128).all()
+    assert (letterbox(image, SIZE)[0] != boxed).any()
+
+
+def test_boxes_are_clipped_to_the_source() -> None:
     where = Letterbox(0.5, 10, 0, 100, 200)
     boxes = torch.tensor([[-50.0, -50, 500, 500]])
-    assert to_source(boxes, where).tolist() == [[0, 0, 200, 100]]
-    assert to_source(boxes[:0], where).shape == (0, 4)
+    assert clipped(to_source(boxes, where), where).tolist() == [[0, 0, 200, 100]]
+    assert to_source(boxes, where).tolist() != [[0, 0, 200, 100]]
+    assert clipped(to_source(boxes[:0], where), where).shape == (0, 4)
 
 
 @pytest.mark.parametrize(("left", "top"), [(-1000, 0), (1000, 0), (0, -1000), (0, 1000)])

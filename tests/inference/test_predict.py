@@ -13,10 +13,12 @@ from PIL import Image
 from torch import nn
 
 import rankless.inference.predict as page
+import rankless.inference.predict_detect as predict_detect
 from rankless.curation.converting import convert
 from rankless.data.datasets.detection import collate
 from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError
+from rankless.geometry.letterbox import Placing
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Evaluate, Model, Recipe
@@ -33,6 +35,7 @@ class RedFinder:
     def __init__(self, recipe: Recipe, class_names: tuple[str, ...]) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
         self.spec = zoo.spec(recipe.model)
+        self.placing, self.detail = Placing(), recipe.data.detail
 
     def model(self) -> nn.Module:
         return nn.Linear(1, 1)
@@ -50,13 +53,13 @@ class RedFinder:
             return [Detections(0, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))]
         edges = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]).float()
         box = (edges - torch.tensor([where.left, where.top] * 2)) / where.scale
-        # The same box with a class that is less sure, as scoring wants it.
-        return [Detections(0, box.expand(2, 4), torch.tensor([0.75, 0.74]), torch.tensor([1, 0]))]
+        assert not self.recipe.evaluate.multi_label  # a box has its best class
+        return [Detections(0, box[None], torch.tensor([0.75]), torch.tensor([1]))]
 
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setattr(page, "Detect", RedFinder)
+    monkeypatch.setattr(predict_detect, "Detect", RedFinder)
     path = tmp_path / "w.safetensors"
     weights.save(path, nn.Linear(1, 1).state_dict(), recipe=RECIPE, class_names=NAMES)
     return path

@@ -108,8 +108,8 @@ def test_a_chosen_loss_has_its_keys():
         (["model.name=yolov4-anchor-free", "model.anchors=kmeans"],
          "key 'model.anchors': only a YOLO model has it; 'yolov4-anchor-free' is an anchor-free model"),
         (["model.name=timm/resnet18", "model.activation=mish"],
-         "key 'model.activation': only a YOLO model, an anchor-free model, a ResNet or a DenseNet has it; "
-         "'timm/resnet18' is a timm model"),
+         "key 'model.activation': only a YOLO model, an anchor-free model, a ResNet, a DenseNet "
+         "or one of Darknet's classifiers has it; 'timm/resnet18' is a timm model"),
         (["model.name=resnet18", "model.densenet.growth=3"],
          "key 'model.densenet.growth': only a DenseNet has it; 'resnet18' is a ResNet"),
         (["model.name=resnet18", "model.activation=prelu"],

@@ -237,10 +237,37 @@ def test_given_class_names_open_no_data():
 
 def test_data_with_other_classes_than_the_model_is_an_error():
     task = Detect(digits(), NAMES)
-    with pytest.raises(
-        UserError, match=r"digits: the split 'val' .*10 \(0, 1, .*expected 3 \(cat, dog, owl\)"
-    ):
+    with pytest.raises(UserError, match=r"digits, split 'val': the model has no class '0'") as found:
         task.evaluation_data()
+    assert "the model's classes are 'cat', 'dog', 'owl'" in found.value.problems[-1]
+    assert "--classes-map '0=cat, 9='" in found.value.problems[-1]
+
+
+def test_boxes_are_clipped_behind_nms():
+    # On the input IoU is 18 / 38; clipped to the source it would be 18 / 20.
+    wishes = [
+        ([-18.0, 18.0, 20.0, 38.0], 0.9, [0.9, LOW, LOW]),
+        ([2.0, 18.0, 20.0, 38.0], 0.8, [0.9, LOW, LOW]),
+    ]
+    for kind in ("iou", "diou"):
+        found = find(wishes, confidence=0.05, iou=0.5, nms=kind)
+        assert found.boxes.tolist() == [pytest.approx(box) for box in ([0, 20, 40, 60], [4, 20, 40, 60])]
+
+
+def test_a_box_far_outside_merges_no_classes():
+    """A box of one class may extend beyond the left border as far as others of another class to the right."""
+    wishes = [
+        ([-300.0, 18.0, 310.0, 38.0], 0.9, [0.9, LOW, LOW]),
+        ([-290.0, 18.0, 320.0, 38.0], 0.9, [LOW, 0.8, LOW]),
+        ([3.0, 18.0, 13.0, 28.0], 0.9, [LOW, LOW, 0.9]),
+    ]
+    found = find(wishes, confidence=0.05, iou=0.5)
+    assert sorted(found.labels.tolist()) == [0, 1, 2]
+
+
+def test_a_box_in_the_margin_is_not_in_the_image():
+    found = find([([10.0, 1.0, 30.0, 7.0], 0.9, [0.9, LOW, LOW])], confidence=0.05)
+    assert len(found.labels) == 0
 
 
 def test_an_unknown_model_is_refused():

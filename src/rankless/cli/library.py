@@ -89,6 +89,14 @@ def import_(
     key: Annotated[str | None, Parameter(help="The entry that holds the weights.", metavar="NAME")] = None,
     partial: Annotated[bool, Parameter(help="Take what fits."), flag] = False,
     by_order: Annotated[bool, Parameter(help="Take tensors by order, not by name."), flag] = False,
+    port: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="The port of YOLOv3 or YOLOv4 that wrote it; a wrong name lists all.",
+            metavar="NAME",
+        ),
+    ] = None,
     force: Annotated[bool, Parameter(help="Replace an existing --out."), flag] = False,
     as_json: Json = False,
 ) -> int:
@@ -108,6 +116,7 @@ def import_(
         key=key,
         partial=partial,
         by_order=by_order,
+        port=port,
         overrides=overrides,
         force=force,
     )
@@ -135,7 +144,9 @@ def export(
     target: Target,
     /,
     *,
-    format: Annotated[str, Parameter(help="darknet: a .cfg, .weights and .names.")],
+    format: Annotated[
+        str, Parameter(help="darknet: a .cfg, .weights and .names; pth: a state dict of PyTorch's.")
+    ],
     out: Annotated[
         Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
     ] = None,

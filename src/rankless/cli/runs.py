@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,10 @@ from rankless.cli.words import (
     Json,
     Target,
     Task,
+    class_pairs,
     device_count,
     flag,
+    is_override,
     part,
 )
 from rankless.errors import UserError, counted
@@ -47,6 +50,14 @@ def evaluate(
     split: Annotated[
         str | None, Parameter(help="The split to score on; if not given, the recipe's data.val.")
     ] = None,
+    classes_map: Annotated[
+        str | None,
+        Parameter(
+            help="Which class of the data is which of the model's, where the names do not say it: "
+            "'motorbike=motorcycle, cow=' (an empty one is left out), or a file with a pair on each line.",
+            metavar="PAIRS",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Score a run or a weights file on its evaluation images."""
@@ -56,6 +67,8 @@ def evaluate(
     count = device_count(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
+    if classes_map is not None:
+        overrides = (*overrides, f"evaluate.classes_map={json.dumps(class_pairs(classes_map))}")
     from rankless.cli.missing import check_target
 
     check_target(target)
@@ -72,11 +85,12 @@ def evaluate(
 
 @app.command(
     sort_key=3,
-    usage="Usage: rankless predict TARGET SOURCE ... [OPTIONS]",
+    usage="Usage: rankless predict TARGET SOURCE ... [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
   rankless predict runs/digits photo.jpg folder/
   rankless predict runs/digits digits:val:0-7 --out found
+  rankless predict yolov4.safetensors photo.jpg evaluate.iou=0.5 --device cpu
 """,
 )
 def predict(
@@ -85,8 +99,9 @@ def predict(
     *sources: Annotated[
         str,
         Parameter(
-            name="SOURCE",
-            help="Images, folders, patterns, or scenes of the built-in data, as in digits:val:0-7.",
+            name="SOURCE KEY=VALUE",
+            help="Images, folders, patterns, or scenes of the built-in data, as in digits:val:0-7; and "
+            "changes to the recipe of the weights.",
         ),
     ],
     task: Task = None,
@@ -98,12 +113,18 @@ def predict(
         float | None,
         Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
     ] = None,
+    device: Annotated[
+        str | None,
+        Parameter(help="cpu, cuda or cuda:N; if not given, the first GPU if there is one.", metavar="NAME"),
+    ] = None,
     force: Annotated[
         bool, Parameter(help="Take an --out that is not empty, and replace earlier results."), flag
     ] = False,
     as_json: Json = False,
 ) -> int:
     """Find things in images: annotated images and one predictions.json."""
+    overrides = [word for word in sources if is_override(word)]
+    sources = tuple(word for word in sources if word not in overrides)
     if not sources:
         raise UserError(
             "no images given: expected files, folders or patterns, "
@@ -121,7 +142,16 @@ def predict(
             fix(of_weights(weights_of(target, warn=lambda _: None)))
     from rankless.inference.predict import predict as find
 
-    report = find(target, sources, out=out, confidence=confidence, force=force, task=task)
+    report = find(
+        target,
+        sources,
+        out=out,
+        confidence=confidence,
+        device=device,
+        overrides=overrides,
+        force=force,
+        task=task,
+    )
     for source, reason in report.failed[:_SHOWN]:
         say(f"{source}: {reason}", file=sys.stderr)
     if len(report.failed) > _SHOWN:
@@ -149,7 +179,7 @@ def _summary(report: PredictionReport) -> str:
         parts.append(f"{counted(len(report.failed), 'image')} not readable")
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'image')} of an earlier prediction removed")
-    return f"{'; '.join(parts)}; results in {report.out}"
+    return f"{'; '.join(parts)}; in {report.precision}; results in {report.out}"
 
 
 def _is_answered(image: ImageReport) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Group, Parameter
 
 from rankless.errors import UserError
+from rankless.files.reading import NAMES, read_text
 
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
@@ -100,6 +102,35 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
 def part() -> App:
     """An application for some of the commands, which look alike whichever page they stand on."""
     return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS)
+
+
+def class_pairs(given: str) -> list[list[str]]:
+    """The pairs of --classes-map: ``a=b, c=d``, or a file with one on each line.
+
+    Raises:
+        UserError: a pair without '=', or a file that cannot be read.
+    """
+    lines = given.split(",")
+    if Path(given).is_file():
+        try:
+            lines = read_text(Path(given), NAMES).splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--classes-map {given}: cannot be read: {error}") from None
+    pairs = [[name.strip() for name in line.split("=", 1)] for line in lines if line.strip()]
+    wrong = [pair[0] for pair in pairs if len(pair) != 2 or not pair[0]]
+    if wrong or not pairs:
+        raise UserError(
+            f"--classes-map has '{name}': expected the data's class and the model's, as in "
+            "'motorbike=motorcycle', separated by commas, or the name of a file of them"
+            for name in wrong or [given]
+        )
+    return pairs
+
+
+def is_override(word: str) -> bool:
+    """Whether a word among paths is a ``key=value`` and no path that is there."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:

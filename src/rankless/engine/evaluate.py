@@ -36,39 +36,8 @@ from rankless.tasks.protocol import Examples, Task
 from rankless.user_code import explained
 from rankless.world.process_group import World
 
-# Keys and sections of a recipe that scoring reads nothing of.
-_UNUSED = (
-    "epochs", "seed", "loss", "optim", "schedule", "batch.images", "batch_norm", "reduce",
-    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "model.pretrained", "model.freeze",
-    "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
-)  # fmt: skip
-_USED = {"classify": ("data.augment", "data.augment.crop")}  # whether the middle of an image is shown
 SHOWN = 20
 """Number of unreadable images that are named if there are too many."""
-
-
-def refuse_unused(overrides: Sequence[str], task: str) -> None:
-    """Refuse changes to a recipe that change no score.
-
-    Args:
-        overrides: ``key=value``, as for :func:`rankless.recipe.load.load`.
-        task: of the recipe; a custom one may read any key.
-
-    Raises:
-        UserError: lists all of them.
-    """
-    keys = [override.partition("=")[0] for override in overrides]
-    if any(key == "task" for key in keys) or task not in ("detect", "classify"):
-        return
-    unused = [
-        key
-        for key in keys
-        if key not in _USED.get(task, ()) and any(key == one or key.startswith(f"{one}.") for one in _UNUSED)
-    ]
-    if unused:
-        raise UserError(
-            f"command line: key '{key}': evaluation does not use it; leave it out" for key in unused
-        )
 
 
 def evaluate(
@@ -82,7 +51,7 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     phase: Callable[[str], None] | None = None,
 ) -> Scores:
-    """Score ``model``; every rank returns the same dict.
+    """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
 
     Args:
         task, recipe, world: of the run; the precision is resolved.
@@ -118,7 +87,7 @@ def evaluate(
             in_order = sorted((part for rank in gathered for part in rank), key=lambda part: part[0])
             predictions = [prediction for _, prediction in in_order]
             if limit is None:
-                scores = check_scores(task, task.score(predictions))
+                scores = {**check_scores(task, task.score(predictions)), "computed_in": recipe.precision}
             else:
                 scores = {"predictions": fingerprint(predictions)}
             if missing:

@@ -1,14 +1,15 @@
 """Letterboxing: one preprocessing for training, evaluation and prediction.
 
-The image preserves its aspect ratio, is resized (bilinear, antialiased, on uint8) and pasted on gray 114. The
-resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly in both
-directions and boxes lose no precision.
+The image preserves its aspect ratio, is resized (bilinear, on uint8; see :class:`Placing`) and pasted on
+gray. The resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly
+in both directions and boxes lose no precision.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,11 +20,28 @@ from rankless.structures import Letterbox
 
 GRAY = 114
 Fit = Literal["letterbox", "stretch"]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How images are resized, and what surrounds them on the input.
+
+    Attributes:
+        antialias: the resize to fewer pixels averages all of them. Otherwise it reads the four around each
+            point, as OpenCV's and Darknet's bilinear resize does.
+        gray: value of the margin, 0..255; Darknet's letterbox has 128.
+    """
+
+    antialias: bool = True
+    gray: int = GRAY
+
+
+USUAL = Placing()
 _NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed image is then one row short
 
 
 def letterbox(
-    image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None
+    image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
     """Fit the whole image into the input, centered.
 
@@ -32,27 +50,34 @@ def letterbox(
         size: the input's (H, W) in pixels.
         within: (H, W) to fit the image into; ``size`` is this without a part of the gray margin. None is
             ``size``.
+        placing: the resize and the margin.
 
     Returns:
         The input, uint8 (3, H, W), and the placement. An image of the right size is returned unchanged.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
-    return place(image, size, scale, *centered(height, width, size, scale))
+    return place(image, size, scale, *centered(height, width, size, scale), placing)
 
 
 def whole(
-    image: Tensor, size: tuple[int, int], how: Fit, within: tuple[int, int] | None = None
+    image: Tensor,
+    size: tuple[int, int],
+    how: Fit,
+    within: tuple[int, int] | None = None,
+    placing: Placing = USUAL,
 ) -> tuple[Tensor, Letterbox]:
     """Fit the whole image (3, h, w) into the input, by :func:`letterbox` or :func:`stretched`.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
     """
-    return letterbox(image, size, within) if how == "letterbox" else stretched(image, size)
+    if how == "letterbox":
+        return letterbox(image, size, within, placing)
+    return stretched(image, size, placing)
 
 
-def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
+def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) -> tuple[Tensor, Letterbox]:
     """Stretch the whole image (3, h, w) to the input's size, as Darknet does by default.
 
     Returns:
@@ -62,7 +87,7 @@ def stretched(image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Letterbox]:
     where = Letterbox(1.0, 0.0, 0.0, height, width, (size[1] / width, size[0] / height))
     if (height, width) == size:
         return image, where
-    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)
+    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=placing.antialias)
     return resized[0].contiguous(), where
 
 
@@ -77,7 +102,7 @@ def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tu
 
 
 def place(
-    image: Tensor, size: tuple[int, int], scale: float, left: int, top: int
+    image: Tensor, size: tuple[int, int], scale: float, left: int, top: int, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
     """Scale the image (3, h, w) and paste it on the gray input at (left, top), cropped to the input.
 
@@ -91,7 +116,7 @@ def place(
     if (height, width) == size and (scale, left, top) == (1.0, 0, 0):
         return image, Letterbox(1.0, 0.0, 0.0, height, width)
     part, corner, where = visible_part(image, size, scale, left, top)
-    return paste(resized(part, scale), corner, size), where
+    return paste(resized(part, scale, placing), corner, size, placing), where
 
 
 def visible_part(
@@ -109,9 +134,9 @@ def visible_part(
     return image[:, y0:y1, x0:x1], (x, y), where
 
 
-def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int]) -> Tensor:
+def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing: Placing = USUAL) -> Tensor:
     """Paste a patch (3, h, w) on a gray input, uint8 (3, H, W)."""
-    canvas = torch.full((3, *size), GRAY, dtype=torch.uint8)
+    canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
     lay(canvas, patch, corner)
     return canvas
 
@@ -147,12 +172,20 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert boxes xyxy of shape (…, 4) from pixels of the input to pixels of the source, clipped to it."""
+    """Convert boxes xyxy of shape (…, 4) from pixels of the input to pixels of the source, not clipped."""
     lifted = torch.empty_like(boxes)
     x, y = (letterbox.scale * factor for factor in letterbox.stretch)
-    lifted[..., 0::2] = ((boxes[..., 0::2] - letterbox.left) / x).clamp(0, letterbox.width)
-    lifted[..., 1::2] = ((boxes[..., 1::2] - letterbox.top) / y).clamp(0, letterbox.height)
+    lifted[..., 0::2] = (boxes[..., 0::2] - letterbox.left) / x
+    lifted[..., 1::2] = (boxes[..., 1::2] - letterbox.top) / y
     return lifted
+
+
+def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
+    """Clip boxes xyxy of shape (…, 4), in pixels of the source, to the source."""
+    inside = torch.empty_like(boxes)
+    inside[..., 0::2] = boxes[..., 0::2].clamp(0, letterbox.width)
+    inside[..., 1::2] = boxes[..., 1::2].clamp(0, letterbox.height)
+    return inside
 
 
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
@@ -168,16 +201,15 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
     return first, max(last, first + 1), round(offset + first * scale)
 
 
-def resized(image: Tensor, scale: float) -> Tensor:
+def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
     """Scale uint8 (3, h, w) by exactly ``scale``; the size is rounded down, but at least one pixel."""
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
+    bilinear = partial(F.interpolate, _rows_first(image), mode="bilinear", antialias=placing.antialias)
     if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
-        return F.interpolate(_rows_first(image), size=new, mode="bilinear", antialias=True)[0].contiguous()
-    factors = [scale * _NUDGE] * 2
-    new_image = F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)
-    return new_image[0].contiguous()
+        return bilinear(size=new)[0].contiguous()
+    return bilinear(scale_factor=[scale * _NUDGE] * 2)[0].contiguous()
 
 
 def _rows_first(image: Tensor) -> Tensor:

@@ -78,13 +78,15 @@ def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Compute torchvision's ``batched_nms``, bit for bit."""
+    """Compute NMS class by class, as torchvision's ``batched_nms`` does for boxes inside an image."""
     if not len(boxes):
         return labels
     run = _torchvision_nms()
     if len(boxes) <= _MANY.get(boxes.device.type, _MANY["cuda"]):
-        offsets = labels.to(boxes) * (boxes.max() + 1)  # no two classes overlap
-        return run(boxes + offsets[:, None], scores, threshold)
+        # No two classes overlap. A box may extend a million pixels beyond the image: float32 would round it.
+        wide = boxes.double()
+        offsets = labels.double() * (wide.max() - wide.min() + 1)
+        return run(wide + offsets[:, None], scores.double(), threshold)
     selected = []
     for label in labels.unique():
         (same,) = torch.where(labels == label)

@@ -2,7 +2,8 @@
 
 Images are preprocessed as in evaluation, one at a time: the detections in an image never depend on other
 images. Boxes are in pixels of the image after its EXIF rotation. In evaluation a box may have several
-classes, as is usual on COCO; here it has its best. Classifiers are in
+classes, as is usual on COCO; here its best class alone enters NMS, so a box whose best class was suppressed
+is not shown under its second. Detectors are in :mod:`rankless.inference.predict_detect`, classifiers in
 :mod:`rankless.inference.predict_classify`, tasks of the user's own in
 :mod:`rankless.inference.predict_custom`.
 """
@@ -10,7 +11,8 @@ classes, as is usual on COCO; here it has its best. Classifiers are in
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +21,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.images import image_file as samples
-from rankless.data.images.drawing import Mark, Rectangle, annotate
-from rankless.data.images.image_file import Decoded, Shown
+from rankless.data.images.drawing import annotate
+from rankless.data.images.image_file import Decoded
 from rankless.errors import UserError, printable
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.files.outputs import Outputs, refuse_filled
-from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.predict_classify import ClassFinder
 from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.sources import JPEG, SCENES, find, output_names
 from rankless.models.checkpoints import weights
+from rankless.recipe import load
+from rankless.recipe.precision import autocast, resolve
+from rankless.recipe.schema import Recipe
+from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of
-from rankless.structures import DetectionItem
 from rankless.tasks.custom import absolute, name_of, refuse_unasked
-from rankless.tasks.detect import SCENE_SIZE, Detect
-from rankless.tasks.memory_check import refuse_giant_image
-
-_LOOKED_AT = 0.05
-"""Scores from here on are known even if ``confidence`` is higher, to say what a lower one would find."""
+from rankless.world.compat import set_tf32
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class PredictionReport:
     Attributes:
         out: the folder of the annotated images and ``predictions.json``.
         weights: the weights file.
+        precision: of the forward pass: that of the file's recipe, as in evaluation.
         images: one report per readable image, in the order of the sources.
         failed: source and reason of each unreadable image.
         removed: annotated images of an earlier call in the same folder, which ``predictions.json`` no longer
@@ -89,6 +90,7 @@ class PredictionReport:
 
     out: Path
     weights: Path
+    precision: str = "fp32"
     images: list[ImageReport] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     removed: list[Path] = field(default_factory=list)
@@ -107,6 +109,7 @@ class PredictionReport:
         """Return the report as plain data: images with predictions, and failures with reasons."""
         return {
             "weights": str(self.weights),
+            "computed_in": self.precision,
             "out": str(self.out),
             "images": self.predictions(),
             "failed": [{"source": source, "reason": reason} for source, reason in self.failed],
@@ -121,6 +124,7 @@ def predict(
     out: Path | None = None,
     confidence: float | None = None,
     device: str | None = None,
+    overrides: Sequence[str] = (),
     force: bool = False,
     task: type | str | None = None,
 ) -> PredictionReport:
@@ -135,6 +139,7 @@ def predict(
         confidence: predictions with a lower score are discarded, 0..1; by default 0.25 for detections; a
             classifier's best five classes are reported.
         device: a torch device; the first GPU if there is one, else the CPU.
+        overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
         force: take an ``out`` that is not empty: results of an earlier call are replaced or removed, other
             files stay unless they are in the way (see :mod:`rankless.files.outputs`).
         task: a task of your own, as for :func:`rankless.train`; one that only the weights' recipe names is
@@ -148,14 +153,20 @@ def predict(
     if confidence is not None and not 0 <= confidence <= 1:
         raise UserError(f"confidence is {confidence:g}: expected a number from 0 to 1")
     found, chosen, (path, loaded) = _all_or_errors(
-        lambda: find(sources), lambda: _device(device), lambda: _loaded(target, task)
+        lambda: find(sources), lambda: _device(device), lambda: _loaded(target, task, overrides)
+    )
+    recipe = loaded.recipe
+    loaded = replace(
+        loaded, recipe=replace(recipe, precision=resolve(recipe.precision, chosen, recipe.cpu_isa))
     )
     finder = _finder(loaded, confidence, chosen, str(path))
-    if out is not None:
-        return _written(found, finder, PredictionReport(out, path), force=force)
-    out = numbered_folder(Path("predictions"), "--out")
-    with removed_on_error(out):
-        return _written(found, finder, PredictionReport(out, path), force=force)
+    precision = loaded.recipe.precision
+    with _computing(loaded.recipe, chosen):
+        if out is not None:
+            return _written(found, finder, PredictionReport(out, path, precision), force=force)
+        out = numbered_folder(Path("predictions"), "--out")
+        with removed_on_error(out):
+            return _written(found, finder, PredictionReport(out, path, precision), force=force)
 
 
 def _written(
@@ -205,13 +216,28 @@ def _all_or_errors(
     return made[0], made[1], made[2]
 
 
-def _loaded(target: Path, task: type | str | None) -> tuple[Path, weights.Weights]:
+def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> tuple[Path, weights.Weights]:
     path = weights_of(target)
     loaded = weights.load(path)
-    if task is None:
+    if task is not None:
+        loaded = replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
+    else:
         refuse_unasked(loaded.recipe.task, path)
-        return path, loaded
-    return path, replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
+    if overrides:
+        refuse_unused_in_prediction(overrides, loaded.recipe.task)
+        loaded = replace(loaded, recipe=load.changed(loaded.recipe, overrides))
+    return path, loaded
+
+
+@contextmanager
+def _computing(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Inside, the forward pass has the recipe's precision, as in evaluation."""
+    restore = set_tf32(recipe.precision == "tf32")
+    try:
+        with torch.inference_mode(), autocast(recipe.precision, device):
+            yield
+    finally:
+        restore()
 
 
 def _device(name: str | None) -> torch.device:
@@ -226,65 +252,13 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-class _DetectionFinder:
-    """Predicts with a trained detector."""
-
-    def __init__(
-        self, loaded: weights.Weights, confidence: float | None, device: torch.device, source: str
-    ) -> None:
-        recipe = loaded.recipe
-        self.confidence, self.best = 0.25 if confidence is None else float(confidence), 0.0
-        # What scores lower never displaces what scores higher: more candidates change nothing above it.
-        lowest = min(self.confidence, _LOOKED_AT)
-        recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=lowest))
-        self.task = Detect(recipe, class_names=loaded.class_names)
-        model = self.task.model()
-        refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
-        weights.load_into(model, loaded.state, source)
-        self.model, self.device = model.to(device).eval(), device
-        self.shown = Shown(self.task.size, recipe.data.fit, recipe.data.detail)
-
-    def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene of the built-in data, uint8 (3, H, W)."""
-        # As in training: validation scenes do not depend on the seed.
-        seed = self.task.recipe.seed if split == "train" else 0
-        return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
-
-    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """Detect objects, each with its best class, in pixels of the image; return rows and what to draw."""
-        placed, where = whole(view.image, self.task.size, self.task.recipe.data.fit)
-        where = in_source(where, view.reduced, view.source)
-        item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
-        with torch.inference_mode():
-            (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.device))
-        self.best = max([self.best, *found.scores[:1].tolist()])
-        chosen = found.scores > self.confidence
-        best: dict[Rectangle, tuple[float, int]] = {}
-        for box, score, label in zip(
-            *(one[chosen].tolist() for one in (found.boxes, found.scores, found.labels)), strict=True
-        ):
-            best.setdefault(tuple(box), (score, label))  # best first
-        names = self.task.class_names
-        rows = [
-            {
-                "box": [round(side, 2) for side in box],
-                "score": round(score, 4),
-                "label": label,
-                "name": names[label],
-            }
-            for box, (score, label) in best.items()
-        ]
-        marks = [Mark(box, f"{names[label]}: {score:.0%}", label) for box, (score, label) in best.items()]
-        return rows, marks
-
-
-_Finder = _DetectionFinder | ClassFinder | CustomFinder
+_Finder = BoxFinder | ClassFinder | CustomFinder
 
 
 def _finder(loaded: weights.Weights, confidence: float | None, device: torch.device, source: str) -> _Finder:
     """Return the finder of the weights' task."""
     if loaded.recipe.task == "detect":
-        return _DetectionFinder(loaded, confidence, device, source)
+        return BoxFinder(loaded, confidence, device, source)
     if loaded.recipe.task == "classify":
         return ClassFinder(loaded, confidence or 0.0, device, source)
     if confidence is not None:

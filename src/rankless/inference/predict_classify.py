@@ -57,8 +57,7 @@ class ClassFinder:
     def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
         """Return the best classes of an image, most likely first, and its caption."""
         batch = self.task.collate([self.task.item(view.image)])
-        with torch.inference_mode():
-            (found,) = self.task.predict(self.model, batch.to(self.device))
+        (found,) = self.task.predict(self.model, batch.to(self.device))
         scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
         names = self.task.class_names
         self.best = max(self.best, float(scores[0]))

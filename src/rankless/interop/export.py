@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.models.checkpoints import weights
@@ -35,7 +37,8 @@ def export(target: Path, *, format: str, out: Path | None = None, force: bool = 
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        format: ``darknet`` writes ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read.
+        format: ``darknet`` writes ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read;
+            ``pth`` a state dict of PyTorch's, under the names of the model.
         out: the new files' path without suffix; by default ``target``'s name in this folder.
         force: replace existing files.
 
@@ -72,10 +75,30 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     if problems:
         raise UserError(f"the class name {problems[0]!r} has a line break, which a .names file cannot hold")
     with outputs.as_one(files) as (cfg, numbers, names):
-        write_weights(numbers, made, loaded.state)
+        write_weights(numbers, made, loaded.state, _seen(loaded))
         cfg.write_text(text, encoding="utf-8")
         names.write_text("".join(f"{name}\n" for name in loaded.class_names), encoding="utf-8")
     return files
 
 
-_FORMATS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {"darknet": _darknet}
+def _seen(loaded: weights.Weights) -> int:
+    """Return the number of images it was trained on, from which Darknet's schedule goes on."""
+    if (seen := loaded.extra.get("seen", "")).isdecimal():
+        return int(seen)
+    step = loaded.extra.get("step", "")
+    return int(step) * loaded.recipe.batch.images if step.isdecimal() else 0
+
+
+def _pth(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
+    file = stem.with_name(stem.name + ".pth")
+    outputs = Outputs([file], verb=None, force=force)
+    outputs.refuse_inputs([source])
+    with outputs.writing(file) as beside:
+        torch.save(loaded.state, beside)
+    return (file,)
+
+
+_FORMATS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {
+    "darknet": _darknet,
+    "pth": _pth,
+}

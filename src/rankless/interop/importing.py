@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.errors import UserError, counted
-from rankless.files import reading
+from rankless.errors import UserError, counted, nearest, one_of
 from rankless.files.outputs import Outputs
+from rankless.interop.class_names import read_class_names
 from rankless.interop.published import checked_name
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
@@ -21,8 +21,9 @@ from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
 from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
 from rankless.models.checkpoints.fit import by_order as in_order
 from rankless.models.checkpoints.foreign import read_checkpoint
+from rankless.models.checkpoints.ports import from_port, port_named
 from rankless.models.checkpoints.unwrapping import Checkpoint
-from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
@@ -34,6 +35,11 @@ from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 
 Head = Mapping[str, tuple[int, int]]
+_PRECISION = "precision=fp32"  # the numbers that were published are those of single precision
+_DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
+# ImageNet's classifiers are scored on the middle of the image; training crops the published part of it.
+_CROP = "data.augment.crop=0.08"
+_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the whole image
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ def import_weights(
     key: str | None = None,
     partial: bool = False,
     by_order: bool = False,
+    port: str | None = None,
     overrides: Sequence[str] = (),
     force: bool = False,
 ) -> ImportReport:
@@ -91,15 +98,20 @@ def import_weights(
         key: the entry of the checkpoint that holds the weights; chosen if not given.
         partial: load every matching tensor; initialize the others by the recipe's seed.
         by_order: match the tensors by their order, whatever their names.
+        port: the port whose names the tensors have, of :data:`~rankless.models.checkpoints.ports.PORTS`.
         overrides: ``key=value`` for the recipe that is written with the weights.
 
     Raises:
         UserError: the checkpoint cannot be read or does not fit, or an argument is invalid.
     """
     outputs = _outputs(source, out, force, (cfg, names))
-    class_names = _class_names(names, classes)
-    if cfg is not None or _is_darknet(source):
+    class_names = read_class_names(names, classes)
+    extra = {"imported_from": source.name}
+    if port is not None:
+        checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides)
+    elif cfg is not None or _is_darknet(source):
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
+        extra |= {} if truncated else {"seen": str(checkpoint.seen)}
         partial, classes = partial or truncated, classes or known
         if class_names is not None and len(class_names) != known and not truncated:
             given = counted(len(class_names), "name")
@@ -112,7 +124,6 @@ def import_weights(
     )
     notes = [*checked_name(source), *notes]
     with outputs.writing(out) as file:
-        extra = {"imported_from": source.name}
         weights.save(file, fitted.state, recipe=recipe, class_names=class_names, extra=extra)
     taken = len(fitted.state) - len(fitted.missing) - len(fitted.misshapen)
     name, digest = str(cfg) if cfg else recipe.model.name, weights.digest(fitted.state)
@@ -179,14 +190,24 @@ def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
         raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
     name = model or (named[-1] if named else None)
     if name is None and any(word.startswith("model.cfg=") for word in overrides):
-        return load.default(overrides)
+        return load.default([_PRECISION, *overrides])
     if name is None:
         raise UserError(
             "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
             "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
         )
+    if name.startswith("yolo") and name not in zoo.MODELS:
+        near = nearest(name, zoo.MODELS)
+        raise UserError(
+            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another network "
+            f"of Darknet's give its cfg: --cfg {name}.cfg"
+        )
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
-    return load.default([*task, f"model.name={json.dumps(name)}", *overrides])
+    options = [*task, f"model.name={json.dumps(name)}", _PRECISION]
+    recipe = load.default([*options, *overrides])
+    if recipe.task == "classify" and variant(recipe.model).side >= _LEAST_CROPPED:
+        recipe = load.default([*options, _CROP, *overrides])
+    return recipe
 
 
 def _from_darknet(
@@ -217,9 +238,10 @@ def _from_darknet(
         letterbox = any(isinstance(layer, Yolo) and layer.new_coords for layer in network.layers)
         nms = "iou" if network.loss == "yolov3" else "diou"
         options = [f"model.name={named.name}"]
-    fit_options = [f"data.fit={'letterbox' if letterbox else 'stretch'}", f"evaluate.nms={nms}"]
+    fit_options = [f"data.fit={'letterbox' if letterbox else 'stretch'}", *_DARKNET_PLACING]
     others = [word for word in overrides if not word.startswith("model.name=")]
-    recipe = load.default([*options, *fit_options, "evaluate.iou=0.45", *others])
+    options += [*fit_options, f"evaluate.nms={nms}", "evaluate.iou=0.45", _PRECISION]
+    recipe = load.default([*options, *others])
     read = read_weights(source, network)
     facts.append(
         f"{source}: Darknet's weights, {read.filled} of the network's {read.convolutions} convolutions, "
@@ -230,48 +252,38 @@ def _from_darknet(
         if name.endswith("running_var"):  # PyTorch counts the batches too; the counter is not used
             state[name.replace("running_var", "num_batches_tracked")] = torch.tensor(0)
     whole = read.filled == read.convolutions
-    return Checkpoint(state, [*facts, *read.notes]), recipe, network.classes, not whole
+    checkpoint = Checkpoint(state, [*facts, *read.notes], read.seen)
+    return checkpoint, recipe, network.classes, not whole
+
+
+def _from_port(
+    source: Path, name: str, cfg: Path | None, model: str | None, key: str | None, overrides: Sequence[str]
+) -> tuple[Checkpoint, Recipe]:
+    """Read a checkpoint of a port; return its tensors by our names, and the recipe."""
+    port = port_named(name)
+    if model is None and cfg is None:
+        if not port.model:
+            raise UserError(f"--from is '{name}', which builds any cfg: give --model NAME or --cfg FILE, too")
+        model = port.model
+    elif port.model and (cfg is not None or model != port.model):
+        raise UserError(f"--from is '{name}', which is of {port.model}; leave --model and --cfg out")
+    options = [*port.options, *overrides]
+    if cfg is not None:
+        described = read_cfg(str(cfg))
+        text = write_cfg(described.network, letterbox=described.letterbox, nms=described.nms)
+        options.insert(0, f"model.cfg={json.dumps(text)}")
+    recipe = _recipe(model, options)
+    checkpoint = read_checkpoint(source, key)
+    network = darknet.network(recipe.model, 2)
+    ours = build_any(recipe, 2).state_dict()
+    state, notes = from_port(checkpoint.state, ours, port, network, str(source))
+    facts = [*checkpoint.facts, f"a checkpoint of {port.source}: {port.about}", *notes]
+    return Checkpoint(state, facts), recipe
 
 
 def _is_darknet(source: Path) -> bool:
     """Check for ``.weights``, or a published backbone such as ``darknet53.conv.74``."""
     return source.suffix == ".weights" or ".conv." in source.name
-
-
-def _class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
-    """Read the names in a file, a JSON list or one per line; None without a file."""
-    if path is None:
-        return None
-    try:
-        text = reading.read_text(path, reading.NAMES)
-    except OSError as error:
-        raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"--names {path}: not UTF-8 text (byte {error.start}); expected a class name on every line"
-        ) from None
-    names = _listed(path, text) if text.lstrip().startswith("[") else text.strip().splitlines()
-    names = [name.strip() for name in names]
-    problems = [f"--names {path}:{n}: an empty name" for n, name in enumerate(names, 1) if not name]
-    if not names:
-        problems = [f"--names {path}: has no names; expected a class name on every line, or a JSON list"]
-    if classes is not None and classes != len(names):
-        problems.append(
-            f"--classes is {classes}, but {path} has {counted(len(names), 'name')}; leave --classes out"
-        )
-    if problems:
-        raise UserError(problems)
-    return tuple(names)
-
-
-def _listed(path: Path, text: str) -> list[str]:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--names {path}: starts like a JSON list but is not valid: {error}") from None
-    if not all(isinstance(name, str) for name in names):
-        raise UserError(f"--names {path}: has entries that are not text; expected a list of class names")
-    return list(names)
 
 
 def _head(recipe: Recipe) -> Head:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from rankless.engine.evaluate import refuse_unused
 from rankless.errors import UserError, counted, escaped, remedy
 from rankless.files.numbered import removed_on_error
 from rankless.hardware.cores import usable_cores
@@ -36,6 +35,7 @@ from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
+from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe
@@ -156,7 +156,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(trained.recipe), encoding="utf-8")
-        refuse_unused(overrides, trained.recipe.task)
+        refuse_unused_in_scoring(overrides, trained.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
@@ -167,6 +167,8 @@ def evaluate(
         if ending.signal is signal.SIGINT:
             raise KeyboardInterrupt
         raise UserError(ending.note.get("problems", ["the evaluation was stopped before its end"]))
+    for sentence in ending.note.get("notes", ()):
+        say(sentence, file=sys.stderr)
     for sentence in ending.note.get("warnings", ()):
         say(f"warning: {sentence}", file=sys.stderr)
     scored = {"data": recipe.data.root, "split": recipe.data.val} if recipe.task in BUILT_IN else {}

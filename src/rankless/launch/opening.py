@@ -164,7 +164,9 @@ def report_finished(run: RunDirectory) -> None:
         for entry in scores:
             if entry["evaluation"] == best:
                 numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
-                say(f"best (step {best}): {'  '.join(f'{name} {value:.4f}' for name, value in numbers)}")
+                shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers)
+                in_what = entry["scores"].get("computed_in")
+                say(f"best (step {best}): {shown}{f'  in {in_what}' if in_what else ''}")
         say(f"run directory: {run.path}")
         files = [run.path / f"{name}.safetensors" for name in ("best", "last")]
         if there := [str(file) for file in files if file.is_file()]:

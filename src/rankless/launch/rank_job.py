@@ -58,7 +58,8 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     """Score weights as one of the ranks.
 
     Returns:
-        ``scores``, which are rank 0's alone, ``images``, how many there are to be scored, and ``warnings``.
+        ``scores``, which are rank 0's alone, ``images``, how many there are to be scored, ``notes`` on their
+        classes, and ``warnings``.
 
     Raises:
         UserError: weights or data that cannot be read, or that do not fit each other.
@@ -67,13 +68,14 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     from rankless.models.checkpoints.weights import load, load_into
     from rankless.structures import Unreadable
     from rankless.tasks import open_task
+    from rankless.tasks.capabilities import capabilities
 
     weights = load(Path(job.weights))
-    task = open_task(recipe)
-    if weights.class_names and tuple(task.class_names) != weights.class_names:
+    task = open_task(recipe, weights.class_names or None)
+    if weights.class_names and tuple(task.class_names) != weights.class_names:  # of a task of one's own
         raise UserError(
             f"{job.weights} knows {len(weights.class_names)} classes "
-            f"({', '.join(weights.class_names[:8])} …), but the data has {len(task.class_names)} "
+            f"({', '.join(weights.class_names[:8])} …), but the task has {len(task.class_names)} "
             f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
             f"data.root=FOLDER (now '{recipe.data.root}')"
         )
@@ -82,7 +84,13 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     missing: list[Unreadable] = []
     scores = engine.evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
     warnings = [*engine.listed(missing), *_none_found(scores, recipe)]
-    return {"scores": scores, "images": len(task.evaluation_data()), "warnings": warnings}
+    data = task.evaluation_data()
+    return {
+        "scores": scores,
+        "images": len(data),
+        "notes": [*capabilities(data).notes],
+        "warnings": warnings,
+    }
 
 
 def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:

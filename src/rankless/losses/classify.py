@@ -44,7 +44,8 @@ class ClassificationLoss:
         Returns:
             The sum over the images and its divisor, both scalars: the number of images, or with class
             weights the sum of the weights of the targets, so that the mean over a batch is that of torch's
-            ``CrossEntropyLoss``.
+            ``CrossEntropyLoss``. The part ``top1`` is the fraction of right images times the divisor; of a
+            mixed image the class with the largest fraction is the right one.
         """
         logits = logits.float()
         weights = None if self.class_weights is None else _on(logits.device, self.class_weights)
@@ -60,7 +61,9 @@ class ClassificationLoss:
             count = losses.new_full((), len(losses))
         else:
             count = (targets * weights).sum()
-        return LossSum(losses.sum(), count)
+        with torch.no_grad():
+            right = (logits.argmax(1) == targets.argmax(1)).float().mean() * count
+        return LossSum(losses.sum(), count, {"top1": right})
 
 
 def from_recipe(

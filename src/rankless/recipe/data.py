@@ -157,6 +157,9 @@ class Data:
             orders them. Where the data has only numbers, it names the classes 0, 1, ….
         fit: how an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills
             the input, which is Darknet's default.
+        resample: how an image becomes smaller: ``antialias`` averages all its pixels; ``darknet`` reads the
+            four around each point, as OpenCV and Darknet do, and decodes every pixel whatever ``detail`` is.
+        pad: gray value of the margin around an image; Darknet's letterbox has 128.
         detail: decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed
             size; 0 disables.
         multi_scale: draw a new input size every few steps, from ``1 / (1 + x)`` to ``1 + x`` times
@@ -175,6 +178,8 @@ class Data:
     val: Name = "val"
     classes: NamesFile | ClassNames = "auto"
     fit: Annotated[Literal["letterbox", "stretch"], DETECT_ONLY] = "letterbox"
+    resample: Annotated[Literal["antialias", "darknet"], DETECT_ONLY] = "antialias"
+    pad: Annotated[Annotated[int, Field(ge=0, le=255)], DETECT_ONLY] = 114
     detail: NotNegative = 2.0
     multi_scale: Annotated[Annotated[float, Field(ge=0, le=15)], DETECT_ONLY] = 0.0
     multi_scale_every: Annotated[Count, DETECT_ONLY] = 10

@@ -54,6 +54,7 @@ NamesFile = Annotated[
 ClassNames = Annotated[
     tuple[Annotated[Name, BeforeValidator(_number_as_text)], ...], Field(strict=False, min_length=1)
 ]
+ClassPairs = Annotated[tuple[Annotated[tuple[Text, Text], Field(strict=False)], ...], Field(strict=False)]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
 
 

@@ -94,6 +94,8 @@ class YoloModel(_ConvolutionalDetector):
         cfg: a Darknet cfg file that describes the network in place of ``name``, or its text.
         anchors: ``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in
             pixels of the input.
+        scale_xy: how far a center may lie beyond its cell, Darknet's ``scale_x_y`` of every head: the center
+            is ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is as published.
     """
 
     label: ClassVar[str] = "a YOLO model"
@@ -101,6 +103,7 @@ class YoloModel(_ConvolutionalDetector):
 
     cfg: Text = ""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
+    scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
 
 
 @dataclass(frozen=True, config=config)
@@ -161,6 +164,7 @@ class Densenet:
     """The options of a DenseNet; ``auto`` is as published.
 
     Attributes:
+        depth: number of layers, of CIFAR's networks: 3n + 4, or 6n + 4 with bottlenecks.
         growth: channels that each layer adds.
         compression: fraction of the channels that remain after a transition.
         bottleneck: a 1×1 convolution before each 3×3.
@@ -168,9 +172,10 @@ class Densenet:
         separable: depthwise-separable 3×3 convolutions.
     """
 
+    depth: Literal["auto"] | Annotated[int, Field(ge=7, le=2000)] = "auto"
     growth: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Annotated[float, Field(gt=0, le=1)] = 0.5
-    bottleneck: bool = True
+    compression: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
+    bottleneck: Literal["auto"] | bool = "auto"
     stem: Literal["auto", "imagenet", "small"] = "auto"
     separable: bool = False
 
@@ -194,17 +199,34 @@ class DensenetModel(Model):
 
 
 @dataclass(frozen=True, config=config)
+class DarknetClassifierModel(Model):
+    """Darknet-53 or CSPDarknet-53.
+
+    Attributes:
+        dropout: fraction of the features dropped before the last layer.
+        activation: replaces the published one everywhere; ``auto`` leaves it.
+    """
+
+    label: ClassVar[str] = "one of Darknet's classifiers"
+    pattern: ClassVar[str] = r"^(csp)?darknet53$"
+
+    dropout: ProperFraction = 0.0
+    activation: Activation = "auto"
+
+
+@dataclass(frozen=True, config=config)
 class CustomModel(_ConvolutionalDetector):
     """A model that only a custom task knows: every key is allowed.
 
     Attributes:
-        cfg, anchors, dfl, densenet: as in the models that have them.
+        cfg, anchors, scale_xy, dfl, densenet: as in the models that have them.
     """
 
     label: ClassVar[str] = "a custom model"
 
     cfg: Text = ""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
+    scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
     dfl: Annotated[int, Field(ge=0, le=1024)] = 0
     densenet: Densenet = field(default_factory=Densenet)
 
@@ -223,6 +245,7 @@ AnyModel = Annotated[
     | Annotated[TorchvisionModel, Tag("torchvision")]
     | Annotated[ResnetModel, Tag("resnet")]
     | Annotated[DensenetModel, Tag("densenet")]
+    | Annotated[DarknetClassifierModel, Tag("darknet")]
     | Annotated[TimmModel, Tag("timm")]
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(model_kind),

@@ -20,6 +20,7 @@ from rankless.recipe.data import Augment, Data
 from rankless.recipe.fields import (
     DETECT_ONLY,
     Clash,
+    ClassPairs,
     Count,
     Duration,
     Fraction,
@@ -104,6 +105,8 @@ class Evaluate:
         rectangular: batch images of similar aspect ratio, with an input no larger than they need.
         tta: test-time augmentation: also predict on the mirrored image (``flip``), and in three sizes as well
             (``full``).
+        classes_map: pairs of a class of the evaluation data and the model's class that it is, where their
+            names do not say it (``--classes-map``).
     """
 
     every: Duration = "1 epoch"
@@ -115,6 +118,7 @@ class Evaluate:
     detections: Annotated[Annotated[int, Field(ge=1, le=100_000)], DETECT_ONLY] = 100
     rectangular: Annotated[bool, DETECT_ONLY] = False
     tta: Literal["none", "flip", "full"] = "none"
+    classes_map: ClassPairs = ()
 
 
 @dataclass(frozen=True, config=config)

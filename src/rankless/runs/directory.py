@@ -20,7 +20,7 @@ from pathlib import Path
 from rankless.errors import UserError, escaped, remedy
 from rankless.files import checksums
 from rankless.files.numbered import numbered_folder
-from rankless.files.reading import POINTER, read_text
+from rankless.files.reading import POINTER, opened, read_text
 from rankless.files.writing import remove_tree, write_atomically
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
@@ -206,6 +206,8 @@ def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
             raise UserError(f"{_dangling(run, target.name)}; the run has {_names(run)}")
         return _preferred(folder)
     if target.is_file():
+        if _is_darknets(target):
+            raise UserError(_darknet(target))
         return target
     if (target / "model.safetensors").is_file() or (target / checksums.NAME).is_file():
         return _preferred(target)
@@ -219,6 +221,29 @@ def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
         )
     raise UserError(
         f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
+    )
+
+
+def _is_darknets(target: Path) -> bool:
+    """Check for ``.weights``, or a published backbone such as ``darknet53.conv.74``, and no safetensors."""
+    if target.suffix != ".weights" and ".conv." not in target.name:
+        return False
+    try:
+        with opened(target) as file:
+            return file.read(9)[8:] != b"{"
+    except OSError:
+        return False
+
+
+def _darknet(target: Path) -> str:
+    """What to do with Darknet's weights, which name neither their network nor their classes."""
+    cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
+    known = target.stem.startswith("yolov") and not cfg.is_file()
+    network = f"--model {target.stem}" if known else f"--cfg {cfg}"
+    more = f" --names {names}" if names.is_file() else ""
+    return (
+        f"{target}: these are Darknet's weights, which hold no network; import them first: rankless import "
+        f"{target} {network}{more} --out {target.stem}.safetensors"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rankless.errors import UserError
@@ -11,8 +12,13 @@ from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
 
 
-def open_task(recipe: Recipe) -> Task:
+def open_task(recipe: Recipe, class_names: Sequence[str] | None = None) -> Task:
     """Open the task of a recipe: ``detect``, ``classify``, or a custom one (:mod:`rankless.tasks.custom`).
+
+    Args:
+        recipe: the whole recipe.
+        class_names: of a trained model; without them the training data is opened for its names. A custom
+            task has its own.
 
     Raises:
         UserError: no such task, file, module or class.
@@ -20,11 +26,11 @@ def open_task(recipe: Recipe) -> Task:
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect
 
-        return Detect(recipe)
+        return Detect(recipe, class_names)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
 
-        return Classify(recipe)
+        return Classify(recipe, class_names)
     return open_custom(recipe)
 
 

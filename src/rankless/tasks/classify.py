@@ -134,6 +134,7 @@ class Classify:
             format=data.format,
             classes=data.classes,
             max_bad=data.max_bad,
+            given=() if augmented else self.recipe.evaluate.classes_map,
         )
         recipe = self.recipe
         return ClassificationExamples(

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
-from rankless.data.datasets.annotated import DetectionImages
+from rankless.data.datasets.annotated import DetectionImages, MatchedImages
+from rankless.data.datasets.class_matching import match_classes
 from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.errors import UserError
-from rankless.geometry.letterbox import to_source
+from rankless.geometry.letterbox import Placing, clipped, to_source
 from rankless.geometry.nms import nms
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models import zoo
@@ -27,6 +28,10 @@ from rankless.tasks.tta import TTA, restored, transformed
 
 # The built-in scenes do not depend on the size of the network's input, so that models can be compared.
 SCENE_SIZE = (256, 256)
+_NO_MARGIN = (
+    "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; leave one of "
+    "them out"
+)
 
 
 class Detect:
@@ -47,6 +52,10 @@ class Detect:
         self.spec = zoo.spec(recipe.model, recipe.loss)
         side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
+        data = recipe.data
+        self.placing = Placing(data.resample != "darknet", data.pad)
+        # An image that is decoded at a reduced size is already an average of its pixels.
+        self.detail = data.detail if self.placing.antialias else 0.0
         if not class_names and (problems := [*_without_effect(recipe, self.size)]):
             raise UserError(problems)
         if class_names is None:
@@ -59,11 +68,11 @@ class Detect:
 
     def training_data(self) -> DetectionExamples:
         """Return the training images, augmented by the recipe."""
-        return self._with_same_classes(self._training, self.recipe.data.train)
+        return self._training
 
     def evaluation_data(self) -> DetectionExamples:
         """Return the validation images, letterboxed and not augmented."""
-        return self._with_same_classes(self._evaluation, self.recipe.data.val)
+        return self._evaluation
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
         """Collate items into a batch, with the targets padded to the longest list."""
@@ -85,7 +94,7 @@ class Detect:
         detector, images = cast(Detector, model), network_input(batch.images)
         boxes, scores = [], []
         for one in TTA[self.recipe.evaluate.tta]:
-            its_boxes, its_scores = detector.decode(detector(transformed(images, one)))
+            its_boxes, its_scores = detector.decode(detector(transformed(images, one, self.placing)))
             boxes.append(restored(its_boxes, one, images.shape[-2:]))
             scores.append(its_scores)
         candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
@@ -132,8 +141,9 @@ class Detect:
             data.augment,
             self.recipe.epochs,
             data.fit,
+            placing=self.placing,
             sizes=sizes if data.multi_scale else None,
-            detail=data.detail,
+            detail=self.detail,
             cache=data.cache,
             batch=self.recipe.batch.images,
         )
@@ -142,15 +152,18 @@ class Detect:
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
         # Always seed 0: runs with different seeds are evaluated on the same scenes.
-        samples = self._open(data.val, data.val_images, 0)
+        if self.recipe.evaluate.rectangular and data.fit == "stretch":
+            raise UserError(_NO_MARGIN)
+        samples = self._with_classes_of_model(self._open(data.val, data.val_images, 0))
         return DetectionExamples(
             samples,
             self.size,
             self.recipe.seed,
             None,
             fit=data.fit,
+            placing=self.placing,
             rectangular=self.recipe.evaluate.rectangular,
-            detail=data.detail,
+            detail=self.detail,
             cache=data.cache,
         )
 
@@ -167,16 +180,18 @@ class Detect:
             max_bad=data.max_bad,
         )
 
-    def _with_same_classes(self, examples: DetectionExamples, split: str) -> DetectionExamples:
-        """Check that the labels of the examples match the model's outputs."""
-        names = tuple(examples.images.class_names)
-        if names != self.class_names:
-            raise UserError(
-                f"{self.recipe.data.root}: the split '{split}' has other classes than the model: "
-                f"{_listed(names)}; expected {_listed(self.class_names)}; give data with the model's classes "
-                "in the model's order, or train again"
-            )
-        return examples
+    def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
+        """Return the images with the model's labels, whatever order and spelling their classes have.
+
+        Raises:
+            UserError: a class that the model does not have.
+        """
+        given = self.recipe.evaluate.classes_map
+        if images.class_names == self.class_names and not given:
+            return images
+        where = f"{self.recipe.data.root}, split '{self.recipe.data.val}'"
+        match = match_classes(images.class_names, self.class_names, given, where)
+        return MatchedImages(images, match, self.class_names)
 
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
         """Select one image's detections from boxes (P, 4) xyxy in pixels of the input and scores (P, C)."""
@@ -188,10 +203,9 @@ class Detect:
         flat = scores.flatten()
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
         candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
-        boxes = to_source(boxes[candidates // classes], letterbox)
-        # A box inside the gray margin has no area in the source.
-        visible = (boxes[:, 2:] > boxes[:, :2]).all(1)
-        boxes, candidates = boxes[visible], candidates[visible]
+        boxes = boxes[candidates // classes]
+        finite = boxes.isfinite().all(1)
+        boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
         confidence, labels = flat[candidates], candidates % classes
         selected = nms(
             boxes,
@@ -200,8 +214,13 @@ class Detect:
             kind=settings.nms,
             threshold=settings.iou,
             class_agnostic=settings.class_agnostic,
-        )[: settings.detections]
-        return Detections(index, boxes[selected].cpu(), confidence[selected].cpu(), labels[selected].cpu())
+        )
+        # Only now, as in Darknet: clipped boxes overlap more, and would remove others that Darknet keeps.
+        boxes = clipped(boxes[selected], letterbox)
+        visible = (boxes[:, 2:] > boxes[:, :2]).all(1)  # a box inside the gray margin is not in the source
+        boxes, selected = boxes[visible], selected[visible]
+        boxes, selected = boxes[: settings.detections], selected[: settings.detections]
+        return Detections(index, boxes.cpu(), confidence[selected].cpu(), labels[selected].cpu())
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
@@ -214,10 +233,7 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
             f"multiples of 32 within a factor of {1 + spread:g}; give a larger one, or leave it out"
         )
     if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
-        yield (
-            "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; "
-            "leave one of them out"
-        )
+        yield _NO_MARGIN
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
@@ -237,9 +253,3 @@ def resolve_detection(recipe: Recipe) -> Recipe:
 def network_input(images: Tensor) -> Tensor:
     """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
     return images.contiguous(memory_format=torch.channels_last).float() / 255
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List the number of names and the first few."""
-    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"{len(names)} ({shown})"

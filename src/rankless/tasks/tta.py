@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankless.data.augment.multi_scale import STRIDE
-from rankless.geometry.letterbox import GRAY
+from rankless.geometry.letterbox import USUAL, Placing
 
 
 class Transform(NamedTuple):
@@ -37,12 +37,13 @@ TTA: dict[str, tuple[Transform, ...]] = {
 """The transforms of each value of ``evaluate.tta``; the first is the identity."""
 
 
-def transformed(images: Tensor, transform: Transform) -> Tensor:
+def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) -> Tensor:
     """Apply a transform to inputs.
 
     Args:
         images: float 0..1, (B, 3, H, W).
         transform: mirrors first; a smaller image is in the upper left, padded with gray to multiples of 32.
+        placing: the resize and the gray.
 
     Returns:
         (B, 3, h, w), channels_last; for the identity ``images`` themselves.
@@ -51,9 +52,10 @@ def transformed(images: Tensor, transform: Transform) -> Tensor:
         images = images.flip(-1)
     if transform.scale != 1:
         rows, columns = _smaller(images.shape[-2:], transform)
-        images = F.interpolate(images, size=(rows, columns), mode="bilinear", antialias=True)
+        smaller = (rows, columns)
+        images = F.interpolate(images, size=smaller, mode="bilinear", antialias=placing.antialias)
         margins = (0, -columns % STRIDE, 0, -rows % STRIDE)
-        images = F.pad(images, margins, value=GRAY / 255)
+        images = F.pad(images, margins, value=placing.gray / 255)
     return images.contiguous(memory_format=torch.channels_last)
 
 

@@ -25,7 +25,7 @@ from rankless.data.augment.mixing import blended
 from rankless.data.augment.mosaic import mosaic
 from rankless.data.augment.resample import augment
 from rankless.data.images.sources import Readable
-from rankless.geometry.letterbox import in_source
+from rankless.geometry.letterbox import USUAL, Placing, in_source
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
@@ -49,6 +49,7 @@ class Augmenter:
         key: (seed, epoch).
         last_epochs: whether this is one of the last epochs, in which every image stands alone: without
             mosaic, mixup and copy-paste.
+        placing: the resize and the margin.
     """
 
     images: Readable[Sample]
@@ -57,6 +58,7 @@ class Augmenter:
     options: Augment
     key: tuple[int, int]
     last_epochs: bool
+    placing: Placing = USUAL
 
     @property
     def _partners(self) -> bool:
@@ -88,12 +90,14 @@ class Augmenter:
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
-            image, boxes, labels = mosaic(self._source, index, self.among, self.size, options, rng)
+            tiles = (self._source, index, self.among, self.size)
+            image, boxes, labels = mosaic(*tiles, options, rng, self.placing)
             # The mosaic is its own source: no one image's placement on it says where a box came from.
             where = Letterbox(1.0, 0.0, 0.0, *self.size)
         else:
             sample = self._source(index)
-            image, boxes, labels, where = augment(sample, self.size, options, self._rng("augment", index))
+            rng = self._rng("augment", index)
+            image, boxes, labels, where = augment(sample, self.size, options, rng, self.placing)
             where = in_source(where, sample.reduced, sample.source)
         return degrade(image, options, (self.key[0], "augment", self.key[1], index)), boxes, labels, where
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankless.data.augment.resample import clip, drawn_color, mirror, recolored_patch, warped_image
 from rankless.data.augment.warp import Matrix, Points, drawn_warp, origins, warped_boxes
-from rankless.geometry.letterbox import GRAY, fit, lay, scaled, to_input
+from rankless.geometry.letterbox import USUAL, Placing, fit, lay, scaled, to_input
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
@@ -33,6 +33,7 @@ def mosaic(
     size: tuple[int, int],
     options: Augment,
     rng: np.random.Generator,
+    placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return image ``index`` and three others on one input.
 
@@ -46,6 +47,7 @@ def mosaic(
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
         rng: draws the mosaic.
+        placing: the resize and the margin.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
@@ -60,7 +62,7 @@ def mosaic(
         round(side * (0.5 + SPREAD * factor * off + options.translate * shift))
         for side, off, shift in zip((size[1], size[0]), draws[:2], draws[2:], strict=True)
     )
-    tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, rng))
+    tiles = _Tiles(size, (meeting_x, meeting_y), drawn_warp(options, size, rng), placing)
     for tile, number in enumerate([*others[:tile_of_index], index, *others[tile_of_index:]]):
         if tiles.seen(tile):
             tiles.lay(tile, read(number), factor, drawn_color(options, *colors[tile]))
@@ -90,9 +92,11 @@ class _Tiles:
     have no outer border, and what the input shows of them the warp decides.
     """
 
-    def __init__(self, size: tuple[int, int], meeting: tuple[int, int], warp: Matrix | None) -> None:
-        self.size, self.meeting, self.warp = size, meeting, warp
-        self.canvas = torch.full((3, *size), GRAY, dtype=torch.uint8)
+    def __init__(
+        self, size: tuple[int, int], meeting: tuple[int, int], warp: Matrix | None, placing: Placing
+    ) -> None:
+        self.size, self.meeting, self.warp, self.placing = size, meeting, warp, placing
+        self.canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
         self._points = None if warp is None else origins(warp, size)
         self._boxes: list[tuple[Tensor, Tensor]] = [(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))]
         self._regions = [np.zeros((0, 4), np.float32)]
@@ -146,7 +150,9 @@ class _Tiles:
     ) -> Letterbox:
         x0, y0, x1, y1 = self._quarter(tile)
         scale, left, top = at
-        patch, corner, where = recolored_patch(image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0)
+        patch, corner, where = recolored_patch(
+            image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0, self.placing
+        )
         lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
         return replace(where, left=where.left + x0, top=where.top + y0)
 
@@ -156,7 +162,7 @@ class _Tiles:
         mask = self._mask(tile, points)
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
         part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-        patch = warped_image(image, matrix, (points[0][part], points[1][part]), where)
+        patch = warped_image(image, matrix, (points[0][part], points[1][part]), where, self.placing)
         under = self.canvas[:, part[0], part[1]]
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankless.data.augment.warp import Points, drawn_warp, origins, sampled, shrunk, warped_boxes
-from rankless.geometry.letterbox import centered, fit, paste, place, resized, to_input, visible_part
+from rankless.geometry.letterbox import (
+    USUAL,
+    Placing,
+    centered,
+    fit,
+    paste,
+    place,
+    resized,
+    to_input,
+    visible_part,
+)
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
@@ -30,7 +40,11 @@ _AT_ONCE = 16384  # pixels that are recolored: what they need fits into a proces
 
 
 def augment(
-    sample: Sample, size: tuple[int, int], options: Augment, rng: np.random.Generator
+    sample: Sample,
+    size: tuple[int, int],
+    options: Augment,
+    rng: np.random.Generator,
+    placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
     """Return one augmentation of an image on the network's input.
 
@@ -39,6 +53,7 @@ def augment(
         size: the input's (H, W) in pixels.
         options: how much of what; zero switches a part off and leaves the others' draws as they were.
         rng: draws the augmentation.
+        placing: the resize and the margin.
 
     Returns:
         The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
@@ -58,13 +73,13 @@ def augment(
     boxes = sample.boxes
     if warp is not None:
         where = Letterbox(scale, left, top, height, width)
-        placed = warped_image(image, matrix, origins(warp, size), where)
+        placed = warped_image(image, matrix, origins(warp, size), where, placing)
         boxes = warped_boxes(to_input(boxes, where), warp)
     elif matrix is None:
-        placed, where = place(image, size, scale, left, top)
-    else:  # the gray around stays 114
-        patch, corner, where = recolored_patch(image, matrix, size, scale, left, top)
-        placed = paste(patch, corner, size)
+        placed, where = place(image, size, scale, left, top, placing)
+    else:  # the gray around stays as it is
+        patch, corner, where = recolored_patch(image, matrix, size, scale, left, top, placing)
+        placed = paste(patch, corner, size, placing)
     placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
     boxes, stays = clip(boxes, np.array([0, 0, size[1], size[0]], np.float32))
     return placed, boxes[stays], sample.labels[stays], where
@@ -142,6 +157,7 @@ def recolored_patch(
     scale: float,
     left: int,
     top: int,
+    placing: Placing = USUAL,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
     """Return the visible part of an image, scaled, and recolored on the smaller side of the resize.
 
@@ -150,22 +166,27 @@ def recolored_patch(
         matrix: the color matrix, (3, 3), or None.
         size: the input's (H, W) in pixels.
         scale, left, top: the image's on the input, in pixels; see :func:`visible_part`.
+        placing: the resize.
 
     Returns:
         The patch, uint8 (3, h', w'); its (left, top) on the input; where the whole image lies.
     """
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
-        patch = resized(part, scale)
+        patch = resized(part, scale, placing)
     elif scale > 1:
-        patch = resized(recolor(part, matrix), scale)
+        patch = resized(recolor(part, matrix), scale, placing)
     else:
-        patch = recolor(resized(part, scale), matrix)
+        patch = recolor(resized(part, scale, placing), matrix)
     return patch, corner, where
 
 
 def warped_image(
-    image: Tensor, matrix: NDArray[np.float32] | None, points: Points, where: Letterbox
+    image: Tensor,
+    matrix: NDArray[np.float32] | None,
+    points: Points,
+    where: Letterbox,
+    placing: Placing = USUAL,
 ) -> Tensor:
     """An image, recolored, as it is seen at points of the input on which it lies; gray where it is not.
 
@@ -174,13 +195,14 @@ def warped_image(
         matrix: the color matrix, (3, 3), or None.
         points: x and y on the input, (H, W) each.
         where: how it lies there.
+        placing: the resize and the margin.
 
     Returns:
         uint8 (3, H, W).
     """
-    smaller, scales = shrunk(image, (where.scale, where.scale))
+    smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
-    return sampled(smaller, points, scales, (where.left, where.top))
+    return sampled(smaller, points, scales, (where.left, where.top), placing.gray)
 
 
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:

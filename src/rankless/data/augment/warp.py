@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.geometry.letterbox import GRAY
+from rankless.geometry.letterbox import GRAY, USUAL, Placing
 from rankless.recipe.schema import Augment
 
 Matrix = NDArray[np.float64]
@@ -120,7 +120,9 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
     return np.array(points).reshape(-1, 3)
 
 
-def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[float, float]]:
+def shrunk(
+    image: Tensor, scales: tuple[float, float], placing: Placing = USUAL
+) -> tuple[Tensor, tuple[float, float]]:
     """The image made smaller by whole numbers, antialiased, as far as (x, y) scales leave no detail of it.
 
     Sampling takes the four pixels around a point; an image that is to be less than half as large is brought
@@ -133,7 +135,7 @@ def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[fl
     across, down = (
         min(max(1, int(1 / scale)), side) for scale, side in zip(scales, (width, height), strict=True)
     )
-    if (across, down) == (1, 1):
+    if (across, down) == (1, 1) or not placing.antialias:
         return image, scales
     factors = [_NUDGE / down, _NUDGE / across]
     smaller = F.interpolate(image[None], scale_factor=factors, mode="bilinear", antialias=True)[0]
@@ -141,7 +143,11 @@ def shrunk(image: Tensor, scales: tuple[float, float]) -> tuple[Tensor, tuple[fl
 
 
 def sampled(
-    image: Tensor, points: Points, scales: tuple[float, float], corner: tuple[float, float]
+    image: Tensor,
+    points: Points,
+    scales: tuple[float, float],
+    corner: tuple[float, float],
+    gray: int = GRAY,
 ) -> Tensor:
     """An image at points of the plane on which it is placed; gray where it is not.
 
@@ -150,6 +156,7 @@ def sampled(
         points: x and y, (H, W) each.
         scales: pixels of the plane per pixel of the image, along x and y.
         corner: (x, y) of its upper left corner.
+        gray: value where it is not, 0..255.
 
     Returns:
         uint8 (3, H, W): bilinear, rounded once.
@@ -163,6 +170,6 @@ def sampled(
     ]
     grid = torch.from_numpy(np.stack(normalized, -1))[None]  # (1, H, W, 2)
     # Zeros are what torch has outside, so gray becomes zero.
-    source = (image.float() - GRAY)[None]
+    source = (image.float() - gray)[None]
     sampled_ = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
-    return (sampled_ + GRAY).round_().clamp_(0, 255).to(torch.uint8)
+    return (sampled_ + gray).round_().clamp_(0, 255).to(torch.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankless.data.datasets.class_matching import LEFT_OUT, ClassMatch, Pairs, match_classes
 from rankless.data.images.image_cache import open_images
 from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages, ImageSource, Readable
@@ -125,6 +126,55 @@ class BoxedImages(_Annotated, DetectionImages):
         return sizes
 
 
+class MatchedImages(DetectionImages):
+    """Images with the labels of the model in place of the data's.
+
+    Args:
+        images: the data's.
+        match: where its classes are among the model's.
+        class_names: of the model.
+    """
+
+    def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
+        self.images, self.class_names = images, tuple(class_names)
+        self.notes = (*images.notes, *match.notes)
+        self._labels = torch.tensor(match.labels, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> Sample:
+        sample = self.images.read(index)
+        labels, stays = self._of_model(sample.labels)
+        return replace(sample, boxes=sample.boxes[stays], labels=labels)
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        truth = self.images.ground_truth(index)
+        labels, stays = self._of_model(truth.labels)
+        flags, areas = (None if one is None else one[stays] for one in (truth.flags, truth.areas))
+        return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
+
+    def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels in the model, and which boxes stay, bool (N,)."""
+        labels = self._labels[labels]
+        stays = labels != LEFT_OUT
+        return labels[stays], stays
+
+    def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        return self.images.sizes(indices)
+
+    def source(self, index: int) -> str:
+        return self.images.source(index)
+
+    def digest(self) -> str | None:
+        return self.images.digest()
+
+    def opened(self, shown: Shown, cache: Cache) -> tuple[MatchedImages, tuple[str, ...]]:
+        made = copy(self)
+        made.images, notes = self.images.opened(shown, cache)
+        return made, notes
+
+
 class ClassificationImages(ImageSource[Tensor]):
     """Images of one class each; ``read(index)`` gives uint8 RGB, (3, H, W)."""
 
@@ -140,9 +190,10 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: of one split.
         class_names: of the model; None takes the data's.
         where: the data, for messages.
+        given: which classes of the data are which of the model's, where the names do not say it.
 
     Raises:
-        UserError: a class that ``class_names`` does not have, or none given and only one in the data.
+        UserError: a class that is not found in ``class_names``, or none given and only one in the data.
     """
 
     def __init__(
@@ -150,6 +201,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         annotations: Annotations,
         class_names: Sequence[str] | None,
         where: str,
+        given: Pairs = (),
     ) -> None:
         super().__init__(annotations)
         known = annotations.class_names
@@ -161,14 +213,14 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         self.class_names = known if class_names is None else tuple(class_names)
         labels = {name: label for label, name in enumerate(self.class_names)}
         used = [known[label] for label in np.unique(annotations.labels)]
-        if unexpected := [name for name in used if name not in labels]:
-            raise UserError(
-                f"{where}: the model does not have these classes: {listed(unexpected)}; expected "
-                f"{listed(self.class_names)}; give all splits the same classes, or train again"
-            )
+        if given or any(name not in labels for name in used):
+            match = match_classes(used, self.class_names, given, where, may_leave_out=False)
+            labels |= zip(used, match.labels, strict=True)
+            self.notes = (*self.notes, *match.notes)
         # By name, and not a new array: the labels stay where all processes share them.
         self._labels = tuple(labels.get(name, -1) for name in known)
-        if missing := [name for name in self.class_names if name not in set(used)]:
+        seen = {self.class_names[labels[name]] for name in used}
+        if missing := [name for name in self.class_names if name not in seen]:
             have = counted(len(missing), "class has", "classes have")
             note = f"{have} no images (of {len(self.class_names):,}): {listed(missing)}"
             self.notes = (*self.notes, note)

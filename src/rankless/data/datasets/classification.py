@@ -11,6 +11,7 @@ from rankless.data.augment.mixing import cutmix, mixup, target_of
 from rankless.data.datasets.annotated import ClassificationImages, ClassifiedImages
 from rankless.data.datasets.builtin import DIGITS, DigitImages, refuse_classes
 from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_file import UnreadableImage
@@ -128,6 +129,7 @@ def open_images(
     format: str = "auto",
     classes: Classes = "auto",
     max_bad: float = 1.0,
+    given: Pairs = (),
 ) -> ClassificationImages:
     """Open the images of one split.
 
@@ -136,6 +138,7 @@ def open_images(
         split: the split's name.
         class_names: of the model; None takes the data's.
         format, classes, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
+        given: see :class:`ClassifiedImages`.
 
     Raises:
         UserError: nothing at ``root``, invalid data, data with boxes, or other classes than the model's.
@@ -147,7 +150,7 @@ def open_images(
                 f"{annotations.about[0]}: its images have boxes; expected one class each; set task: detect, "
                 "or give data with a folder per class"
             )
-        return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'")
+        return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
     refuse_classes(classes)
     digits = DigitImages(split)
     if class_names is not None and tuple(class_names) != digits.class_names:

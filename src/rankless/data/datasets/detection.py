@@ -19,7 +19,7 @@ from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError
-from rankless.geometry.letterbox import GRAY, Fit, in_source, stretched, to_input, whole
+from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
 from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample, Unreadable
@@ -31,11 +31,12 @@ class StretchedImages:
 
     images: Readable[Sample]
     size: tuple[int, int]
+    placing: Placing
 
     def read(self, index: int) -> Sample:
         """Return image ``index`` and its boxes, stretched."""
         sample = self.images.read(index)
-        image, where = stretched(sample.image, self.size)
+        image, where = stretched(sample.image, self.size, self.placing)
         return Sample(image, to_input(sample.boxes, where), sample.labels)
 
 
@@ -49,6 +50,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         augment: how training images are augmented; None places them as in evaluation and prediction.
         epochs: of the whole run, by which its end is known; None: it has none.
         fit: how an image is placed on the input.
+        placing: how it is resized, and what surrounds it.
         sizes: the input's size of every step, in place of ``size``.
         rectangular: whether images of like aspect come one after another, on inputs no larger than they
             need.
@@ -69,6 +71,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         epochs: int | None = None,
         fit: Fit = "letterbox",
         *,
+        placing: Placing = USUAL,
         sizes: StepSizes | None = None,
         rectangular: bool = False,
         detail: float = 2.0,
@@ -78,7 +81,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         # As detailed as the largest input asks for, so that an image is the same in every step.
         shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         super().__init__(source, size, seed, shown, cache)
-        self.augment, self.fit = augment, fit
+        self.augment, self.fit, self.placing = augment, fit, placing
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
         self.step_sizes, self.rectangular = sizes, rectangular
         degraded = augment is not None and (augment.blur or augment.noise)
@@ -112,7 +115,9 @@ class DetectionExamples(ImageExamples[DetectionImages]):
             return [self._scored(index, size) for _, index in line]
         among: Sequence[int] = sorted({index for _, index in line})
         together = self.augment.partners == "batch" and len(among) > 1
-        images = self.images if self.fit == "letterbox" else StretchedImages(self.images, size)
+        images: Readable[Sample] = self.images
+        if self.fit == "stretch":
+            images = StretchedImages(images, size, self.placing)
         reader: ReadableImages[Sample] = ReadableImages(
             images, len(self), self.seed, memo={} if together else None
         )
@@ -121,7 +126,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         for epoch, index in line:
             last = self.run is not None and self.run.is_last(self.augment.close_mosaic, epoch, step)
             local = replace(reader, unreadable=[])
-            augmenter = Augmenter(local, among, size, self.augment, (self.seed, epoch), last)
+            augmenter = Augmenter(local, among, size, self.augment, (self.seed, epoch), last, self.placing)
             image, boxes, labels, where = augmenter.augmented(index)
             items.append(DetectionItem(image, boxes, labels, index, where, tuple(local.unreadable)))
         return items
@@ -131,11 +136,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         try:
             sample = self.images.read(index)
         except UnreadableImage as error:
-            gray = torch.full((3, *size), GRAY, dtype=torch.uint8)
+            gray = torch.full((3, *size), self.placing.gray, dtype=torch.uint8)
             nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
             missing = Unreadable(index, error.path, error.reason)
             return DetectionItem(gray, *nothing, index, Letterbox(1.0, 0.0, 0.0, *size), (missing,))
-        image, where = whole(sample.image, size, self.fit, self.size)
+        image, where = whole(sample.image, size, self.fit, self.size, self.placing)
         boxes = to_input(sample.boxes, where)
         where = in_source(where, sample.reduced, sample.source)
         return DetectionItem(image, boxes, sample.labels, index, where)

@@ -78,7 +78,9 @@ class Terminal(Sink):
         shown = "  ".join(
             f"{name} {'–' if value is None else f'{value:.4f}'}" for name, value in plain.items()
         )
-        self._print(f"step {step}/{self.steps}  {shown or scores}{'  (best so far)' if is_best else ''}")
+        precision = f"  in {scores['computed_in']}" if "computed_in" in scores else ""
+        best = "  (best so far)" if is_best else ""
+        self._print(f"step {step}/{self.steps}  {shown or scores}{precision}{best}")
 
     def event(self, name: str, step: int, text: str) -> None:
         """Print an event."""

@@ -52,10 +52,12 @@ class Checkpoint:
     Attributes:
         state: tensors by the file's names, on the CPU; floating point in float32.
         facts: sentences about the file.
+        seen: number of images it was trained on, where the file says it.
     """
 
     state: dict[str, Tensor]
     facts: list[str]
+    seen: int = 0
 
 
 def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:

@@ -17,7 +17,7 @@ from torch import nn
 
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.hardware import memory
-from rankless.models.classifiers import densenet
+from rankless.models.classifiers import cifar_resnet, darknet, densenet
 from rankless.models.classifiers.adapters import (
     CIFAR,
     build_resnet,
@@ -58,7 +58,7 @@ class Classifier:
     """
 
     name: str
-    family: Literal["resnet", "densenet", "timm"]
+    family: Literal["resnet", "densenet", "darknet", "timm"]
     source: str
     summary: str
     side: int = IMAGENET_SIDE
@@ -92,6 +92,10 @@ def _resnet(depth: int) -> Classifier:
     )
 
 
+def _published_for_cifar(depth: int) -> Classifier:
+    return replace(_cifar_resnet(depth), summary=f"residual network of {depth} layers as published for CIFAR")
+
+
 def _cifar_resnet(depth: int) -> Classifier:
     return replace(
         _resnet(depth),
@@ -101,6 +105,18 @@ def _cifar_resnet(depth: int) -> Classifier:
         classes=10,
         mean=HALF,
         std=HALF,
+    )
+
+
+def _darknet(name: str, source: str, side: int) -> Classifier:
+    return Classifier(
+        name=name,
+        family="darknet",
+        source=source,
+        summary="a YOLO backbone with a linear layer, ImageNet",
+        side=side,
+        mean=(0.0, 0.0, 0.0),  # as in the detectors
+        std=(1.0, 1.0, 1.0),
     )
 
 
@@ -125,10 +141,16 @@ def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
 _ALL = (
     *(_resnet(depth) for depth in (18, 34, 50, 101, 152)),
     *(_cifar_resnet(depth) for depth in (18, 34, 50)),
+    *(_published_for_cifar(depth) for depth in cifar_resnet.DEPTHS),
+    _darknet("darknet53", "Redmon and Farhadi, 2018, YOLOv3, arXiv:1804.02767", 256),
+    _darknet("cspdarknet53", "Bochkovskiy, Wang and Liao, 2020, YOLOv4, arXiv:2004.10934", 256),
     _densenet("densenet121", densenet.DENSENET_121, "densely connected, 121 layers, k=32, ImageNet", 1000),
     _densenet("densenet161", densenet.DENSENET_161, "densely connected, 161 layers, k=48, ImageNet", 1000),
     _densenet("densenet169", densenet.DENSENET_169, "densely connected, 169 layers, k=32, ImageNet", 1000),
     _densenet("densenet201", densenet.DENSENET_201, "densely connected, 201 layers, k=32, ImageNet", 1000),
+    _densenet("densenet-40-12", densenet.DENSENET_40_12, "densely connected, 40 layers, k=12, CIFAR", 10),
+    _densenet("densenet-100-12", densenet.DENSENET_100_12, "densely connected, 100 layers, k=12, CIFAR", 10),
+    _densenet("densenet-100-24", densenet.DENSENET_100_24, "densely connected, 100 layers, k=24, CIFAR", 10),
     _densenet(
         "densenet-bc-100-12", densenet.DENSENET_BC_100_12, "densely connected, 100 layers, k=12, CIFAR", 10
     ),
@@ -194,15 +216,15 @@ def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
 
 def _refuse_giant(chosen: Classifier, model: model_kinds.Model, classes: int) -> None:
     """Check that the weights fit into memory; published models are known to be small."""
-    growth = model.densenet.growth if isinstance(model, model_kinds.DensenetModel) else "auto"
-    if classes <= _MANY_CLASSES and growth == "auto":
+    options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
+    if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         count = sum(tensor.numel() for tensor in _build(chosen, model, classes).parameters())
     memory.ensure(
         4 * count,
         f"{model.name} for {classes:,} classes, with {count:,} parameters,",
-        "give a smaller model.densenet.growth, or fewer classes",
+        "give a smaller model.densenet.growth or depth, or fewer classes",
     )
 
 
@@ -290,9 +312,18 @@ def _build(chosen: Classifier, model: model_kinds.Model, classes: int) -> nn.Mod
     elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
         net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)
         heads = ("classifier.",)
+    elif isinstance(model, model_kinds.DarknetClassifierModel):
+        layers = darknet.backbone(chosen.name, None if model.activation == "auto" else model.activation)
+        net = darknet.DarknetClassifier(layers, classes, dropout=model.dropout)
+        heads = ("classifier.",)
     else:
         resnet = cast(model_kinds.ResnetModel, model)
-        net = build_resnet(chosen.name, classes, activation=_activation(resnet), dropout=resnet.dropout)
+        options: dict[str, Any] = {"activation": _activation(resnet), "dropout": resnet.dropout}
+        depth = int(chosen.name.removeprefix("resnet").removesuffix(CIFAR))
+        if depth in cifar_resnet.DEPTHS:
+            net = cifar_resnet.CifarResNet(depth, classes, **options)
+        else:
+            net = build_resnet(chosen.name, classes, **options)
         heads = ("fc.",)
     net.variant, net.head_names = chosen, heads
     net.backbone = partial(backbone_modules, net)  # for a recipe's model.freeze

@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankless.errors import UserError
 from rankless.models.layers import Activation, activate
 from rankless.recipe import model_kinds
 
+_CIFAR_BLOCKS = 3
 BOTTLENECK = 4  # channels of the 1×1 convolution, in growths
 
 
@@ -31,6 +33,7 @@ class Variant:
         compression: fraction of the channels after a transition (θ).
         bottleneck: each layer has a 1×1 convolution to 4k channels before its 3×3.
         separable: the layers' 3×3 convolutions are depthwise-separable.
+        first: channels of the stem; None: 2k.
     """
 
     blocks: tuple[int, ...]
@@ -39,6 +42,7 @@ class Variant:
     compression: float = 0.5
     bottleneck: bool = True
     separable: bool = False
+    first: int | None = None
 
     @property
     def least_side(self) -> int:
@@ -47,15 +51,40 @@ class Variant:
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: model_kinds.Densenet) -> Variant:
-        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged."""
+        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged.
+
+        Raises:
+            UserError: a depth that no such network has.
+        """
+        bottleneck = self.bottleneck if options.bottleneck == "auto" else options.bottleneck
         return replace(
             self,
+            blocks=self.blocks if options.depth == "auto" else self._blocks(options.depth, bottleneck),
             growth=self.growth if options.growth == "auto" else options.growth,
             stem=self.stem if options.stem == "auto" else options.stem,
-            compression=options.compression,
-            bottleneck=options.bottleneck,
+            compression=self.compression if options.compression == "auto" else options.compression,
+            bottleneck=bottleneck,
             separable=options.separable,
         )
+
+    def _blocks(self, depth: int, bottleneck: bool) -> tuple[int, ...]:
+        """Return the layers in each of the three blocks of a CIFAR network of ``depth`` layers."""
+        if len(self.blocks) != _CIFAR_BLOCKS:
+            raise UserError(
+                f"'model.densenet.depth' is {depth}, which only CIFAR's DenseNets have, such as "
+                "densenet-40-12; the name says it for ImageNet's: densenet121, 161, 169 or 201"
+            )
+        convolutions = 2 if bottleneck else 1
+        layers, left = divmod(depth - 4, _CIFAR_BLOCKS * convolutions)
+        if left or layers < 1:
+            step = _CIFAR_BLOCKS * convolutions
+            below = max(1, layers) * step + 4
+            of = "with" if bottleneck else "without"
+            raise UserError(
+                f"'model.densenet.depth' is {depth}: {of} bottlenecks a DenseNet has {step}n + 4 layers, "
+                f"such as {below} or {below + step}"
+            )
+        return (layers,) * _CIFAR_BLOCKS
 
 
 # Table 1 of the paper; 161 is the authors' wider one, with k = 48.
@@ -63,7 +92,13 @@ DENSENET_121 = Variant(blocks=(6, 12, 24, 16), growth=32)
 DENSENET_161 = Variant(blocks=(6, 12, 36, 24), growth=48)
 DENSENET_169 = Variant(blocks=(6, 12, 32, 32), growth=32)
 DENSENET_201 = Variant(blocks=(6, 12, 48, 32), growth=32)
-# Table 2, DenseNet-BC of depth L: three blocks of (L - 4) / 6 layers of two convolutions each.
+# Table 2: without bottlenecks three blocks of (L - 4) / 3 layers, behind a stem of 16 channels …
+DENSENET_40_12 = Variant(
+    blocks=(12, 12, 12), growth=12, stem="small", compression=1.0, bottleneck=False, first=16
+)
+DENSENET_100_12 = replace(DENSENET_40_12, blocks=(32, 32, 32))
+DENSENET_100_24 = replace(DENSENET_100_12, growth=24)
+# … and DenseNet-BC of depth L: three blocks of (L - 4) / 6 layers of two convolutions each.
 DENSENET_BC_100_12 = Variant(blocks=(16, 16, 16), growth=12, stem="small")
 DENSENET_BC_190_40 = Variant(blocks=(31, 31, 31), growth=40, stem="small")
 
@@ -170,7 +205,7 @@ class DenseNet(nn.Module):
         self, variant: Variant, classes: int, *, activation: Activation = "relu", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        channels = 2 * variant.growth
+        channels = variant.first or 2 * variant.growth
         self.features = _stem(variant.stem, channels, activation)
         for number, layers in enumerate(variant.blocks, start=1):
             block = DenseBlock(layers, channels, variant, activation, dropout)

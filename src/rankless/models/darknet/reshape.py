@@ -74,6 +74,11 @@ def with_anchors(network: Network, anchors: tuple[tuple[float, float], ...]) -> 
     return _each(network, lambda layer: replace(layer, anchors=anchors) if isinstance(layer, Yolo) else layer)
 
 
+def with_scale_xy(network: Network, scale: float) -> Network:
+    """Replace every head's ``scale_xy``."""
+    return _each(network, lambda layer: replace(layer, scale_xy=scale) if isinstance(layer, Yolo) else layer)
+
+
 def with_involution(network: Network, size: int) -> Network:
     """Insert an involution before each head's 3×3 convolution (its prediction, if it has none)."""
     return _insert(

@@ -153,7 +153,7 @@ class DetectionModel(nn.Module):
             if number in named and isinstance(layer, net.Conv):
                 # Darknet's logistic before new_coords belongs to the decoding, which takes logits here.
                 layer = replace(layer, activation="linear")
-            built = _build(layer, channels, network.classes, momentum)
+            built = build_layer(layer, channels, network.classes, momentum)
             if number in named and isinstance(built, ConvBlock):
                 _set_priors(built.conv, network.classes)
             if number in named:
@@ -213,7 +213,7 @@ class DetectionModel(nn.Module):
         return outputs
 
 
-def _build(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
+def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) -> nn.Module:
     """Build one layer that reads ``channels`` channels."""
     if isinstance(layer, net.Conv):
         return ConvBlock(

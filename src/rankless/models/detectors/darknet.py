@@ -19,6 +19,7 @@ from rankless.models.darknet.reshape import (
     with_classes,
     with_dropout,
     with_involution,
+    with_scale_xy,
     with_width,
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
@@ -124,6 +125,8 @@ def network(model: model_kinds.Model, classes: int) -> Network:
             name = "the cfg" if cfg else model.name
             raise UserError(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
         made = with_anchors(made, model.anchors)
+    if isinstance(model, model_kinds.YoloModel) and model.scale_xy != "auto":
+        made = with_scale_xy(made, model.scale_xy)
     if model.involution:
         made = with_involution(made, model.involution)
     if isinstance(model, model_kinds.AnchorFreeModel):

@@ -1,0 +1,153 @@
+"""Classes of data found among the classes of a trained model, by name.
+
+The same classes may be in another order in the data, be spelled otherwise, or be only some of the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankless.errors import UserError, counted, listed, nearest
+
+Pairs = Sequence[tuple[str, str]]
+"""A class of the data and the model's class that it is; an empty one leaves the class out."""
+
+LEFT_OUT = -1
+_SHOWN = 20
+# Names that Pascal VOC, COCO and others have for the same classes, reduced as by `_plain`.
+_SAME = (
+    ("aeroplane", "airplane", "plane"),
+    ("motorbike", "motorcycle"),
+    ("sofa", "couch"),
+    ("tvmonitor", "tv", "television"),
+    ("cellphone", "mobilephone"),
+    ("donut", "doughnut"),
+    ("hairdrier", "hairdryer"),
+)
+_GROUPS = {name: group[0] for group in _SAME for name in group}
+
+
+@dataclass(frozen=True)
+class ClassMatch:
+    """Where each class of the data is among the model's.
+
+    Attributes:
+        labels: for each class of the data its label in the model, or ``LEFT_OUT``.
+        notes: a table of what differs, as sentences.
+    """
+
+    labels: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def match_classes(
+    data: Sequence[str], model: Sequence[str], given: Pairs, where: str, *, may_leave_out: bool = True
+) -> ClassMatch:
+    """Find the classes of the data among the model's.
+
+    In this order: as ``given``, by the same name, by the same letters and digits, and by the names that
+    Pascal VOC and COCO have for the same class. Only ``given`` may join two classes of the data in one.
+
+    Args:
+        data: its class names.
+        model: its class names.
+        given: what the user said.
+        where: the data, for messages.
+        may_leave_out: whether a class of the data may be none of the model's.
+
+    Raises:
+        UserError: a given name that does not exist, or a class that is not found; lists all of them.
+    """
+    of_model = {name: label for label, name in enumerate(model)}
+    found = dict(_given(data, of_model, given, where, may_leave_out))
+    found |= {name: of_model[name] for name in data if name in of_model and name not in found}
+    for key in (_plain, _group):
+        taken = {label for label in found.values() if label != LEFT_OUT}
+        free = _unique({name: key(name) for name in model if of_model[name] not in taken})
+        wanted = _unique({name: key(name) for name in data if name not in found})
+        found |= {wanted[word]: of_model[free[word]] for word in wanted if word in free}
+    if missing := [name for name in data if name not in found]:
+        raise UserError(_unmatched(missing, model, where, may_leave_out))
+    return ClassMatch(tuple(found[name] for name in data), tuple(_table(data, model, found, where)))
+
+
+def _given(
+    data: Sequence[str], of_model: Mapping[str, int], given: Pairs, where: str, may_leave_out: bool
+) -> Iterator[tuple[str, int]]:
+    problems = []
+    for theirs, ours in given:
+        if theirs not in data:
+            problems.append(
+                f"--classes-map has '{theirs}', which is no class of {where}; expected {listed(data)}"
+                f"{nearest(theirs, data)}"
+            )
+        if not ours and not may_leave_out:
+            problems.append(
+                f"--classes-map leaves '{theirs}' out, but every image of {where} has one class; choose the "
+                "classes with data.classes"
+            )
+        if ours and ours not in of_model:
+            known = tuple(of_model)
+            problems.append(
+                f"--classes-map has '{ours}', which is no class of the model; expected {listed(known)}"
+                f"{nearest(ours, known)}"
+            )
+    if problems:
+        raise UserError(problems)
+    for theirs, ours in given:
+        yield theirs, of_model[ours] if ours else LEFT_OUT
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def _group(name: str) -> str:
+    plain = _plain(name)
+    return _GROUPS.get(plain, plain)
+
+
+def _unique(words: Mapping[str, str]) -> dict[str, str]:
+    """Map each word to its name; words of several names, and empty ones, are left out."""
+    every = list(words.values())
+    return {word: name for name, word in words.items() if word and every.count(word) == 1}
+
+
+def _unmatched(missing: Sequence[str], model: Sequence[str], where: str, may_leave_out: bool) -> list[str]:
+    problems = [
+        f"{where}: the model has no class '{name}'{nearest(name, model)}" for name in missing[:_SHOWN]
+    ]
+    if len(missing) > _SHOWN:
+        problems.append(f"{where}: … nor {len(missing) - _SHOWN} other classes of the data")
+    if list(model) == [str(label) for label in range(len(model))]:
+        return [
+            *problems,
+            f"the model's {len(model)} classes have numbers for names: import it again with --names FILE, or "
+            f"say which is which: --classes-map '{missing[0]}=0'",
+        ]
+    known = f"the model's classes are {listed(model)}: say which of them these are"
+    if not may_leave_out:
+        return [*problems, f"{known}, as in --classes-map '{missing[0]}={model[0]}', or train again"]
+    pairs = f"{missing[0]}={model[0]}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
+    return [
+        *problems,
+        f"{known}, or leave them out with nothing behind the '=', as in --classes-map '{pairs}'",
+    ]
+
+
+def _table(data: Sequence[str], model: Sequence[str], found: Mapping[str, int], where: str) -> Iterator[str]:
+    pairs = {name: "left out" if label == LEFT_OUT else model[label] for name, label in found.items()}
+    differ = [name for name in data if pairs[name] != name]
+    used = {label for label in found.values() if label != LEFT_OUT}
+    without = [name for label, name in enumerate(model) if label not in used]
+    how = "matched by name" if differ or without else "in another order"
+    yield f"{where}: the classes are the model's, {how}"
+    width = max((len(name) for name in differ[:_SHOWN]), default=0)
+    for name in differ[:_SHOWN]:
+        yield f"  {name:{width}}  → {pairs[name]}"
+    if len(differ) > _SHOWN:
+        yield f"  … and {len(differ) - _SHOWN} more"
+    if without:
+        have = counted(len(without), "class has", "classes have")
+        yield f"  {have} no images (of the model's {len(model)}): {listed(without)}"

@@ -1,0 +1,92 @@
+"""Classes of data among those of a model: by name, by spelling, by what the user says, and a table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankless.data.datasets.annotated import DetectionImages, GroundTruth, MatchedImages
+from rankless.data.datasets.class_matching import LEFT_OUT, match_classes
+from rankless.errors import UserError
+from rankless.structures import Sample
+
+COCO = ("person", "bicycle", "car", "motorcycle", "airplane", "couch", "dining table", "tv")
+VOC = ("aeroplane", "bicycle", "car", "diningtable", "motorbike", "person", "sofa", "tvmonitor")
+
+
+def test_vocs_classes_are_found_in_cocos():
+    match = match_classes(VOC, COCO, (), "voc")
+    assert [COCO[label] for label in match.labels] == [
+        "airplane", "bicycle", "car", "dining table", "motorcycle", "person", "couch", "tv",
+    ]  # fmt: skip
+    assert match.notes[0] == "voc: the classes are the model's, matched by name"
+    assert "  motorbike    → motorcycle" in match.notes
+    assert not any("bicycle " in note for note in match.notes)
+
+
+def test_another_order_and_a_subset_are_told_apart():
+    assert match_classes(("b", "a"), ("a", "b"), (), "x").notes == (
+        "x: the classes are the model's, in another order",
+    )
+    match = match_classes(("c", "A"), ("a", "b", "c"), (), "x")
+    assert match.labels == (2, 0)
+    assert match.notes[1:] == ("  A  → a", "  1 class has no images (of the model's 3): 'b'")
+
+
+def test_a_spelling_never_takes_a_class_that_is_there_itself():
+    assert match_classes(("Cat", "cat"), ("cat", "CAT"), (("Cat", "CAT"),), "x").labels == (1, 0)
+    with pytest.raises(UserError, match="x: the model has no class 'Cat'; did you mean 'cat'"):
+        match_classes(("Cat", "cat"), ("cat", "dog"), (), "x")
+    with pytest.raises(UserError, match="has no class 'motorbike'"):  # which of the two?
+        match_classes(("motorbike", "motorcycle"), ("motor-cycle", "dog"), (), "x")
+
+
+def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
+    given = (("truck", "car"), ("lamp", ""))
+    match = match_classes(("car", "truck", "lamp"), ("car", "dog"), given, "x")
+    assert match.labels == (0, 0, LEFT_OUT)
+    assert "  truck  → car" in match.notes and "  lamp   → left out" in match.notes
+    with pytest.raises(UserError) as found:
+        match_classes(("car",), ("car", "dog"), (("cars", "car"), ("car", "dogg")), "x")
+    assert "has 'cars', which is no class of x" in found.value.problems[0]
+    assert "has 'dogg', which is no class of the model" in found.value.problems[1]
+    assert "did you mean 'dog'" in found.value.problems[1]
+    with pytest.raises(UserError, match=r"every image of x has one class; choose the classes"):
+        match_classes(("car",), ("car",), (("car", ""),), "x", may_leave_out=False)
+
+
+def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
+    with pytest.raises(UserError, match="have numbers for names: import it again with --names FILE"):
+        match_classes(("cat", "dog"), ("0", "1"), (), "x")
+
+
+class Two(DetectionImages):
+    """An image with a car, a lamp and a truck."""
+
+    class_names = ("car", "lamp", "truck")
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, index: int) -> Sample:
+        boxes = torch.arange(12.0).view(3, 4)
+        return Sample(torch.zeros(3, 4, 4, dtype=torch.uint8), boxes, torch.tensor([0, 1, 2]))
+
+    def source(self, index: int) -> str:
+        return "two"
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        sample = self.read(index)
+        return GroundTruth(
+            sample.boxes, sample.labels, 4, 4, torch.tensor([0, 1, 2]), torch.tensor([9.0, 8, 7])
+        )
+
+
+def test_images_have_the_models_labels():
+    match = match_classes(Two.class_names, ("dog", "truck", "car"), (("lamp", ""),), "x")
+    images = MatchedImages(Two(), match, ("dog", "truck", "car"))
+    sample, truth = images.read(0), images.ground_truth(0)
+    assert sample.labels.tolist() == truth.labels.tolist() == [2, 1]
+    assert sample.boxes.tolist() == truth.boxes.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert truth.areas.tolist() == [9, 7] and truth.flags.tolist() == [0, 2]
+    assert len(images) == 1 and images.class_names == ("dog", "truck", "car")

@@ -1,0 +1,274 @@
+"""An imported network answers as it did where it comes from: precision, preprocessing, boxes and classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+
+from rankless import cli
+from rankless.inference.predict import predict
+from rankless.interop.export import export
+from rankless.interop.importing import import_weights
+from rankless.metrics.coco import Truth, coco_scores
+from rankless.models import zoo
+from rankless.models.checkpoints import weights
+from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
+from rankless.models.darknet.cfg_text import write_cfg
+from rankless.models.detectors import darknet
+from rankless.recipe.schema import Model
+from rankless.structures import Detections
+
+NAMES = ("cat", "dog", "motorcycle")
+NARROW = Model(name="yolov3-tiny", width=0.25, image_size=96)
+
+
+def seeded(model: nn.Module, seed: int = 3) -> nn.Module:
+    """Weights with outputs that vary, and statistics as after a training."""
+    torch.manual_seed(seed)
+    for one in model.modules():
+        if isinstance(one, nn.BatchNorm2d):
+            nn.init.uniform_(one.weight, 0.8, 1.6)
+            nn.init.normal_(one.bias, std=0.3)
+            nn.init.normal_(one.running_mean, std=0.1)
+            nn.init.uniform_(one.running_var, 0.2, 1.0)
+        elif isinstance(one, nn.Conv2d) and one.bias is not None:
+            nn.init.normal_(one.weight, std=0.01)
+            nn.init.normal_(one.bias, std=0.5)
+    return model.eval()
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small Darknet network of seeded weights, imported, in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    network = darknet.network(NARROW, len(NAMES))
+    write_weights(
+        Path("net.weights"), network, seeded(zoo.build(NARROW, len(NAMES))).state_dict(), seen=12345
+    )
+    Path("net.cfg").write_text(
+        write_cfg(network).replace("width=416", "width=96").replace("height=416", "height=96")
+    )
+    Path("net.names").write_text("\n".join(NAMES))
+    import_weights(Path("net.weights"), Path("net.safetensors"), cfg=Path("net.cfg"), names=Path("net.names"))
+    return Path("net.safetensors")
+
+
+def coco(folder: Path, names: tuple[str, ...], images: int = 4) -> dict:
+    """A small data set in COCO's format; the categories in this order."""
+    rng = np.random.default_rng(1)
+    folder.mkdir()
+    (folder / "annotations").mkdir()
+    (folder / "val").mkdir()
+    boxes = []
+    for number in range(images):
+        pixels = rng.integers(0, 255, (20, 30, 3), np.uint8).repeat(6, 0).repeat(6, 1)
+        Image.fromarray(pixels).save(folder / "val" / f"{number}.png")
+        for _ in range(3):
+            x, y = rng.integers(0, 100), rng.integers(0, 60)
+            boxes.append([number, int(rng.integers(3)), [int(x), int(y), 60, 50]])
+    tree = {
+        "images": [
+            {"id": n, "file_name": f"{n}.png", "width": 180, "height": 120} for n in range(images)
+        ],
+        "categories": [{"id": 10 + n, "name": name} for n, name in enumerate(names)],
+        "annotations": [
+            {"id": n + 1, "image_id": image, "category_id": 10 + label, "bbox": box,
+             "area": box[2] * box[3], "iscrowd": 0}
+            for n, (image, label, box) in enumerate(boxes)
+        ],
+    }  # fmt: skip
+    for split in ("train", "val"):
+        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(tree))
+    (folder / "train").symlink_to("val")
+    return tree
+
+
+def annotate_what_is_found(net: Path, folder: Path) -> dict:
+    """Make some of what the network finds in the images their truth, so that it scores above 0."""
+    found = predict(net, [str(folder / "val")], out=Path("truth"), confidence=0.0, device="cpu")
+    file = folder / "annotations" / "instances_val.json"
+    tree = json.loads(file.read_text())
+    tree["annotations"] = []
+    for image, one in enumerate(found.images):
+        for row in one.detections[:20:5]:
+            x1, y1, x2, y2 = row["box"]
+            box = [x1, y1, x2 - x1, y2 - y1]
+            tree["annotations"].append(
+                {"id": len(tree["annotations"]) + 1, "image_id": image, "category_id": 10 + row["label"],
+                 "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            )  # fmt: skip
+    file.write_text(json.dumps(tree))
+    return tree
+
+
+def test_the_recipe_says_how_darknet_did_it(net: Path):
+    recipe = weights.load(net).recipe
+    assert (recipe.precision, recipe.data.resample, recipe.data.pad) == ("fp32", "darknet", 128)
+    assert (recipe.data.fit, recipe.evaluate.iou) == ("stretch", 0.45)
+    import_weights(
+        Path("net.weights"), Path("other"), cfg=Path("net.cfg"), overrides=["precision=auto", "data.pad=7"]
+    )
+    assert weights.load(Path("other")).recipe.precision == "auto"
+
+
+@pytest.mark.processes
+def test_evaluate_and_predict_agree_and_name_their_precision(net: Path, capsys):
+    """The AP of what ``predict`` writes, computed from its file, is what ``evaluate`` says."""
+    coco(Path("data"), NAMES)
+    tree = annotate_what_is_found(net, Path("data"))
+    options = ["data.root=data", "evaluate.multi_label=false", "evaluate.confidence=0.02"]
+    assert cli.main(["evaluate", str(net), *options, "--devices", "1", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["computed_in"] == "fp32"
+    images = [f"data/val/{n}.png" for n in range(4)]
+    report = predict(net, images, out=Path("found"), confidence=0.02, device="cpu")
+    assert report.as_json()["computed_in"] == "fp32"
+    predictions, truths = [], []
+    for number, one in enumerate(report.images):
+        rows = one.detections
+        predictions.append(
+            Detections(
+                number,
+                torch.tensor([row["box"] for row in rows]).view(-1, 4),
+                torch.tensor([row["score"] for row in rows]),
+                torch.tensor([row["label"] for row in rows], dtype=torch.int64),
+            )
+        )
+        known = [each for each in tree["annotations"] if each["image_id"] == number]
+        boxes = torch.tensor([each["bbox"] for each in known], dtype=torch.float32)
+        boxes[:, 2:] += boxes[:, :2]
+        labels = torch.tensor([each["category_id"] - 10 for each in known])
+        truths.append(Truth(boxes, labels))
+    assert sum(len(one.labels) for one in predictions) > 20
+    expected = coco_scores(predictions, truths, NAMES)
+    assert scores["AP50"] > 0
+    for name in ("AP", "AP50", "AR100"):
+        assert scores[name] == pytest.approx(expected[name], abs=2e-3)
+    assert cli.main(["predict", str(net), images[0], "--out", "shown", "--device", "cpu", "--force"]) == 0
+    assert "in fp32" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_data_with_the_classes_in_another_order_and_spelling(net: Path, capsys):
+    coco(Path("same"), NAMES)
+    tree = annotate_what_is_found(net, Path("same"))
+    other = coco(Path("other"), ("motorbike", "Dog", "cat"))
+    for one in tree["annotations"]:
+        one["category_id"] = 22 - one["category_id"]  # the same objects in the other order
+    changed = {**other, "annotations": tree["annotations"]}
+    Path("other/annotations/instances_val.json").write_text(json.dumps(changed))
+    found = []
+    for root in ("same", "other"):
+        words = ["evaluate", str(net), f"data.root={root}", "evaluate.confidence=0.02", "--devices", "1"]
+        assert cli.main([*words, "--json"]) == 0
+        captured = capsys.readouterr()
+        found.append(json.loads(captured.out))
+    assert "motorbike  → motorcycle" in captured.err and "Dog        → dog" in captured.err
+    assert found[0]["AP"] == found[1]["AP"] > 0
+    assert found[0]["per_class"] == found[1]["per_class"]
+    coco(Path("more"), ("cat", "dog", "owl"))
+    assert cli.main(["evaluate", str(net), "data.root=more", "--devices", "1"]) == 2
+    assert "the model has no class 'owl'" in (error := capsys.readouterr().err)
+    assert "--classes-map 'owl=cat'" in error and "Traceback" not in error
+    words = ["evaluate", str(net), "data.root=more", "--devices", "1", "--classes-map"]
+    Path("map.txt").write_text("owl=\n")
+    assert cli.main([*words, "map.txt"]) == 0
+    captured = capsys.readouterr()
+    assert "owl  → left out" in captured.err
+    assert "computed_in" in captured.out and "fp32" in captured.out
+    assert cli.main([*words, "owl"]) == 2
+    assert "expected the data's class and the model's" in capsys.readouterr().err
+
+
+def test_a_box_is_shown_under_its_best_class_or_not_at_all(net: Path):
+    """With NMS over (box, class) pairs, a suppressed dog would come back as a cat."""
+    coco(Path("data"), NAMES)
+    found = predict(net, ["data/val"], out=Path("out"), confidence=0.0, device="cpu")
+    loaded = weights.load(net)
+    model = zoo.build(loaded.recipe.model, len(NAMES)).eval()
+    weights.load_into(model, loaded.state, "net")
+    for one in found.images:
+        image = torch.from_numpy(np.array(Image.open(one.source))).permute(2, 0, 1)
+        small = nn.functional.interpolate(image[None], size=(96, 96), mode="bilinear", antialias=False)
+        with torch.no_grad():
+            _, scores = model.decode(model(small.float() / 255))
+        best = scores[0].max(1)
+        known = {
+            (round(float(score), 4), int(label))
+            for score, label in zip(best.values, best.indices, strict=True)
+        }
+        assert len(one.detections) == min(100, len(one.detections)) > 20
+        assert all((row["score"], row["label"]) in known for row in one.detections)
+
+
+def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(net: Path, capsys):
+    coco(Path("data"), NAMES)
+    counts = []
+    for iou in (0.1, 0.9):
+        words = ["predict", str(net), "data/val/0.png", f"evaluate.iou={iou}", "evaluate.detections=7"]
+        assert cli.main([*words, "--out", "o", "--force", "--confidence", "0.0", "--json"]) == 0
+        counts.append([one["box"] for one in json.loads(capsys.readouterr().out)["images"][0]["detections"]])
+    assert len(counts[1]) == 7 and counts[0] != counts[1]
+    words = ["predict", str(net), "data/val/0.png", "optim.lr=1", "evaluate.confidence=0.1", "data.padd=3"]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert "key 'optim.lr': prediction does not use it" in error and "give --confidence" in error
+    assert cli.main(["predict", str(net), "data/val/0.png", "--device", "tpu"]) == 2
+    assert "device 'tpu' cannot be used" in capsys.readouterr().err
+
+
+def test_darknets_own_files_say_import_them_first(net: Path, capsys):
+    assert cli.main(["predict", "net.weights", "x.png"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "import them first: rankless import net.weights --cfg net.cfg --names net.names --out net.safetensors"
+        in error
+    )
+    Path("yolov4.weights").write_bytes(b"x")
+    assert cli.main(["evaluate", "yolov4.weights"]) == 2
+    assert "rankless import yolov4.weights --model yolov4 --out" in capsys.readouterr().err
+    assert cli.main(["import", "net.weights", "--model", "yolo-fastest", "--out", "o"]) == 2
+    assert "give its cfg: --cfg yolo-fastest.cfg" in capsys.readouterr().err
+
+
+def test_the_number_of_images_seen_survives(net: Path):
+    export(net, format="darknet", out=Path("back"))
+    network = darknet.network(NARROW, len(NAMES))
+    assert read_weights(Path("back.weights"), network).seen == 12345
+    assert Path("back.weights").read_bytes() == Path("net.weights").read_bytes()
+
+
+def test_a_state_dict_for_pytorch(net: Path, capsys):
+    assert cli.main(["export", str(net), "--format", "pth", "--out", "mine"]) == 0
+    state, ours = torch.load("mine.pth", weights_only=True), weights.load(net).state
+    assert state.keys() == ours.keys() and all(torch.equal(state[name], ours[name]) for name in ours)
+    import_weights(Path("mine.pth"), Path("again"), overrides=["model.cfg=net.cfg"])
+    assert weights.digest(weights.load(Path("again")).state) == weights.digest(ours)
+
+
+def test_imagenets_classifiers_see_the_middle_of_the_image(tmp_path: Path):
+    """As torchvision's own preset preprocesses: the shorter side to 256, the middle 224, normalized."""
+    torch.manual_seed(1)
+    theirs = torchvision.models.resnet18(num_classes=5).eval()
+    torch.save(theirs.state_dict(), tmp_path / "their.pth")
+    import_weights(tmp_path / "their.pth", tmp_path / "ours", model="resnet18")
+    recipe = weights.load(tmp_path / "ours").recipe
+    assert (recipe.precision, recipe.data.augment.crop) == ("fp32", 0.08)
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 255, (17, 30, 3), np.uint8).repeat(20, 0).repeat(21, 1)
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "a.png")
+    preset = torchvision.transforms._presets.ImageClassification(crop_size=224, resize_size=256)
+    with torch.no_grad():
+        expected = theirs(preset(image)[None]).softmax(1)[0]
+    report = predict(tmp_path / "ours", [str(tmp_path / "a.png")], out=tmp_path / "o", device="cpu")
+    found = {row["label"]: row["score"] for row in report.images[0].classes}
+    for label, score in enumerate(expected.tolist()):
+        assert found[label] == pytest.approx(score, abs=2e-3)
