@@ -75,7 +75,7 @@ def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) 
             "batch.micro=2",
         ]
     )
-    with pytest.raises(UserError, match="does not have these classes: 'c'"):
+    with pytest.raises(UserError, match="the model has no class 'c'"):
         train(recipe, tmp_path / "run", devices=1)
     assert "training in" not in said()
     small = default(

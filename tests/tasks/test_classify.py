@@ -133,7 +133,7 @@ def test_labels_mean_the_same_in_every_split(tmp_path):
     assert task.class_names == ("cat", "dog", "owl")
     assert task.evaluation_data().labels().tolist() == [2]
     assert any("'cat', 'dog'" in note for note in task.evaluation_data().notes)
-    with pytest.raises(UserError, match="the model does not have these classes: 'owl'"):
+    with pytest.raises(UserError, match="the model has no class 'owl'"):
         Classify(recipe, ("cat", "dog")).evaluation_data()
     assert Classify(recipe, ("a", "b")).class_names == ("a", "b")  # opens no data
 
