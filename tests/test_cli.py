@@ -64,10 +64,10 @@ class Calls:
         per_class = {"cat": {"AP": 0.5, "AP50": None}}
         return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
-    def predict(self, target, sources, *, out, confidence, force, task):
-        self.asked.append((target, sources, out, confidence, force, task))
+    def predict(self, target, sources, *, out, confidence, device, overrides, force, task):
+        self.asked.append((target, sources, out, confidence, device, tuple(overrides), force, task))
         report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out, best=0.2)
-        report.exit_code = 1 if self.failed else 0
+        report.exit_code, report.precision = 1 if self.failed else 0, "fp32"
         report.as_json = lambda: {"images": []}
         return report
 
@@ -316,13 +316,16 @@ def test_evaluate_prints_a_confusion_matrix(trained, capsys):
 def test_predict_says_what_each_image_shows(trained, capsys):
     trained.images = [found(classes=({"name": "cat", "score": 0.914}, {"name": "dog", "score": 0.05}))]
     assert cli.main(["predict", "w", "a.jpg", "--out", "found"]) == 0
-    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 image; results in found\n"
+    assert capsys.readouterr().out == "a.jpg: cat 91%\n1 image; in fp32; results in found\n"
 
 
 def test_predict(trained, capsys):
     assert cli.main(["predict", "w", "a.jpg", "b/", "--out", "found", "--confidence", "0.5", "--force"]) == 0
-    assert trained.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, True, None)]
-    assert capsys.readouterr().out == "3 objects in 2 images; results in found\n"
+    assert trained.asked == [(Path("w"), ("a.jpg", "b/"), Path("found"), 0.5, None, (), True, None)]
+    assert capsys.readouterr().out == "3 objects in 2 images; in fp32; results in found\n"
+    assert cli.main(["predict", "w", "evaluate.iou=0.5", "a.jpg", "--device", "cpu"]) == 0
+    assert trained.asked[1] == (Path("w"), ("a.jpg",), None, None, "cpu", ("evaluate.iou=0.5",), False, None)
+    capsys.readouterr()
     trained.failed.append(("c.jpg", "cut short"))
     assert cli.main(["predict", "w", "a.jpg", "--json"]) == 1
     out, err = capsys.readouterr()

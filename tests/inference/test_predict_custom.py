@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -80,7 +81,9 @@ def test_it_says_and_draws_what_it_sees(
     out = tmp_path / "out"
     words = ["predict", str(target), image, "--task", task(tmp_path), "--out", str(out)]
     assert cli.main(words) == 0
-    assert capsys.readouterr().out == f"1 image; results in {out}\n"
+    assert re.fullmatch(
+        rf"1 image; in (fp32|bf16); results in {re.escape(str(out))}\n", capsys.readouterr().out
+    )
     assert json.loads((out / "predictions.json").read_text()) == [
         {"source": image, "annotated": "a.png", "width": 30, "height": 20, "prediction": {"redness": 51.0}}
     ]
