@@ -119,6 +119,19 @@ class DetectionBatch:
         """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
         return self._each(Tensor.pin_memory)
 
+    def readable(self) -> DetectionBatch | None:
+        """Return the batch without images that could not be read; None where none is left."""
+        missing = {one.index for one in self.unreadable}
+        places = [number for number, index in enumerate(self.indices) if index not in missing]
+        if not places:
+            return None
+        return replace(
+            self._each(lambda tensor: tensor[places]),
+            indices=[self.indices[place] for place in places],
+            letterboxes=[self.letterboxes[place] for place in places],
+            unreadable=[],
+        )
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> DetectionBatch:
         """Return a copy with every tensor changed."""
         return replace(
@@ -170,6 +183,15 @@ class ClassificationBatch:
     def pin_memory(self) -> ClassificationBatch:
         """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
         return self._each(Tensor.pin_memory)
+
+    def readable(self) -> ClassificationBatch | None:
+        """Return the batch without images that could not be read; None where none is left."""
+        missing = {one.index for one in self.unreadable}
+        places = [number for number, index in enumerate(self.indices) if index not in missing]
+        if not places:
+            return None
+        indices = [self.indices[place] for place in places]
+        return replace(self._each(lambda tensor: tensor[places]), indices=indices, unreadable=[])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> ClassificationBatch:
         """Return a copy with every tensor changed."""

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
+from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.errors import ShortageError, TaskError, UserError
 from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
@@ -53,6 +54,9 @@ def evaluate(
 ) -> Scores:
     """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
 
+    Where the task's loss can be computed (:mod:`rankless.engine.validation_loss`), its mean is the scores'
+    ``loss``.
+
     Args:
         task, recipe, world: of the run; the precision is resolved.
         model: the bare model on the world's device; it is put and left in evaluation mode.
@@ -71,7 +75,7 @@ def evaluate(
     data = task.evaluation_data()
     lines = _lines(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
     model.eval()
-    failures, mine = Failures(world), _Predicted()
+    failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
     with failures.recording():
         _predict(task, model, recipe, world.device, lines, _before_each(stop, phase), mine)
     if phase:
@@ -81,6 +85,7 @@ def evaluate(
     if missing and unreadable:
         unreadable(missing)
     gathered = world.gather(mine.predictions)
+    losses = world.gather(mine.losses)
     scores: Scores | None = None
     with failures.recording():
         if gathered is not None:
@@ -88,6 +93,9 @@ def evaluate(
             predictions = [prediction for _, prediction in in_order]
             if limit is None:
                 scores = {**check_scores(task, task.score(predictions)), "computed_in": recipe.precision}
+                if mine.with_loss:
+                    every = [(total, count) for rank in losses or () for total, count in rank]
+                    scores.setdefault("loss", mean(every))
             else:
                 scores = {"predictions": fingerprint(predictions)}
             if missing:
@@ -112,12 +120,16 @@ class _Predicted:
     """What one rank has predicted.
 
     Attributes:
+        with_loss: whether the loss is computed too.
         predictions: by the images' indices.
+        losses: sum and count of each batch.
         unreadable: images that could not be read.
         stopped: whether the rank left early.
     """
 
+    with_loss: bool = False
     predictions: list[tuple[int, Any]] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     stopped: bool = False
 
@@ -144,11 +156,15 @@ def _predict(
                 return
             check_batch(task, batch)
             done.unreadable += unreadable_in(batch)
+            batch, once = batch.to(device), FirstOutput(model) if done.with_loss else model
             with layer_errors.explained(recipe):
-                answers = task.predict(model, batch.to(device))
+                answers = task.predict(cast(nn.Module, once), batch)
             check_predictions(task, answers, len(line.images))
             check_sendable(task, answers)
             done.predictions += zip([index for _, index in line.images], answers, strict=True)
+            if done.with_loss:
+                first = line.images[0][1]
+                done.losses.append(batch_loss(task, once, batch, recipe.seed, first, device))
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:

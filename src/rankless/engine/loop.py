@@ -22,7 +22,7 @@ from rankless.engine.stragglers import Stragglers
 from rankless.engine.totals import Flags, Numbers, Totals
 from rankless.engine.waiting import Waiting
 from rankless.engine.watchdog import Watchdog
-from rankless.errors import UserError
+from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.structures import Scores, Unreadable
@@ -238,8 +238,23 @@ class _Loop:
             )
         except Stopped:
             return None
-        self.sinks.scores(done, scores, self.saver.rank(done, scores, task.score_name))
+        self.sinks.scores(done, scores, self.saver.rank(done, scores, self._best(scores)))
         return scores
+
+    def _best(self, scores: Scores) -> str:
+        """The name of the score by which the best weights are chosen.
+
+        Raises:
+            UserError: the recipe names one that there is not, or that is no number.
+        """
+        best = self.recipe.evaluate.best
+        if best == "auto" or self.setup.dry_run:
+            return self.setup.task.score_name
+        numbers = [name for name, value in scores.items() if isinstance(value, float | None)]
+        if best not in numbers:
+            known = ["auto", *numbers]
+            raise UserError(f"evaluate.best is '{best}': expected {one_of(known)}{nearest(best, known)}")
+        return best
 
     def _report_left_out(self, done: int, images: Sequence[Unreadable]) -> None:
         for one in self.state.unreadable.score(images):

@@ -19,6 +19,7 @@ from rankless.engine.retention import Retention
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
+from rankless.engine.validation_loss import LOWER_IS_BETTER
 from rankless.errors import UserError, remedy
 from rankless.files.writing import write_atomically
 from rankless.recipe.load import dump
@@ -132,7 +133,10 @@ class Saver:
     def rank(self, step: int, scores: Scores, name: str) -> bool:
         """Whether the scores after ``step`` steps are the best so far, by their entry ``name``."""
         score, best = scores.get(name), self.state.best
-        if isinstance(score, float) and math.isfinite(score) and (best is None or score > best["score"]):
+        if not isinstance(score, float) or not math.isfinite(score):
+            return self.is_best
+        sign = -1.0 if name in LOWER_IS_BETTER else 1.0
+        if best is None or sign * score > sign * best["score"]:
             self.state.best, self.is_best = {"step": step, "score": score}, True
         return self.is_best
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # it brings OpenCV; no process needs that before it scores
 _LOWEST_IOU = 0.5 - 1e-6  # the lowest IoU that is evaluated, minus a margin for the evaluator's rounding
 _NO_AREA = -1.0  # outside all ranges below
 _MAX_DETECTIONS = (1, 10, 100)  # detections of a class in an image
+NAMES = (
+    "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
+)  # fmt: skip
+"""COCO's twelve numbers."""
 _AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
 
 

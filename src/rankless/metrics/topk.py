@@ -16,6 +16,11 @@ MOST_CONFUSED = 100
 """With more classes the confusion matrix is left out: it is part of every evaluation in the journal."""
 
 
+def score_names(classes: int) -> tuple[str, ...]:
+    """Return the names of the numbers that :func:`topk_scores` computes for so many classes."""
+    return ("top1", *(("top5",) if classes > 5 else ()), "nll", "precision", "recall", "f1")
+
+
 def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
     """Score the predictions of a whole data set.
 

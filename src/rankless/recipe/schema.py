@@ -95,6 +95,9 @@ class Evaluate:
     Attributes:
         every: the time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run); the last
             step is always evaluated. 0: only then.
+        best: the score of the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … of a detector,
+            top1, nll … of a classifier; ``auto`` is AP, top1, or what a custom task names. Of ``loss`` and
+            ``nll`` the lowest is the best.
         confidence: detections with a lower score are discarded.
         nms: how NMS compares two boxes: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's
             ``greedynms``.
@@ -110,6 +113,7 @@ class Evaluate:
     """
 
     every: Duration = "1 epoch"
+    best: Name = "auto"
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY] = "iou"
     iou: Annotated[Fraction, DETECT_ONLY] = 0.6

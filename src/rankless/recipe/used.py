@@ -9,8 +9,8 @@ from rankless.recipe.schema import BUILT_IN_TASKS
 
 # Keys and sections of a recipe that scoring reads nothing of.
 _NOT_SCORING = (
-    "epochs", "seed", "loss", "optim", "schedule", "batch.images", "batch_norm", "reduce",
-    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "model.pretrained", "model.freeze",
+    "epochs", "seed", "optim", "schedule", "batch.images", "batch_norm", "reduce",
+    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "evaluate.best", "model.pretrained", "model.freeze",
     "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
 )  # fmt: skip
 _SCORING: Mapping[str, tuple[str, ...]] = {

@@ -13,11 +13,12 @@ from rankless.data.datasets.classification import ClassificationExamples, collat
 from rankless.data.datasets.classification_input import place
 from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
-from rankless.metrics.topk import topk_scores
+from rankless.metrics.topk import score_names, topk_scores
 from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
+from rankless.tasks.best import unknown_best
 from rankless.tasks.tta import TTA, mean_of_logs, transformed
 
 
@@ -41,6 +42,8 @@ class Classify:
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
         self.class_names = tuple(self._of_the_data() if class_names is None else class_names)
+        if class_names is None and (problems := [*unknown_best(recipe, score_names(len(self.class_names)))]):
+            raise UserError(problems)
         if class_names is None and "_training" in vars(self):
             _ = self._loss  # report its problems now, not at the first step
 
@@ -118,11 +121,22 @@ class Classify:
 
     @cached_property
     def _loss(self) -> ClassificationLoss:
-        counts = self._training.labels().bincount(minlength=len(self.class_names))
         options = cast(
             loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, self.recipe.loss
         )  # as for every classifier
+        if options.class_weights != "balanced":  # the training data need not be there
+            return from_recipe(options, [1] * len(self.class_names))
+        counts = self._training.labels().bincount(minlength=len(self.class_names))
         return from_recipe(options, counts.tolist())
+
+    @cached_property
+    def validation_loss(self) -> bool:
+        """Whether the loss can be computed where there are images to be scored alone."""
+        try:
+            _ = self._loss
+        except UserError:
+            return False
+        return True
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = self.recipe.data

@@ -18,12 +18,14 @@ from rankless.data.datasets.detection import DetectionExamples, collate, open_im
 from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing, clipped, to_source
 from rankless.geometry.nms import nms
+from rankless.metrics import coco
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe import model_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
+from rankless.tasks.best import unknown_best
 from rankless.tasks.tta import TTA, restored, transformed
 
 # The built-in scenes do not depend on the size of the network's input, so that models can be compared.
@@ -45,7 +47,7 @@ class Detect:
         UserError: no such model, options that do not fit it, or data that cannot be opened.
     """
 
-    score_name = "AP"
+    score_name, validation_loss = "AP", True
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe
@@ -56,7 +58,8 @@ class Detect:
         self.placing = Placing(data.resample != "darknet", data.pad)
         # An image that is decoded at a reduced size is already an average of its pixels.
         self.detail = data.detail if self.placing.antialias else 0.0
-        if not class_names and (problems := [*_without_effect(recipe, self.size)]):
+        problems = [*_without_effect(recipe, self.size), *unknown_best(recipe, coco.NAMES)]
+        if not class_names and problems:
             raise UserError(problems)
         if class_names is None:
             class_names = self._of_the_data()

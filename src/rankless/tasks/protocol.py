@@ -46,6 +46,8 @@ class Batch(Protocol):
 
     It may have ``unreadable``, a list of :class:`rankless.structures.Unreadable`: images that are
     replaced in training, or that cannot be scored. The engine counts them and ends a run with too many.
+    And ``readable()``, the batch without them, or None where none is left: the validation loss is computed of
+    that.
     """
 
     def to(self, device: torch.device) -> Batch:
@@ -58,7 +60,13 @@ class Task(Protocol):
 
     Attributes:
         class_names: written into every weights file; may be empty.
-        score_name: the entry of ``score`` by which the best checkpoint is chosen; more is better.
+        score_name: the entry of ``score`` by which the best checkpoint is chosen unless the recipe names
+            another (``evaluate.best``); more is better.
+
+    It may also have ``validation_loss = True``: then every evaluation computes ``loss`` of the evaluation
+    data too, with the model in evaluation mode and without gradients, and its mean is the score ``loss``.
+    Where ``predict`` and ``loss`` call the model with the same tensor it computes it once, so neither may
+    change its output in place.
     """
 
     class_names: tuple[str, ...]

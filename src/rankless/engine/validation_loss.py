@@ -1,0 +1,92 @@
+"""The loss on the evaluation data, beside the scores: the same number on any number of ranks.
+
+A task that has it says so by its attribute ``validation_loss``. Sums and counts of the batches, which are the
+same on any number of ranks, are added exactly, so that no order of theirs matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.randomness import torch_seed
+from rankless.tasks.capabilities import unreadable_in
+from rankless.tasks.checks import check_loss
+from rankless.tasks.protocol import Task
+
+LOWER_IS_BETTER = ("loss", "nll")
+"""Scores of which the lowest is the best."""
+
+
+def has_loss(task: Task) -> bool:
+    """Whether the task's ``loss`` may be called in an evaluation."""
+    return getattr(task, "validation_loss", False) is True
+
+
+class FirstOutput:
+    """Stands in for a model, and computes the same input once: ``predict`` and ``loss`` share a forward pass.
+
+    Args:
+        model: all that it has besides, this has too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._seen: tuple[Tensor, Any] | None = None
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return the model's output, the one of its first call where the input is equal."""
+        if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
+            return self._model(*inputs, **options)
+        images = inputs[0]
+        if self._seen is None:
+            self._seen = images, self._model(images)
+            return self._seen[1]
+        first, output = self._seen
+        same = first.shape == images.shape and first.dtype == images.dtype and torch.equal(first, images)
+        return output if same else self._model(images)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def batch_loss(
+    task: Task, model: Any, batch: Any, seed: int, first: int, device: torch.device
+) -> tuple[float, float]:
+    """Compute sum and count of a batch's loss, without gradients; images that cannot be read take no part.
+
+    Args:
+        task: has a loss.
+        model: in evaluation mode, or its :class:`FirstOutput`.
+        batch: on the device.
+        seed: the recipe's; with ``first`` it seeds what the loss draws, as the samples of Faster R-CNN.
+        first: index of the batch's first image.
+        device: the model's.
+
+    Raises:
+        UserError: the loss is none.
+    """
+    if unreadable_in(batch):
+        readable = getattr(batch, "readable", None)
+        batch = readable() if callable(readable) else None
+        if batch is None:
+            return 0.0, 0.0
+    drawn = torch_seed(seed, "validation", first)
+    torch.default_generator.manual_seed(drawn)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(drawn)
+    loss = task.loss(model, batch)
+    check_loss(task, loss)
+    return float(loss.sum), float(loss.count)
+
+
+def mean(losses: Iterable[tuple[float, float]]) -> float | None:
+    """The mean loss of all batches' sums and counts; None where it is not finite, or nothing counts."""
+    sums, counts = zip(*losses, strict=True)
+    if not all(map(math.isfinite, (*sums, *counts))) or not (count := math.fsum(counts)):
+        return None
+    return math.fsum(sums) / count

@@ -1,0 +1,15 @@
+"""The score by which the best weights are chosen: ``evaluate.best``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rankless.errors import nearest, one_of
+from rankless.recipe.schema import Recipe
+
+
+def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
+    """Find that ``evaluate.best`` is none of the scores that there are, the loss included."""
+    best, known = recipe.evaluate.best, ["auto", *names, "loss"]
+    if best not in known:
+        yield f"evaluate.best is '{best}': expected {one_of(known)}{nearest(best, known)}"

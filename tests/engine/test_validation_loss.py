@@ -1,0 +1,254 @@
+"""The loss on the evaluation data: against a plain loop, on any number of ranks, and choosing the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankless.engine import loop
+from rankless.engine.evaluate import evaluate
+from rankless.engine.settings import computes_like
+from rankless.engine.validation_loss import FirstOutput, mean
+from rankless.errors import UserError
+from rankless.randomness import torch_seed
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.structures import Unreadable
+from rankless.tasks import open_task, resolve_recipe
+from rankless.world.process_group import World
+
+DIGITS = ["data.val_images=11", "data.train_images=12", "batch.images=8", "batch.micro=4", "precision=fp32"]
+NETS = {
+    "yolo": ["digits", "model.image_size=64", "model.width=0.125", *DIGITS],
+    "anchor-free": [
+        "digits", "model.name=yolov4-tiny-anchor-free", "model.image_size=64", "model.width=0.125",
+        "loss.box=2.5", *DIGITS,
+    ],
+    "ssd": [
+        "task=detect", "model.name=torchvision/ssdlite320_mobilenet_v3_large", "model.image_size=64", *DIGITS,
+    ],
+    "faster-rcnn": [
+        "task=detect", "model.name=torchvision/fasterrcnn_resnet50_fpn_v2", "model.image_size=64",
+        *DIGITS, "data.val_images=3", "batch.micro=2",
+    ],
+    "classifier": [
+        "digits-classify", "model.dropout=0.3", "loss.smoothing=0.2", "batch.images=64", "batch.micro=32",
+    ],
+}  # fmt: skip
+
+
+def recipe_of(name: str) -> Recipe:
+    words = NETS[name]
+    if name == "anchor-free":  # the built-in recipe's keys are those of other heads
+        words = [w for w in words if w != "digits"]
+    if name == "classifier":
+        words = [*words, "precision=fp32"]
+    from rankless.recipe.load import default
+
+    return load(words[0], words[1:]) if "=" not in words[0] else default(words)
+
+
+def net_of(recipe: Recipe) -> tuple[Any, nn.Module]:
+    task = open_task(recipe)
+    torch.manual_seed(0)
+    return task, task.model()
+
+
+def scored(world: World, name: str, extra: list[str]) -> dict[str, Any]:
+    from rankless.recipe.load import changed
+
+    recipe = changed(recipe_of(name), extra)
+    with computes_like(recipe):
+        task, model = net_of(recipe)
+        return dict(evaluate(task, model, recipe, world))
+
+
+@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.processes
+def test_it_is_that_of_a_plain_loop(name: str, ranks: Any) -> None:
+    ((found),) = ranks(1, scored, name, [])
+    recipe = recipe_of(name)
+    total = count = 0.0
+    with computes_like(recipe), torch.no_grad():
+        task, model = net_of(recipe)
+        model.eval()
+        data, micro = task.evaluation_data(), recipe.batch.micro
+        for first in range(0, len(data), micro):
+            items = [data.item(index, 0) for index in range(first, min(first + micro, len(data)))]
+            torch.manual_seed(torch_seed(recipe.seed, "validation", first))  # Faster R-CNN samples
+            loss = task.loss(model, task.collate(items))
+            total, count = total + loss.sum.item(), count + loss.count.item()
+    assert found["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert count > 0 and found["loss"] > 0
+
+
+@pytest.mark.parametrize("name", ["yolo", "classifier"])
+@pytest.mark.processes
+def test_it_is_the_same_on_any_number_of_ranks(name: str, ranks: Any) -> None:
+    (alone,) = ranks(1, scored, name, [])
+    for size in (2, 3) if name == "yolo" else (2,):
+        assert [one["loss"] for one in ranks(size, scored, name, [])] == [alone["loss"]] * size
+    (again,) = ranks(1, scored, name, ["evaluate.tta=flip"])
+    assert again["loss"] == alone["loss"]  # of the image as it is
+
+
+class Counter(nn.Linear):
+    """Counts its forward passes."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_an_equal_input_is_computed_once() -> None:
+    net = Counter(3, 2)
+    once, x = FirstOutput(net), torch.randn(4, 3)
+    first = once(x)
+    assert torch.equal(once(x.clone()), first) and net.calls == 1
+    assert torch.equal(once(x[:2]), net(x[:2])) and torch.equal(once(x * 2), net(x * 2))
+    assert once.weight is net.weight
+
+
+def test_the_mean_is_one_whatever_the_order() -> None:
+    batches = [(1e16, 1.0), (1.0, 2.0), (-1e16, 3.0), (2.0, 4.0)]
+    assert mean(batches) == mean(batches[::-1]) == 0.3
+    assert mean([(float("nan"), 1.0), (1.0, 1.0)]) is None
+    assert mean([(0.0, 0.0)]) is None
+
+
+@pytest.mark.parametrize("name", ["yolo", "classifier"])
+def test_images_that_cannot_be_read_take_no_part(name: str) -> None:
+    recipe = recipe_of(name)
+    task, model = net_of(recipe)
+    model.eval()
+    data = task.evaluation_data()
+    whole = task.collate([data.item(index, 0) for index in range(4)])
+    whole.unreadable = [Unreadable(1, "1.png", "torn"), Unreadable(3, "3.png", "torn")]
+    left = whole.readable()
+    assert left is not None and left.indices == [0, 2] and not left.unreadable
+    with torch.no_grad():
+        expected = task.loss(model, task.collate([data.item(index, 0) for index in (0, 2)]))
+        found = task.loss(model, left)
+    torch.testing.assert_close(found.sum, expected.sum)
+    assert found.count == expected.count
+    whole.unreadable = [Unreadable(index, "", "") for index in range(4)]
+    assert whole.readable() is None
+
+
+def trained(world: World, words: list[str], folder: str) -> list[dict[str, Any]]:
+    recipe, run = load(words[0], words[1:]), RunDirectory(Path(folder))
+    with computes_like(recipe):
+        loop.train(recipe, run, world, resume=False)
+    return list(journal.read(run.journal))
+
+
+@pytest.mark.processes
+def test_the_best_is_that_of_the_lowest_loss(ranks: Any, tmp_path: Path) -> None:
+    """Of a rate so high that the scores go up and down."""
+    words = [
+        "digits-classify", "epochs=1", "batch.images=240", "batch.micro=120", "evaluate.every=1",
+        "checkpoint.keep=1", "optim.lr=0.05", "model.image_size=16", "precision=fp32",
+        "evaluate.best=loss",
+    ]  # fmt: skip
+    (entries,) = ranks(1, trained, words, str(tmp_path / "run"))
+    scores = {entry["evaluation"]: entry["scores"]["loss"] for entry in entries if "evaluation" in entry}
+    assert len(scores) > 4 and len(set(scores.values())) > 3
+    assert RunDirectory(tmp_path / "run").pointed("best") == min(scores, key=scores.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["digits", "evaluate.best=mAP"],
+            "evaluate.best is 'mAP': expected one of auto, AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, "
+            "ARs, ARm, ARl, loss",
+        ),
+        (
+            ["digits-classify", "evaluate.best=AP"],
+            "evaluate.best is 'AP': expected one of auto, top1, top5, nll, precision, recall, f1, loss",
+        ),
+    ],
+)
+def test_an_unknown_name_is_answered_with_those_there_are(words: list[str], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_task(resolve_recipe(load(words[0], words[1:])))
+    assert caught.value.problems[0].startswith(expected.partition(";")[0])
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 4
+
+    def item(self, index: int, epoch: int) -> float:
+        return float(index)
+
+
+class OwnTask:
+    """A regression; by itself it says nothing of a validation loss."""
+
+    class_names: tuple[str, ...] = ()
+    score_name = "minus_error"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def training_data(self) -> Numbers:
+        return Numbers()
+
+    evaluation_data = training_data
+
+    def collate(self, items: Sequence[float]) -> Tensor:
+        return torch.tensor(items).unsqueeze(1)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Any:
+        from rankless.structures import LossSum
+
+        return LossSum((model(batch) - 3 * batch).square().sum(), len(batch))
+
+    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
+        return [float(x) for x in model(batch)]
+
+    def score(self, predictions: Sequence[float]) -> Mapping[str, Any]:
+        return {"minus_error": -sum(abs(p - 3 * i) for i, p in enumerate(predictions)), "note": "fine"}
+
+
+class WithLoss(OwnTask):
+    validation_loss = True
+
+
+def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
+    recipe = load("digits-classify", [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1"])
+    task: Any = {"plain": OwnTask, "with loss": WithLoss}[kind](recipe)
+    try:
+        with computes_like(recipe):
+            loop.train(recipe, RunDirectory(Path(folder)), world, resume=False, task=task)
+    except UserError as error:
+        return {"problems": list(error.problems)}
+    entries = list(journal.read(RunDirectory(Path(folder)).journal))
+    return next(dict(entry["scores"]) for entry in reversed(entries) if "evaluation" in entry)
+
+
+@pytest.mark.processes
+def test_a_task_of_ones_own_has_it_where_it_says_so(ranks: Any, tmp_path: Path) -> None:
+    plain, loss = [ranks(2, own, kind, "auto", str(tmp_path / kind))[0] for kind in ("plain", "with loss")]
+    assert plain.keys() == {"minus_error", "note"}
+    assert loss.keys() == {"minus_error", "note", "loss"} and loss["loss"] > 0
+    for kind, best, expected in (
+        ("plain", "loss", "auto, minus_error"),
+        ("with loss", "note", "auto, minus_error, loss"),
+    ):
+        (answer, _) = ranks(2, own, kind, best, str(tmp_path / f"{kind} {best}"))
+        assert answer["problems"][0].startswith(f"evaluate.best is '{best}': expected one of {expected}")
