@@ -30,6 +30,7 @@ from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Numbers, Totals
 from rankless.engine.unreadable import UnreadableImages
 from rankless.errors import UserError
+from rankless.models.checkpointing import checkpoint_activations
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.checkpoints.weights import digest, load_into
 from rankless.randomness import torch_seed
@@ -82,6 +83,8 @@ class TrainingState:
         self.backbone = Backbone(self.model) if recipe.model.freeze else None
         self.statistics = RunningStatistics(self._learning_norms(), world.device)
         self.ema = Ema(self.model, recipe.ema.decay) if recipe.ema.decay else None
+        if recipe.model.checkpointing:
+            checkpoint_activations(self.model)
         self.optimizer = self._new_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         self._wrap()

@@ -42,6 +42,8 @@ class Model:
             detector; ``auto`` is the size the model was published with.
         pretrained: weights to start from: a file that Rankless wrote or imported, or ``timm``.
         freeze: how long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run).
+        checkpointing: activation checkpointing: blocks are computed again in the backward pass instead of
+            keeping what they computed; less memory, more time, the same bits.
     """
 
     label: ClassVar[str] = ""  # with an article, for messages
@@ -51,6 +53,7 @@ class Model:
     image_size: Literal["auto"] | Side | Size = "auto"
     pretrained: Text = ""
     freeze: Duration = 0
+    checkpointing: bool = False
 
     def __new__(cls, *args: Any, **keys: Any) -> Self:
         """Choose the kind by the keys."""

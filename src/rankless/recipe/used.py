@@ -10,8 +10,8 @@ from rankless.recipe.schema import BUILT_IN_TASKS
 # Keys and sections of a recipe that scoring reads nothing of.
 _NOT_SCORING = (
     "epochs", "seed", "optim", "schedule", "batch.images", "batch_norm", "reduce",
-    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "evaluate.best", "model.pretrained", "model.freeze",
-    "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
+    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "evaluate.best", "model.pretrained",
+    "model.freeze", "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
 )  # fmt: skip
 _SCORING: Mapping[str, tuple[str, ...]] = {
     "classify": ("data.augment", "data.augment.crop")  # whether the middle of an image is shown

@@ -26,10 +26,15 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
     saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone saves nothing
+    remedy = "give a smaller batch.micro or model.image_size"
+    if recipe.model.checkpointing:  # how much blocks keep is up to them
+        saved = max(outputs, default=0)
+    else:
+        remedy += ", or model.checkpointing=true"
     memory.ensure(
         micro * (3 * height * width * 4 + saved * number),
         f"a micro-batch of {counted(micro, 'image')} of {width:,} × {height:,} pixels",
-        "give a smaller batch.micro or model.image_size",
+        remedy,
         _on_a_card(),
     )
 

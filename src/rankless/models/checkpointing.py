@@ -1,0 +1,81 @@
+"""Activation checkpointing: blocks keep their input alone, and are computed again in the backward pass.
+
+The numbers are the same bits: PyTorch gives the second computation the random numbers and the autocast of the
+first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+def checkpoint_activations(model: nn.Module) -> int:
+    """Have every block of a model computed again in the backward pass; how many there are.
+
+    Names and state dicts stay as they are. Without gradients a block is computed as ever.
+
+    Raises:
+        UserError: the model has no blocks.
+    """
+    found = [*blocks(model)]
+    for block in found:
+        block.forward = _Checkpointed(block)
+    if not found:
+        raise UserError(
+            f"model.checkpointing is true, but the model ({type(model).__name__}) has no blocks: modules of "
+            "several layers in an nn.Sequential, nn.ModuleList or nn.ModuleDict; leave it out"
+        )
+    return len(found)
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Find the outermost modules of several layers that stand in a list, and sequences of single layers."""
+    for child in module.children():
+        if not any(True for _ in child.children()):
+            continue
+        is_listed = isinstance(module, _LISTS) or _is_sequence(module)
+        is_list = isinstance(child, _LISTS) or (_is_sequence(child) and not _is_flat(child))
+        if is_list or not (is_listed or _is_sequence(child)):
+            yield from blocks(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _is_flat(module: nn.Module) -> bool:
+    return not any(any(True for _ in child.children()) for child in module.children())
+
+
+class _Checkpointed:
+    """Stands in for a block's ``forward``."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.name = type(block).__name__
+        self.forward = block.forward
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*inputs, **options)
+        from torch.utils.checkpoint import checkpoint  # it imports PyTorch's compiler, which takes seconds
+
+        tensors = [one for one in (*inputs, *options.values()) if isinstance(one, Tensor)]
+        before = [one._version for one in tensors]
+        made = checkpoint(self.forward, *inputs, use_reentrant=False, **options)
+        if [one._version for one in tensors] != before:
+            raise UserError(
+                f"model.checkpointing is true, but a block of the model ({self.name}) changes its input in "
+                "place, so it cannot be computed again: use inplace=False at its beginning, or leave "
+                "checkpointing out"
+            )
+        return made
