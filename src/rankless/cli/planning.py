@@ -1,4 +1,4 @@
-"""The command that says beforehand what more devices would bring."""
+"""The commands that say beforehand what more devices would bring, and what fits into one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Force, Json, loaded, part, recipe_and_overrides, whole_number
+from rankless.cli.words import (
+    Devices,
+    Force,
+    Json,
+    device_count,
+    loaded,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
 from rankless.errors import UserError
 from rankless.launch.planning import units
 from rankless.launch.planning.asked import Asked
@@ -98,6 +107,44 @@ def plan(
     if out is not None and outputs is not None:
         plot.plot(found, f"{Path(name).stem}: predicted", out, outputs)
         say(f"drawn: {out}", file=sys.stderr if as_json else sys.stdout)
+    return 0
+
+
+@app.command(
+    sort_key=5.8,
+    usage="Usage: rankless fit [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless fit yolov4 data.root=path/to/data
+  rankless fit my.yaml model.checkpointing=true --devices 4
+""",
+)
+def fit(
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE",
+            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
+        ),
+    ],
+    devices: Devices = "auto",
+    as_json: Json = False,
+) -> int:
+    """Find the largest micro-batch that fits into this device's memory, by training."""
+    count = device_count(devices)
+    name, overrides = recipe_and_overrides(recipe)
+    chosen, name = loaded(name, overrides)
+    from rankless.cli.missing import check_recipe
+
+    check_recipe(chosen, begins=False)
+    from rankless.launch.planning.fit import fit as find
+
+    found = find(chosen, count, lambda line: say(line, file=sys.stderr))
+    if as_json:
+        print_json({"recipe": name, **found.as_json()})
+    else:
+        for line in found.lines():
+            say(line)
     return 0
 
 

@@ -19,6 +19,18 @@ def available() -> int:
     return max(0, min(_limits(), default=sys.maxsize))
 
 
+def peak(pid: int | None = None) -> int:
+    """Bytes that a process has had in memory at most; 0 where the system does not say (macOS) or it is gone.
+
+    Args:
+        pid: of the process; None is this one.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    return 0
+
+
 def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None:
     """Raise if there is not enough memory.
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rankless.errors import UserError
+from rankless.errors import ShortageError, UserError
 from rankless.launch.planning.network_process import SIZES
 from rankless.launch.planning.workload import Bucket, Link, Workload
 from rankless.recipe.load import to_json
@@ -20,12 +20,13 @@ from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB
 
 _ROUNDS, _SECONDS = 2, 2.0  # of measuring steps, alone and with all cores busy in turn
+_LEAST = 3  # steps
 _LIMIT = 120.0  # seconds, for two processes to exchange some hundred megabytes
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 _PAGE = "rankless.launch.planning"
 
 
-class _StepProcess:
+class StepProcess:
     """A process that measures steps; see :mod:`rankless.launch.planning.step_process`."""
 
     def __init__(self, recipe: Recipe, log: IO[bytes]) -> None:
@@ -48,18 +49,23 @@ class _StepProcess:
             except BrokenPipeError:
                 self.answer()  # raises what the process had to say
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def answer(self) -> dict[str, Any]:
         """The answer to the line before.
 
         Raises:
-            UserError: the process met one, or died.
+            UserError: the process met one, or died; a :class:`ShortageError` where its memory ran out.
         """
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             raise _died("a step", self._process.wait(), self.log)
         answer: dict[str, Any] = json.loads(line)
         if problems := answer.get("problems"):
-            raise UserError(problems)
+            raise (ShortageError if answer["shortage"] else UserError)(problems)
         return answer
 
     def end(self) -> None:
@@ -76,7 +82,7 @@ class Steps:
         processes: to measure with; all must have started.
     """
 
-    def __init__(self, recipe: Recipe, processes: Sequence[_StepProcess]) -> None:
+    def __init__(self, recipe: Recipe, processes: Sequence[StepProcess]) -> None:
         self._recipe, self._processes = recipe, processes
         self._facts = _answers(processes)
         self._alone: dict[str, Any] = {}
@@ -118,7 +124,7 @@ class Steps:
 
     def _ask(self, busy: int) -> dict[str, Any]:
         for process in self._processes[:busy]:
-            process.ask(json.dumps([f"{busy} busy", _SECONDS]))
+            process.ask(json.dumps([f"{busy} busy", _SECONDS, _LEAST]))
         return _answers(self._processes[:busy])
 
     def _workload(self, answer: Mapping[str, Any]) -> Workload:
@@ -144,18 +150,18 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
     Raises:
         UserError: the recipe cannot be trained here.
     """
-    started: list[_StepProcess] = []
+    started: list[StepProcess] = []
     with tempfile.TemporaryFile() as log:
         try:
             for _ in range(processes):
-                started.append(_StepProcess(recipe, log))
+                started.append(StepProcess(recipe, log))
             yield Steps(recipe, started)
         finally:
             for process in started:
                 process.end()
 
 
-def _answers(processes: Sequence[_StepProcess]) -> dict[str, Any]:
+def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
     """The first one's answer, when all have answered."""
     first, *_ = [process.answer() for process in processes]
     return first

@@ -1,9 +1,9 @@
 """A process that measures steps of a recipe on one device, started as a module.
 
 It reads the recipe (JSON, resolved) from the first line of its standard input. Each line after it names
-circumstances and the seconds to measure for in them; the answer, a line of JSON, is of all that was measured
-in the same ones, so that they can take turns. The steps are the engine's own, with the clock read in between,
-and with a learning rate of 0, so that nothing diverges.
+circumstances, and the seconds and the least number of steps to measure for in them; the answer, a line of
+JSON, is of all that was measured in the same ones, so that they can take turns. The steps are the engine's
+own, with the clock read in between, and with a learning rate of 0, so that nothing diverges.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankless.errors import UserError
+from rankless.errors import ShortageError, UserError
+from rankless.hardware.memory import peak
 from rankless.hardware.processes import die_with_parent, name_process
+from rankless.hardware.shortages import shortage
 from rankless.launch.planning.quick import quick
 from rankless.recipe.instruction_set import fix
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
 _MICRO_BATCHES = 4  # of a measured step; more would only repeat the middle ones
-_LEAST = 3  # steps
 _ENDLESS = 1_000_000  # epochs
 _ADDED = 8 << 20  # bytes
 
@@ -117,10 +118,13 @@ def main() -> int:
             steps = _Steps(short, world)
             answer(steps.facts())
             for line in sys.stdin:
-                name, seconds = json.loads(line)
-                answer(steps.measure(name, float(seconds)))
-    except UserError as error:
-        answer({"problems": list(error.problems)})
+                name, seconds, least = json.loads(line)
+                answer(steps.measure(name, float(seconds), int(least)))
+    except Exception as error:
+        known = error if isinstance(error, UserError) else shortage(error)
+        if known is None:
+            raise
+        answer({"problems": list(known.problems), "shortage": isinstance(known, ShortageError)})
     return 0
 
 
@@ -162,6 +166,7 @@ class _Steps:
             "parameters": [p.numel() * p.element_size() for p in reversed(state.trained)],
             "totals": 8 * numbers,
             "norms": [4 * (norm.num_features + 1) for norm in norms] if is_sync else [],
+            "learns_norms": bool(norms),
         }
 
     def run(self) -> None:
@@ -206,19 +211,30 @@ class _Steps:
 
         gradients.completed = noted
 
-    def measure(self, name: str, seconds: float) -> dict[str, Any]:
-        """Train for so long, three steps at least; what the parts of a step took in these circumstances."""
+    def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
+        """Train for so long, ``least`` steps at least; what the parts of a step took in these circumstances.
+
+        With the memory (bytes) that this process has taken at most until now.
+        """
         if not self.done:
             self.run()  # the first one allocates
         taken = self.taken[name]
         self.clock.parts = taken.parts
         until, first = time.monotonic() + seconds, self.done
-        while time.monotonic() < until or self.done < first + _LEAST:
+        while time.monotonic() < until or self.done < first + least:
             self.run()
             last = self.clock.parts["backward"][-1]
             began = self.clock.last - self.clock.parts["update"][-1] - last
             taken.ready.append([(size, (when - began) / last) for size, when in self.buckets])
-        return {**taken.summary(self.micro_batches, together=self.together), "add": self._add()}
+        summary = taken.summary(self.micro_batches, together=self.together)
+        return {**summary, "add": self._add(), "memory": self._memory()}
+
+    def _memory(self) -> int:
+        import torch
+
+        if self.state.world.device.type == "cuda":
+            return torch.cuda.max_memory_reserved()
+        return peak()
 
     def _add(self) -> float:
         """Seconds to add one byte's worth of gradients."""

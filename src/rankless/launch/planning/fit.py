@@ -1,0 +1,258 @@
+"""``rankless fit``: the largest micro-batch that this device can train, found by training it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from rankless.errors import ShortageError, UserError, counted
+from rankless.hardware import memory
+from rankless.hardware.cores import usable_cores
+from rankless.launch.opening import checked, device
+from rankless.launch.planning.measuring import StepProcess
+from rankless.recipe.precision import resolve
+from rankless.recipe.schema import Batch, Recipe
+from rankless.tasks import open_task, resolve_recipe
+
+_USABLE = 0.9  # of the memory that is free: other programs come and go
+_MICRO_BATCHES = 2  # of a step that is tried: the second one finds the gradients of the first in memory
+_POLL = 0.05  # seconds
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A micro-batch that was tried.
+
+    Attributes:
+        micro: images in it.
+        memory: bytes that a device takes at most, None where it was not seen.
+        speed: images per second of a device, None where it did not fit.
+        problem: why it does not fit; "" where it does.
+    """
+
+    micro: int
+    memory: int | None = None
+    speed: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The result of :func:`fit`.
+
+    Attributes:
+        recipe: what was tried, with its precision resolved.
+        devices: how many share a step, and on a CPU the memory.
+        free: bytes for each of them.
+        sees: whether a batch norm learns from each micro-batch.
+        tried: in the order of their sizes.
+    """
+
+    recipe: Recipe
+    devices: int
+    free: int
+    sees: bool
+    tried: list[Tried]
+
+    @property
+    def largest(self) -> Tried:
+        """The largest one that fits."""
+        return [one for one in self.tried if not one.problem][-1]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program; bytes, and images per second."""
+        return {
+            "largest": self.largest.micro,
+            "tried": [asdict(one) for one in self.tried],
+            "free": self.free,
+            "devices": self.devices,
+            "batch_norm_sees": self.largest.micro if self.sees else None,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """A table, what the largest one costs, and what to write."""
+        batch, largest = self.recipe.batch, self.largest
+        kind = "process" if device().type == "cpu" else "GPU"
+        yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
+        yield "batch.micro     memory  images/s"
+        for one in self.tried:
+            taken = _gib(one.memory) if one.memory else "–"
+            yield f"{one.micro:11} {taken:>10}  {one.problem or f'{one.speed:8.1f}'}"
+        best = max((one for one in self.tried if one.speed), key=lambda one: one.speed or 0.0)
+        yield f"the largest that fits: batch.micro={largest.micro}"
+        if best.micro != largest.micro:
+            yield f"the fastest: batch.micro={best.micro}"
+        if self.sees and largest.micro != batch.micro:
+            yield (
+                f"batch norm sees {counted(largest.micro, 'image')} at a time then, now {batch.micro}: the "
+                "numbers are others (batch.images and the learning rate stay)"
+            )
+        if batch.images // largest.micro == self.devices and largest.micro != batch.images:
+            yield f"a larger one would leave a step too few micro-batches for {self.devices} devices"
+        if not self.recipe.model.checkpointing and largest.problem == "" and self.tried[-1].problem:
+            yield "more would fit with model.checkpointing=true"
+
+
+def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
+    """Train two micro-batches of growing size, each in a process of its own, until memory ends.
+
+    Args:
+        recipe: any.
+        devices: how many are to share a step; None is what a training would take.
+        say: takes a line before everything that takes a while.
+
+    Raises:
+        UserError: the recipe cannot be trained here, not even with micro-batches of the smallest size.
+    """
+    recipe, _ = checked(recipe, None, [])
+    if recipe.batch_norm == "sync":
+        raise UserError(
+            "batch_norm is 'sync', with which a device holds all its micro-batches at once, so batch.micro "
+            "decides nothing about memory: use more devices, or a smaller batch.images"
+        )
+    recipe = resolve_recipe(recipe)
+    recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
+    ranks = devices or _devices(recipe)
+    on_cpu = device().type == "cpu"
+    free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
+    sizes = _sizes(recipe.batch.images, ranks)
+    search = _Search(_at_its_largest(recipe), free, on_cpu, say)
+    search.run(sizes)
+    tried = sorted(search.tried.values(), key=lambda one: one.micro)
+    found = Fitted(recipe, ranks, free, search.sees and recipe.batch_norm == "micro", tried)
+    if tried[0].problem:
+        raise UserError(
+            f"a micro-batch of {counted(tried[0].micro, 'image')} does not fit into the memory of this "
+            f"device ({_gib(free)} free): {tried[0].problem}; use a smaller model or smaller images"
+        )
+    return found
+
+
+def _devices(recipe: Recipe) -> int:
+    cards = torch.cuda.device_count() if device().type == "cuda" else 0
+    return min(cards or max(usable_cores() // recipe.threads, 1), recipe.batch.images)
+
+
+def _sizes(images: int, ranks: int) -> list[int]:
+    """The micro-batches that a step can be cut into with at least one for every device."""
+    if ranks > images:
+        raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most as many")
+    return [size for size in range(1, images // ranks + 1) if images % size == 0]
+
+
+def _at_its_largest(recipe: Recipe) -> Recipe:
+    """The recipe with the largest input that it draws, and with its whole network trained."""
+    sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
+    model, data = replace(recipe.model, freeze=0), recipe.data
+    if sizes is not None:
+        model, data = replace(model, image_size=sizes.choices()[-1]), replace(data, multi_scale=0.0)
+    return replace(recipe, model=model, data=data)
+
+
+class _Search:
+    """Tries sizes.
+
+    Attributes:
+        tried: by size.
+        sees: whether the model has a batch norm that learns.
+    """
+
+    def __init__(self, recipe: Recipe, free: int, on_cpu: bool, say: Callable[[str], None]) -> None:
+        self.recipe, self.free, self.on_cpu, self.say = recipe, free, on_cpu, say
+        self.tried: dict[int, Tried] = {}
+        self.sees = False
+
+    def run(self, sizes: Sequence[int]) -> None:
+        """Double until one does not fit, then halve what lies between."""
+        low, high, at = -1, len(sizes), 0
+        while at < high:
+            if not self._fits(sizes[at]):
+                high = at
+                break
+            low = at
+            doubled = (n for n in range(low + 1, len(sizes)) if sizes[n] >= 2 * sizes[low])
+            at = next(doubled, max(low + 1, len(sizes) - 1))
+        while low >= 0 and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(sizes[middle]) else (low, middle)
+
+    def _fits(self, micro: int) -> bool:
+        expected = self._expected(micro)
+        if self.on_cpu and expected > self.free:
+            self.tried[micro] = Tried(micro, problem=f"would take about {_gib(expected)}: not tried")
+        else:
+            self.say(f"training with batch.micro={micro} …")
+            self.tried[micro] = self._try(micro)
+        return not self.tried[micro].problem
+
+    def _expected(self, micro: int) -> int:
+        """Bytes that a size will take: on the line through the two largest that fit; 0 without two."""
+        known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
+        if len(known) < 2:
+            return 0
+        (less, below), (size, taken) = known[-2:]
+        return int(taken + (taken - below) / (size - less) * (micro - size))
+
+    def _try(self, micro: int) -> Tried:
+        batch = Batch(images=_MICRO_BATCHES * micro, micro=micro)
+        with tempfile.TemporaryFile() as log:
+            process = StepProcess(replace(self.recipe, batch=batch), log)
+            try:
+                with _guarded(process.pid, self.free if self.on_cpu else 0) as over:
+                    self.sees = bool(process.answer()["learns_norms"])
+                    process.ask(json.dumps(["fit", 0.0, 1]))
+                    answer = process.answer()
+            except ShortageError as error:
+                return Tried(micro, problem="; ".join(error.problems))
+            except UserError:
+                if not over:
+                    raise
+                return Tried(micro, problem=f"took more than {_gib(self.free)}")
+            finally:
+                process.end()
+        each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
+        seconds = each + answer["update"] * micro / self.recipe.batch.images
+        return Tried(micro, int(answer["memory"]), micro / seconds)
+
+
+@contextmanager
+def _guarded(pid: int, limit: int) -> Iterator[list[int]]:
+    """Inside, a process that takes more memory than the limit is killed; what it took is in the list.
+
+    Otherwise the kernel would end whatever it likes best.
+
+    Args:
+        pid: of the process.
+        limit: bytes; 0 is none.
+    """
+    over: list[int] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while limit and not ended.wait(_POLL):
+            if (taken := memory.peak(pid)) > limit:
+                over.append(taken)
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield over
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"

@@ -1,0 +1,121 @@
+"""The largest micro-batch: the search by its rules, and a real one that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.cli import main
+from rankless.errors import UserError
+from rankless.hardware.memory import peak
+from rankless.launch.planning.fit import Tried, _guarded, _Search, _sizes, fit
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
+
+SMALL = [
+    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "model.image_size=64",
+    "precision=fp32", "model.width=0.1",
+]  # fmt: skip
+
+
+class Imagined(_Search):
+    """A device on which an image takes ``each`` bytes and everything else ``base``."""
+
+    def __init__(self, base: int, each: int, free: int, on_cpu: bool) -> None:
+        super().__init__(Recipe(), free, on_cpu, lambda line: None)
+        self.base, self.each = base, each
+
+    def _try(self, micro: int) -> Tried:
+        taken = self.base + micro * self.each
+        return Tried(micro, taken, 1.0) if taken <= self.free else Tried(micro, problem="out of memory")
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 4),
+    st.integers(0, 1000),
+    st.integers(1, 100),
+    st.integers(1, 6000),
+    st.booleans(),
+)
+def test_the_search_finds_the_largest_in_few_tries(
+    images: int, ranks: int, base: int, each: int, free: int, on_cpu: bool
+) -> None:
+    images *= ranks
+    sizes = _sizes(images, ranks)
+    search = Imagined(base, each, free, on_cpu)
+    search.run(sizes)
+    fitting = [size for size in sizes if base + size * each <= free]
+    found = [one.micro for one in search.tried.values() if not one.problem]
+    assert max(found, default=0) == max(fitting, default=0)
+    assert len(search.tried) <= 2 * len(sizes).bit_length() + images.bit_length() + 1
+    if on_cpu and len(found) > 2:  # what is known to take too much is not tried
+        assert not any(one.problem == "out of memory" for one in search.tried.values())
+
+
+def test_sizes_leave_a_micro_batch_to_every_device() -> None:
+    assert _sizes(12, 1) == [1, 2, 3, 4, 6, 12]
+    assert _sizes(12, 3) == [1, 2, 3, 4]
+    assert _sizes(12, 5) == [1, 2]
+    with pytest.raises(UserError, match=r"--devices is 13, but batch\.images is 12"):
+        _sizes(12, 13)
+
+
+@pytest.mark.processes
+def test_a_process_that_takes_too_much_is_ended() -> None:
+    takes = "import time; held = bytearray(300 << 20); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", takes])
+    try:
+        with _guarded(process.pid, 100 << 20) as over:
+            assert process.wait(60) == -9
+        assert over and over[0] > 100 << 20
+        with _guarded(os.getpid(), 1 << 60) as over:
+            pass
+        assert not over and peak() > 10 << 20
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.processes
+def test_it_trains_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert (
+        main(["fit", *SMALL, "data.multi_scale=0.5", "model.freeze=1 epochs", "--devices", "2", "--json"])
+        == 0
+    )
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["largest"] == 2 and [one["micro"] for one in answer["tried"]] == [1, 2]
+    assert all(one["memory"] > 100 << 20 and one["speed"] > 0 for one in answer["tried"])
+    assert answer["devices"] == 2 and answer["batch_norm_sees"] == 2
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.processes
+def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankless.hardware.memory.available", lambda: 60 << 20)
+    recipe = load("digits", SMALL)
+    monkeypatch.setattr("rankless.launch.planning.fit.resolve_recipe", lambda recipe: recipe)
+    with pytest.raises(UserError) as caught:
+        fit(recipe, 1, lambda line: None)
+    (sentence,) = caught.value.problems
+    assert sentence.startswith(
+        "a micro-batch of 1 image does not fit into the memory of this device (0.05 GiB free)"
+    )
+    assert sentence.endswith("took more than 0.05 GiB; use a smaller model or smaller images")
+
+
+def test_norms_over_the_whole_batch_are_refused() -> None:
+    with pytest.raises(UserError, match=r"batch\.micro decides nothing about memory"):
+        fit(load("digits", ["batch_norm=sync"]), None, print)
