@@ -10,7 +10,6 @@ import os
 import signal
 
 import torch
-import torch.distributed as dist
 
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
@@ -22,7 +21,7 @@ from rankless.launch.requests import Requests
 from rankless.recipe import instruction_set
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
-from rankless.world.process_group import join
+from rankless.world.process_group import is_joined, join
 
 
 def refuse(recipe: Recipe, devices: int | None) -> None:
@@ -37,7 +36,7 @@ def refuse(recipe: Recipe, devices: int | None) -> None:
             f"inline: trains in this process, on one device, and {devices} devices are asked for; expected "
             "1: leave either out; the weights are the same"
         )
-    if dist.is_available() and dist.is_initialized():
+    if is_joined():
         problems.append(
             "inline: this process has a process group of its own already; destroy it before "
             "(torch.distributed.destroy_process_group), or leave inline out"

@@ -162,6 +162,11 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
+def is_joined() -> bool:
+    """Whether this process is in a process group already."""
+    return dist.is_available() and dist.is_initialized()
+
+
 @contextmanager
 def join(meeting: Path | None = None) -> Iterator[World]:
     """Be one of the ranks that the environment describes, or a world of one.
