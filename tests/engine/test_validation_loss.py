@@ -244,8 +244,8 @@ def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
 @pytest.mark.processes
 def test_a_task_of_ones_own_has_it_where_it_says_so(ranks: Any, tmp_path: Path) -> None:
     plain, loss = [ranks(2, own, kind, "auto", str(tmp_path / kind))[0] for kind in ("plain", "with loss")]
-    assert plain.keys() == {"minus_error", "note"}
-    assert loss.keys() == {"minus_error", "note", "loss"} and loss["loss"] > 0
+    assert plain.keys() == {"minus_error", "note", "computed_in"}
+    assert loss.keys() == {*plain, "loss"} and loss["loss"] > 0
     for kind, best, expected in (
         ("plain", "loss", "auto, minus_error"),
         ("with loss", "note", "auto, minus_error, loss"),
