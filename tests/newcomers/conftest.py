@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 NAMES = ("cat", "dog")
+_TINTS = {"daisy": (150, 150, 0), "rose": (150, 0, 0), "tulip": (0, 0, 150)}
 _COLORS = ((240, 70, 60), (60, 120, 250))
 
 
@@ -54,7 +55,7 @@ def boxes_in_yolo(root: Path, train: int, val: int, size: tuple[int, int] = (128
 
 
 def folders_of_classes(root: Path, count: int, side: int = 64) -> Path:
-    """A folder per class, and no splits: discs, squares and crosses of any color."""
+    """A folder per class, and no splits: yellow discs, red squares and blue crosses."""
     rng = np.random.default_rng(6)
     for name in ("daisy", "rose", "tulip"):
         (root / name).mkdir(parents=True)
@@ -62,7 +63,7 @@ def folders_of_classes(root: Path, count: int, side: int = 64) -> Path:
             image = Image.fromarray(rng.integers(60, 120, (side, side, 3), dtype=np.uint8))
             draw, extent = ImageDraw.Draw(image), int(rng.integers(side // 3, side // 2))
             x, y = (int(rng.integers(0, side - extent)) for _ in range(2))
-            color = tuple(int(part) for part in rng.integers(150, 256, 3))
+            color = tuple(int(part) for part in rng.integers(40, 100, 3) + _TINTS[name])
             corners = (x, y, x + extent, y + extent)
             if name == "daisy":
                 draw.ellipse(corners, fill=color)

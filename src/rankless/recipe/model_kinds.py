@@ -40,7 +40,8 @@ class Model:
         name: one that ``rankless models`` lists, or ``timm/NAME``.
         image_size: the network's input in pixels: one side, or [height, width]; multiples of 32 in a
             detector; ``auto`` is the size the model was published with.
-        pretrained: weights to start from: a file that Rankless wrote or imported, or ``timm``.
+        pretrained: weights to start from: a run, a file that Rankless wrote or imported, or ``timm``; they
+            bring their network where neither ``name`` nor ``cfg`` is given.
         freeze: how long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run).
         checkpointing: activation checkpointing: blocks are computed again in the backward pass instead of
             keeping what they computed; less memory, more time, the same bits.

@@ -1,0 +1,53 @@
+"""Published files: their names say the beginning of their SHA-256, and the page about weights names them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.models import get_model_weights, list_models
+
+from rankless.interop.importing import import_weights
+from rankless.models.classifiers.catalog import build_classifier
+from rankless.recipe.schema import Model
+
+PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+
+
+@pytest.fixture
+def unnamed(tmp_path: Path) -> Path:
+    torch.save(build_classifier(Model(name="densenet-bc-100-12"), 2).state_dict(), tmp_path / "w.pth")
+    return tmp_path / "w.pth"
+
+
+def notes(source: Path) -> list[str]:
+    return import_weights(source, source.with_name("out.safetensors"), model="densenet-bc-100-12").notes
+
+
+def test_the_digits_in_a_name_are_compared(unnamed: Path) -> None:
+    sha = hashlib.sha256(unnamed.read_bytes()).hexdigest()[:8]
+    right = unnamed.rename(unnamed.with_name(f"resnet18-{sha}.pth"))
+    assert notes(right)[0] == f"its SHA-256 begins with {sha}, as its name says"
+
+
+def test_a_difference_is_a_warning(unnamed: Path) -> None:
+    (first, *_) = notes(unnamed.rename(unnamed.with_name("mine-20261122.pth")))
+    assert first.startswith("warning: its SHA-256 begins with ") and "20261122 of its name" in first
+
+
+def test_other_names_say_nothing(unnamed: Path) -> None:
+    assert not any("SHA-256" in note for note in notes(unnamed))
+
+
+def test_the_page_names_files_that_torchvision_publishes() -> None:
+    published = {
+        entry.url.rpartition("/")[2]: name for name in list_models() for entry in get_model_weights(name)
+    }
+    rows = re.findall(r"^\| `([\w/]+)` \| (`.*`.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {file: model for model, files in rows for file in re.findall(r"`([\w-]+\.pth)`", files)}
+    assert len(listed) == 10
+    for file, model in listed.items():
+        assert published[file] == model.removeprefix("torchvision/")

@@ -1,0 +1,76 @@
+"""What the README says about one's own images, done as it stands there, with the scores that it states."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.curation.converting import convert
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+SECTION = README.partition("## Your own images")[2].partition("\n## ")[0]
+COMMANDS = re.findall(r"^    rankless (.*)$", SECTION, re.MULTILINE)
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def place(
+    tmp_path_factory: pytest.TempPathFactory, boxes: Callable[..., Path], folders: Callable[..., Path]
+) -> Path:
+    """A folder with 200 images of each kind and the recipe."""
+    place = tmp_path_factory.mktemp("place")
+    boxes(place / "mydata", 160, 40)
+    folders(place / "flowers", 200)
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", SECTION, re.DOTALL | re.MULTILINE)
+    (place / "my.yaml").write_text(recipe)
+    return place
+
+
+def stated(score: str) -> float:
+    (number,) = re.findall(rf"{score} (0\.\d+)", " ".join(SECTION.split()))
+    return float(number)
+
+
+def small(start: str) -> str:
+    """The README's command to try it on a CPU."""
+    (command,) = [one for one in COMMANDS if one.startswith(start) and "model.image_size" in one]
+    return str(command)
+
+
+def test_a_detector_and_its_fine_tuning(place: Path, forked: Any) -> None:
+    def rankless(words: str) -> Any:
+        done = forked("-m", "rankless", *words.split(), cwd=place)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "nothing is wrong" in rankless("data check mydata")
+    rankless(f"{small('train my.yaml')} evaluate.every=0 --run runs/my --devices 1")
+    scores = json.loads(rankless("evaluate runs/my --devices 1 --json"))
+    assert scores["AP50"] > stated("AP50")
+    assert (scores["data"], scores["split"], scores["images"]) == ("mydata", "val", 40)
+    said = rankless("predict runs/my mydata/images/val/0000.jpg mydata/images/val")
+    assert said.endswith("results in predictions\n")
+    # The same images as Pascal VOC have the same score.
+    convert(str(place / "mydata"), "voc", place / "VOCdevkit")
+    as_voc = json.loads(rankless("evaluate runs/my data.root=VOCdevkit --devices 1 --json"))
+    assert as_voc["AP50"] == pytest.approx(scores["AP50"], abs=0.02)
+    assert "train my.yaml data.root=VOCdevkit" in COMMANDS
+    # The weights bring their network, and an epoch of the recipe for fine-tuning costs them nothing.
+    rankless("train model.pretrained=runs/my data.root=mydata epochs=1 --devices 1")
+    more = json.loads(rankless("evaluate runs/fine-tune/last.safetensors --devices 1 --json"))
+    assert more["AP50"] > 0.9 * scores["AP50"]
+
+
+def test_a_classifier(place: Path, forked: Any) -> None:
+    words = f"{small('train resnet18')} evaluate.every=0 --run runs/flowers --devices 1"
+    done = forked("-m", "rankless", *words.split(), cwd=place)
+    assert done.returncode == 0, done.stderr
+    (score,) = re.findall(r"best \(step \d+\): top1 (0\.\d+)", done.stdout)
+    assert float(score) > stated("top-1")
+    assert "train resnet18 data.root=flowers" in COMMANDS
