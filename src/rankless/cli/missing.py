@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rankless.data.datasets.torchvision_sets import located
 from rankless.data.missing import missing_data
 from rankless.errors import UserError
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
@@ -37,7 +38,10 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     """
     problems: list[str] = []
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
-        problems += missing_data(recipe.data.root)
+        try:
+            problems += missing_data(located(recipe.data).root)
+        except UserError as error:
+            problems += error.problems
     pretrained = recipe.model.pretrained
     if begins and pretrained not in ("", "timm"):
         problems += [

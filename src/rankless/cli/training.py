@@ -27,7 +27,7 @@ from rankless.cli.words import (
     whole_number,
 )
 from rankless.errors import UserError
-from rankless.printing import print_json
+from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
     from rankless.launch.hosts.names import Host
@@ -81,7 +81,12 @@ def train(
     ] = (),
     inline: Annotated[
         bool,
-        Parameter(help="Train in this very process, on one device: for debuggers and profilers."),
+        Parameter(help="Train in this very process: for debuggers, profilers."),
+        flag,
+    ] = False,
+    download: Annotated[
+        bool,
+        Parameter(help="Get data.root=torchvision/NAME first."),
         flag,
     ] = False,
     hosts: Hosts = None,
@@ -108,6 +113,8 @@ def train(
                 )
             if inline:
                 raise UserError("--inline: a launcher has started this rank; leave out either")
+            if download:
+                raise UserError("--download: several ranks would download at once; download before, with one")
             asked = _asked_of_a_rank(recipe, run, devices, resume=resume, is_first=is_first)
             return replace(asked, sinks=sink)
 
@@ -122,6 +129,8 @@ def train(
     if hosts is not None:
         if inline:
             raise UserError("--inline: trains in this process, but --hosts starts others; leave out either")
+        if download:
+            raise UserError("--download: gets files for this machine alone; leave it out with --hosts")
         from rankless.launch.hosts.training import Wanted
 
         least, parsed = _hosts_of(hosts, min_hosts, devices)
@@ -141,6 +150,11 @@ def train(
         chosen = None
     else:
         chosen, name = loaded(name, overrides)
+    if download:
+        from rankless.data.datasets.torchvision_sets import download as get
+
+        for sentence in get(chosen.data) if chosen is not None else ():
+            say(sentence)
     if chosen is not None:
         from rankless.cli.missing import check_recipe
 

@@ -62,9 +62,7 @@ Hosts = Annotated[
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[
-    bool, Parameter(help="Have --hosts run this machine's rankless, which is copied there."), flag
-]
+Sync = Annotated[bool, Parameter(help="Copy this machine's rankless to --hosts and run that."), flag]
 Ssh = Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,

@@ -10,6 +10,11 @@ def missing_data(root: str) -> list[str]:
     path = Path(root).expanduser()
     if path.exists():
         return []
+    if root.startswith("torchvision/"):
+        return [
+            f"{root}: a name for recipes (data.root={root} data.folder=FOLDER); expected the folder itself "
+            "here; give that, such as data/cifar-10-batches-py"
+        ]
     return [
         f"{root}: no such file or folder at {path.absolute()}; expected a folder, a file such as "
         "'data.yaml', or 'digits' for the built-in data"

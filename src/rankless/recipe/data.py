@@ -144,12 +144,18 @@ class Augment:
         """Accept the preset, which the validator has expanded."""
 
 
+Format = Literal[
+    "auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "cifar", "oxford-pets", "image-folder"
+]
+
+
 @dataclass(frozen=True, config=config)
 class Data:
     """The images.
 
     Attributes:
-        root: ``digits`` (built in), a folder, or a file such as a ``data.yaml``.
+        root: ``digits`` (built in), a folder, a file such as a ``data.yaml``, or ``torchvision/NAME``.
+        folder: where the files of ``torchvision/NAME`` are, as torchvision's ``root``.
         format: of the data; ``auto`` detects it.
         train: name of the split to train on.
         val: name of the split to evaluate on.
@@ -173,7 +179,8 @@ class Data:
     """
 
     root: Name = "digits"
-    format: Literal["auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "image-folder"] = "auto"
+    folder: Name = "data"
+    format: Format = "auto"
     train: Name = "train"
     val: Name = "val"
     classes: NamesFile | ClassNames = "auto"

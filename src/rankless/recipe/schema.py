@@ -255,6 +255,12 @@ class Recipe:
                 ": leave it out",
                 ("data.augment.close_mosaic", "data.augment.mixup", "data.augment.cutmix"),
             )
+        if self.data.folder != Data.folder and not self.data.root.startswith("torchvision/"):
+            yield (
+                f"'data.folder' is {self.data.folder!r}, which has an effect only with "
+                "data.root=torchvision/NAME: leave it out, or give the folder as data.root",
+                ("data.folder", "data.root"),
+            )
         if self.task == "classify" and self.evaluate.tta == "full":
             yield (
                 "'evaluate.tta' is 'full', which needs an input of any size, and many classifiers take only "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankless.errors import UserError
-from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
@@ -40,11 +40,8 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
     Raises:
         UserError: an invalid cfg, or data that cannot be opened.
     """
-    if recipe.task in BUILT_IN_TASKS and isinstance(recipe.data.classes, str):
-        from rankless.data.datasets.class_choice import class_list
-
-        names = class_list(recipe.data.classes, recipe.data.root)
-        recipe = replace(recipe, data=replace(recipe.data, classes=names or "auto"))
+    if recipe.task in BUILT_IN_TASKS:
+        recipe = replace(recipe, data=_resolved_data(recipe.data))
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect, resolve_detection
         from rankless.tasks.memory_check import refuse_giant_step
@@ -62,6 +59,15 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def _resolved_data(data: Data) -> Data:
+    """Replace a data set's name by its folder, and a file of class names by the names."""
+    from rankless.data.datasets.class_choice import class_list
+    from rankless.data.datasets.torchvision_sets import located
+
+    data = located(data)
+    return replace(data, classes=class_list(data.classes, data.root) or "auto")
+
+
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data for checkpoints; None if it has none.
 
@@ -71,9 +77,9 @@ def data_digest(recipe: Recipe) -> str | None:
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
-    data = recipe.data
-    if recipe.task not in ("detect", "classify"):
+    if recipe.task not in BUILT_IN_TASKS:
         return capabilities(open_task(recipe).training_data()).digest
+    data = _resolved_data(recipe.data)
     if data.root == DIGITS:
         return None
     opened = open_annotations(data.root, data.train, data.format, classes=data.classes, max_bad=data.max_bad)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.datasets.classification_input import place
+from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
 from rankless.losses.classify import ClassificationLoss, from_recipe
 from rankless.metrics.topk import score_names, topk_scores
@@ -41,10 +42,10 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
-        self.class_names = tuple(self._of_the_data() if class_names is None else class_names)
+        self.class_names = tuple(self._training.images.class_names if class_names is None else class_names)
         if class_names is None and (problems := [*unknown_best(recipe, score_names(len(self.class_names)))]):
             raise UserError(problems)
-        if class_names is None and "_training" in vars(self):
+        if class_names is None:
             _ = self._loss  # report its problems now, not at the first step
 
     def model(self) -> nn.Module:
@@ -101,16 +102,6 @@ class Classify:
         mean, std = (_on(images.device, numbers) for numbers in (self.mean, self.std))  # (3, 1, 1)
         return (images.contiguous(memory_format=torch.channels_last).float() / 255 - mean) / std
 
-    def _of_the_data(self) -> Sequence[str]:
-        """Return the classes of the training split, or of the other where none is there to train on."""
-        try:
-            return self._training.images.class_names
-        except UserError as error:
-            try:
-                return self._evaluation.images.class_names
-            except UserError:
-                raise error from None
-
     @cached_property
     def _training(self) -> ClassificationExamples:
         return self._examples(self.recipe.data.train, augmented=True)
@@ -139,7 +130,7 @@ class Classify:
         return True
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
-        data = self.recipe.data
+        data = located(self.recipe.data)
         # The labels refer to the model's outputs, which the training data defines.
         samples = open_images(
             data.root,

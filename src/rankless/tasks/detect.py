@@ -15,6 +15,7 @@ from rankless.data.augment.multi_scale import StepSizes
 from rankless.data.datasets.annotated import DetectionImages, MatchedImages
 from rankless.data.datasets.class_matching import match_classes
 from rankless.data.datasets.detection import DetectionExamples, collate, open_images
+from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing, clipped, to_source
 from rankless.geometry.nms import nms
@@ -62,7 +63,7 @@ class Detect:
         if not class_names and problems:
             raise UserError(problems)
         if class_names is None:
-            class_names = self._of_the_data()
+            class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
 
     def model(self) -> nn.Module:
@@ -122,16 +123,6 @@ class Detect:
         known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
         return coco_scores(predictions, known, self.class_names)
 
-    def _of_the_data(self) -> Sequence[str]:
-        """Return the classes of the training split, or of the other where none is there to train on."""
-        try:
-            return self._training.images.class_names
-        except UserError as error:
-            try:
-                return self._evaluation.images.class_names
-            except UserError:
-                raise error from None
-
     @cached_property
     def _training(self) -> DetectionExamples:
         data = self.recipe.data
@@ -171,7 +162,7 @@ class Detect:
         )
 
     def _open(self, split: str, images: int, seed: int) -> DetectionImages:
-        data = self.recipe.data
+        data = located(self.recipe.data)
         return open_images(
             data.root,
             split,

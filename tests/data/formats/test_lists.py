@@ -170,7 +170,7 @@ def coco(root: Path, *splits: str) -> Path:
 @pytest.mark.parametrize("split", ["val2017", "valid"])
 def test_what_has_no_training_images_can_be_evaluated(tmp_path, split):
     root = coco(tmp_path / "d", split)
-    task = open_task(Recipe(data=Data(root=str(root)), model={"name": "yolov4-tiny"}))
+    task = open_task(Recipe(data=Data(root=str(root)), model={"name": "yolov4-tiny"}), ("cat", "dog"))
     assert task.class_names == ("cat", "dog")
     assert len(task.evaluation_data()) == 1
     with pytest.raises(UserError, match="no split 'train'"):
@@ -180,7 +180,8 @@ def test_what_has_no_training_images_can_be_evaluated(tmp_path, split):
 def test_classes_without_training_images_can_be_evaluated(tmp_path):
     for name in ("cat", "dog"):
         image(tmp_path / "d" / "val" / name / "0.jpg")
-    task = open_task(Recipe(task="classify", data=Data(root=str(tmp_path / "d")), model={"name": "resnet18"}))
+    recipe = Recipe(task="classify", data=Data(root=str(tmp_path / "d")), model={"name": "resnet18"})
+    task = open_task(recipe, ("cat", "dog"))
     assert task.class_names == ("cat", "dog")
     assert len(task.evaluation_data()) == 2
     with pytest.raises(UserError, match="no split 'train'"):

@@ -28,6 +28,8 @@ _PAGES = {
     "darknet": "darknet",
     "csv": "csv_table",
     "lines": "lines",
+    "cifar": "cifar",
+    "oxford-pets": "oxford_pets",
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)

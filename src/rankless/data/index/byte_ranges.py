@@ -1,7 +1,8 @@
-"""An image's bytes, be it a whole file or a byte range of a tar shard.
+"""An image's bytes, be it a whole file or a byte range of a tar shard or of another file of many images.
 
 An image in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
-it, so the shard ends there and the name inside begins.
+it, so the shard ends there and the name inside begins. CIFAR's images are bare pixels in their file; they are
+given as what a decoder reads, as PPM.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ import io
 import os
 from typing import Any
 
+import numpy as np
+
 from rankless.data.images.image_file import MOST_BYTES, UnreadableImage, too_large
 from rankless.data.index.annotations import Annotations
 from rankless.files import reading
 
+CIFAR_SIDE = 32
+CIFAR_BYTES = 3 * CIFAR_SIDE**2
+CIFAR_ENDING = ".cifar.ppm"
+"""Of the name of an image whose byte range, outside of a shard, is its three planes."""
+_HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
 
 
@@ -41,7 +49,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """The bytes of image ``index`` as they lie on the disk.
+    """The bytes of image ``index`` as they lie on the disk; bare pixels as PPM.
 
     Raises:
         UnreadableImage: the file is missing, or a shard is shorter than it was.
@@ -62,6 +70,8 @@ def content(annotations: Annotations, index: int) -> bytes:
         raise UnreadableImage(path, error.strerror or str(error)) from error
     if len(data) < length:
         raise UnreadableImage(path, f"its shard ends after {len(data)} of its {length} bytes")
+    if path.endswith(CIFAR_ENDING) and not file_of(path).endswith(".tar"):
+        return _HEADER + np.frombuffer(data, np.uint8).reshape(3, -1).T.tobytes()
     return data
 
 

@@ -1,0 +1,129 @@
+"""Data sets by torchvision's names: ``data.root: torchvision/CIFAR10``, where torchvision keeps their files.
+
+Nothing is downloaded unless that is asked for (``--download``), and nothing of torchvision reads the files:
+they are read as every other data set, so that no pickle in them is loaded.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rankless.errors import UserError, nearest, one_of
+from rankless.recipe.data import Data, Format
+
+PREFIX = "torchvision/"
+
+
+class _Known(NamedTuple):
+    """What is known of one: its format here, and what shows that its files are in the folder."""
+
+    format: Format
+    files: str
+    root: str = ""
+
+
+_KNOWN = {
+    "CIFAR10": _Known("cifar", "cifar-10-batches-py/batches.meta", "cifar-10-batches-py"),
+    "CIFAR100": _Known("cifar", "cifar-100-python/meta", "cifar-100-python"),
+    "CocoDetection": _Known("coco", "annotations/*.json"),
+    "OxfordIIITPet": _Known("oxford-pets", "oxford-iiit-pet/annotations/trainval.txt", "oxford-iiit-pet"),
+    "VOCDetection": _Known("voc", "VOCdevkit/VOC*/Annotations"),
+}
+
+
+def named(data: Data) -> str:
+    """The data set of torchvision that the recipe names, as in ``CIFAR10``; empty for all other data.
+
+    Raises:
+        UserError: none of that name is known.
+    """
+    if not data.root.startswith(PREFIX) or Path(data.root).exists():
+        return ""
+    name = data.root.removeprefix(PREFIX)
+    if name not in _KNOWN:
+        raise UserError(
+            f"data.root is '{data.root}': expected {one_of(PREFIX + each for each in _KNOWN)}"
+            f"{nearest(name, _KNOWN)}; any other data set by its folder"
+        )
+    return name
+
+
+def located(data: Data) -> Data:
+    """Return the data with the folder and the format of the data set that it names; else the same.
+
+    Raises:
+        UserError: no such data set, or its files are not there.
+    """
+    name = named(data)
+    if not name:
+        return data
+    known, folder = _KNOWN[name], Path(data.folder).expanduser()
+    if not any(folder.glob(known.files)):
+        raise UserError(
+            f"{data.root}: its files are not in {folder} ({folder.absolute()}); expected {known.files} "
+            f"there, as torchvision keeps it; give data.folder=FOLDER{_by_download(name)}"
+        )
+    if data.format not in ("auto", known.format):
+        raise UserError(
+            f"data.format is '{data.format}', but {data.root} is read as '{known.format}': leave it out"
+        )
+    return replace(data, root=str(folder / known.root), folder=Data.folder, format=known.format)
+
+
+def _by_download(name: str) -> str:
+    return "" if name == "CocoDetection" else ", or add --download to get them from their publisher"
+
+
+def download(data: Data) -> list[str]:
+    """Download the files of the data set that the recipe names, unless they are there.
+
+    torchvision knows where they are and what their MD5 is; its functions load and unpack them.
+
+    Returns:
+        What was downloaded, as sentences; nothing where all was there.
+
+    Raises:
+        UserError: other data, a data set that torchvision does not download, no network, or other bytes.
+    """
+    name = named(data)
+    if not name or not _by_download(name):
+        what = f"{data.root} is your own data" if not name else "torchvision does not download CocoDetection"
+        raise UserError(f"--download: {what}; expected {one_of(_downloadable())} as data.root; leave it out")
+    folder = Path(data.folder).expanduser()
+    if any(folder.glob(_KNOWN[name].files)):
+        return []
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    said = []
+    for url, file, md5, into in _archives(name):
+        try:
+            (folder / into).mkdir(parents=True, exist_ok=True)
+            download_and_extract_archive(url, str(folder / into), filename=file, md5=md5)
+        except (OSError, RuntimeError) as error:  # no network; other bytes than published
+            raise UserError(
+                f"{url}: cannot be downloaded: {error}; expected a network and the published file; put the "
+                f"files into {shlex.quote(str(folder))} by hand, or try again"
+            ) from error
+        said.append(f"downloaded {url} into {folder / into}")
+    return said
+
+
+def _downloadable() -> list[str]:
+    return [PREFIX + name for name in _KNOWN if _by_download(name)]
+
+
+def _archives(name: str) -> list[tuple[str, str, str, str]]:
+    """URL, file, MD5 and the folder below ``data.folder``, of every archive; as torchvision has them."""
+    from torchvision import datasets
+    from torchvision.datasets.voc import DATASET_YEAR_DICT
+
+    kind = getattr(datasets, name)
+    if name == "OxfordIIITPet":
+        return [(url, url.rpartition("/")[2], md5, "oxford-iiit-pet") for url, md5 in kind._RESOURCES]
+    if name == "VOCDetection":
+        year = DATASET_YEAR_DICT["2012"]  # torchvision's default
+        return [(year["url"], year["filename"], year["md5"], "")]
+    return [(kind.url, kind.filename, kind.tgz_md5, "")]

@@ -1,0 +1,115 @@
+"""The Oxford-IIIT pets as torchvision has them: images of 37 breeds, and two lists of them.
+
+Parkhi et al., "Cats and Dogs", 2012. A line is ``Abyssinian_100 1 1 1``: the image's name without its
+ending, the number of its breed from 1, cat or dog, and the number within these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankless.data.formats.folders import FolderNames, read_text
+from rankless.data.formats.writing import ImageFiles
+from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.index.annotations import Annotations
+from rankless.data.index.raw import Raw, RawBuilder
+from rankless.data.index.scan import with_sizes
+from rankless.errors import UserError, printable
+
+TITLE = "Oxford-IIIT pets"
+LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision has it"
+_FOLDER = "oxford-iiit-pet"
+_MEANT = {"train": "trainval", "val": "test"}
+"""There is no list for validation, so the two are taken as train and val."""
+
+
+def recognize(root: Path) -> str:
+    """Why ``root`` has, or is, the folder of the pets."""
+    top = _top(root)
+    return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
+
+
+def splits(root: Path) -> list[str]:
+    """The two lists."""
+    return ["trainval", "test"]
+
+
+def read(root: Path, split: str) -> Raw:
+    """Read one split, in its list's order.
+
+    Raises:
+        UserError: no such split, a list that cannot be read, or no image.
+    """
+    top = _top(root)
+    if top is None:
+        raise UserError(f"{root}: no pets; expected {LAYOUT}")
+    wanted = _MEANT.get(split, split)
+    lists = {name: top / "annotations" / f"{name}.txt" for name in splits(root)}
+    if wanted not in lists:
+        raise UserError(
+            f"{root}: no split '{split}'; expected one of 'trainval', 'test'; 'train' and 'val' mean these"
+        )
+    names = _breeds(lists)
+    labels = {name: label for label, name in enumerate(names)}
+    images = FolderNames(os.fspath(top / "images"), EXTENSIONS)
+    made, file = RawBuilder(), lists[wanted]
+    for line, image, breed, _ in _rows(file):
+        path = images.with_stem(image)
+        if path:
+            made.add_label(made.add_image(path, f"{file}"), labels[breed], line)
+        else:
+            made.findings.add("no image", f"{file}:{line}", f"'{printable(image)}' has no file in 'images'")
+    if not made.paths:
+        raise UserError(f"{file}: not one of its images is in {top / 'images'}; expected them there")
+    about = [f"'{split}' is the list '{wanted}'"] if wanted != split else []
+    folders = [top, top / "annotations", top / "images"]
+    depends = [*map(str, folders), *map(str, lists.values())]
+    return with_sizes(made.raw(boxed=False, names=names, depends=depends, about=about))
+
+
+def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Raise: nothing else is written like this.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(
+        "the pets' lists cannot be written; expected another format; convert the data first: rankless data "
+        "convert FOLDER --to image-folder --out NEW"
+    )
+
+
+def _top(root: Path) -> Path | None:
+    there = [folder for folder in (root, root / _FOLDER) if folder.name == _FOLDER]
+    return next((folder for folder in there if (folder / "annotations" / "trainval.txt").is_file()), None)
+
+
+def _breeds(lists: Mapping[str, Path]) -> list[str]:
+    """The names of the breeds in both lists, by their numbers."""
+    numbers: dict[str, int] = {}
+    for file in lists.values():
+        for line, image, breed, number in _rows(file) if file.is_file() else ():
+            if numbers.setdefault(breed, number) != number:
+                raise UserError(
+                    f"{file}:{line}: '{printable(image)}' has the number {number}, but '{printable(breed)}' "
+                    f"is {numbers[breed]}; expected one number for a breed; correct the lists"
+                )
+    return sorted(numbers, key=lambda breed: (numbers[breed], breed))
+
+
+def _rows(file: Path) -> list[tuple[int, str, str, int]]:
+    """Line, image, breed and the breed's number of every line that is no comment."""
+    found = []
+    for line, text in enumerate(read_text(file, "lines such as 'Abyssinian_100 1 1 1'").splitlines(), 1):
+        words = text.split()
+        if not words or text.startswith("#"):
+            continue
+        breed = words[0].rpartition("_")[0]
+        if len(words) < 2 or not breed or not words[1].isdecimal():
+            raise UserError(
+                f"{file}:{line}: '{printable(text)}'; expected a line such as 'Abyssinian_100 1 1 1'"
+            )
+        found.append((line, words[0], breed.replace("_", " ").title(), int(words[1])))
+    return found
