@@ -55,9 +55,8 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (if not given: digits, fine-tune with model.pretrained, or "
-            "the defaults with other data or another model; a resumed run brings its own), "
-            "and changes to it, such as optim.lr=0.02.",
+            help="A shipped recipe or a YAML file (if not given: a resumed run's; fine-tune with "
+            "model.pretrained; digits, or the defaults for other data), and changes: optim.lr=0.02.",
         ),
     ],
     run: Annotated[
