@@ -1,0 +1,161 @@
+"""Five kinds of people with what they have: their layout, their checkpoint and their launch line.
+
+Each ends with a trained, scored and exported model, and what was exported is read by other software.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from rankless.models import zoo
+from rankless.models.checkpoints import weights
+from rankless.recipe.load import default
+from rankless.recipe.schema import Model
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SHORT = "epochs=1 batch.images=8 batch.micro=4 precision=fp32"
+NARROW = "model.width=0.1 model.image_size=64"
+
+
+class Person:
+    """Types commands in a folder."""
+
+    def __init__(self, folder: Path, forked: Any) -> None:
+        self.folder, self._forked = folder, forked
+
+    def __call__(self, words: str, code: int = 0, python: str = "-m rankless") -> str:
+        """Type ``rankless WORDS``; what is printed, or with an exit code, what is wrong."""
+        done = self._forked(*python.split(), *words.split(), cwd=self.folder)
+        assert done.returncode == code, done.stderr
+        return str(done.stderr if code else done.stdout)
+
+    def scores(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self(f"evaluate {run} --devices 1 --json"))
+        return found
+
+
+@pytest.fixture
+def person(tmp_path: Path, forked: Any) -> Person:
+    return Person(tmp_path, forked)
+
+
+def read_by_opencv(stem: Path) -> None:
+    """Run an exported detector in OpenCV."""
+    network = cv2.dnn.readNetFromDarknet(str(stem.with_suffix(".cfg")), str(stem.with_suffix(".weights")))
+    network.setInput(np.zeros((1, 3, 64, 64), np.float32))
+    heads = network.forward(network.getUnconnectedOutLayersNames())
+    assert all(head.shape[1] == 5 + 2 and np.isfinite(head).all() for head in heads)
+
+
+def test_a_classifier_under_data_parallel_on_an_image_folder(
+    person: Person, folders: Callable[..., Path]
+) -> None:
+    """``python main.py flowers -a resnet18 -b 8 --gpu_ids 0,1 --resume checkpoint.pth.tar``"""
+    for split, count in (("train", 24), ("val", 9)):
+        folders(person.folder / "flowers" / split, count, side=32)
+    net = torchvision.models.resnet18(num_classes=3)
+    checkpoint = {"epoch": 7, "arch": "resnet18", "state_dict": nn.DataParallel(net).state_dict()}
+    torch.save(checkpoint | {"best_acc1": torch.tensor(51.0)}, person.folder / "checkpoint.pth.tar")
+    (person.folder / "classes.txt").write_text("daisy\nrose\ntulip\n")
+    said = person("import checkpoint.pth.tar --model resnet18 --names classes.txt --out start.safetensors")
+    assert "the prefix 'module.' of every name is removed" in said
+    words = "model.pretrained=start.safetensors data.root=flowers model.image_size=32"
+    person(f"train {words} {SHORT} --devices 2 --run runs/flowers")
+    scores = person.scores("runs/flowers")
+    assert (scores["images"], 0 <= scores["top1"] <= 1) == (12, True)
+    person("export runs/flowers --format pth --out flowers")
+    state = torch.load(person.folder / "flowers.pth", weights_only=True)
+    net.load_state_dict(state.get("state_dict", state))
+    best = weights.load(person.folder / "runs/flowers/best.safetensors").state
+    assert torch.equal(net.state_dict()["fc.weight"], best["fc.weight"])
+
+
+def test_a_ddp_script(person: Person, boxes: Callable[..., Path]) -> None:
+    """``torchrun --nproc_per_node 2 train.py --batch-size 4 --resume last.pt``"""
+    boxes(person.folder / "mine", 8, 4)
+    net = zoo.build(Model(width=0.1, image_size=64), 2)
+    state = {f"module.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"model": state, "optimizer": {"state": {}}, "epoch": 3}, person.folder / "last.pt")
+    (person.folder / "mine.names").write_text("cat\ndog\n")
+    person(f"import last.pt --model yolov4-tiny --names mine.names --out start.safetensors {NARROW}")
+    torchrun = "-m torch.distributed.run --nproc-per-node 2 -m rankless"
+    words = f"model.pretrained=start.safetensors data.root=mine {SHORT} --out runs/my"
+    person(f"train {words}", python=torchrun)
+    assert person.scores("runs/my")["images"] == 4
+    person("export runs/my --format darknet --out my")
+    read_by_opencv(person.folder / "my")
+
+
+def test_an_apex_script(person: Person, boxes: Callable[..., Path]) -> None:
+    """``amp.initialize(model, optimizer, opt_level="O1")`` and ``convert_syncbn_model``."""
+    boxes(person.folder / "mine", 8, 4)
+    net = zoo.build(Model(width=0.1, image_size=64), 2)
+    amp = {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 10}}
+    torch.save({"model": net.state_dict(), "optimizer": {}, "amp": amp}, person.folder / "amp.pt")
+    person(f"import amp.pt --model yolov4-tiny --out start.safetensors {NARROW}")
+    words = "model.pretrained=start.safetensors data.root=mine batch_norm=sync"
+    person(f"train {words} {SHORT.replace('fp32', 'fp16')} --devices 1 --run runs/mine")
+    assert person.scores("runs/mine")["split"] == "val"
+    person("export runs/mine --format pth --out mine")
+    state = torch.load(person.folder / "mine.pth", weights_only=True)
+    state = state.get("state_dict", state)
+    assert not [name for name, value in state.items() if value.dtype == torch.float16]
+    net.load_state_dict(state)
+
+
+def test_a_darknet_user(person: Person, boxes: Callable[..., Path]) -> None:
+    """``darknet detector train obj.data my.cfg my.weights``"""
+    made, obj = boxes(person.folder / "made", 8, 4), person.folder / "data" / "obj"
+    obj.mkdir(parents=True)
+    for split, listing in (("train", "train.txt"), ("val", "valid.txt")):
+        images = sorted((made / "images" / split).iterdir())
+        for image in images:
+            shutil.copy(image, obj / f"{split}{image.name}")
+            shutil.copy(made / "labels" / split / f"{image.stem}.txt", obj / f"{split}{image.stem}.txt")
+        lines = [f"data/obj/{split}{image.name}\n" for image in images]
+        (person.folder / "data" / listing).write_text("".join(lines))
+    shutil.rmtree(made)
+    (person.folder / "data/obj.names").write_text("cat\ndog\n")
+    paths = "train = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\nbackup = backup/\n"
+    (person.folder / "obj.data").write_text(f"classes = 2\n{paths}")
+    # Their cfg and weights, which are a network's of theirs: as an earlier export has them.
+    recipe = default(NARROW.split())
+    state = zoo.build(recipe.model, 2).state_dict()
+    weights.save(person.folder / "w.safetensors", state, recipe=recipe, class_names=("cat", "dog"))
+    person("export w.safetensors --format darknet --out my")
+    person("import my.weights --cfg my.cfg --names data/obj.names --out start.safetensors")
+    person(f"train model.pretrained=start.safetensors data.root=obj.data {SHORT} --devices 1 --run runs/my")
+    assert "\n  cfg: |\n    [net]\n" in (person.folder / "runs/my/recipe.yaml").read_text()
+    assert person.scores("runs/my")["images"] == 4
+    person("export runs/my --format darknet --out trained")
+    read_by_opencv(person.folder / "trained")
+
+
+def test_an_ultralytics_yaml(person: Person, boxes: Callable[..., Path]) -> None:
+    """``yolo train data=mine.yaml imgsz=64 batch=8 lr0=0.01 epochs=1``"""
+    boxes(person.folder / "datasets" / "mine", 8, 4)
+    text = "path: datasets/mine\ntrain: images/train\nval: images/val\nnames:\n  0: cat\n  1: dog\n"
+    (person.folder / "mine.yaml").write_text(text)
+    said = person("train data=mine.yaml imgsz=64 batch=8 lr0=0.01 epochs=1", code=2)
+    for key in ("data.root", "model.image_size", "batch.images", "optim.lr"):
+        assert key in said
+    torch.save({"model": nn.Linear(2, 2), "epoch": 3}, person.folder / "yolo.pt")
+    assert "torch.save(model.state_dict()" in person(
+        "import yolo.pt --model yolov4-tiny --out start.safetensors", code=2
+    )
+    person(f"train data.root=mine.yaml {NARROW} {SHORT} optim.lr=0.01 --devices 1 --run runs/mine")
+    assert person.scores("runs/mine")["images"] == 4
+    person("export runs/mine --format darknet --out mine")
+    read_by_opencv(person.folder / "mine")
