@@ -24,7 +24,10 @@ import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
 from hypothesis import settings
 from PIL import Image
 
+from rankless.engine import workers
+
 HERE = Path(__file__).parent
+workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test
 # without it fails where it starts one.

@@ -36,6 +36,7 @@ schedule: {warmup: 4}
 ema: {decay: 0.9}
 evaluate: {every: 2 epochs}
 checkpoint: {every: 3}
+workers: 0
 """
 # What no person should have to read when a run ends early.
 NOISE = re.compile(r"Traceback|Warning:|Error:|\[[WE]\d{4} |leaked|closing signal|Exception|torch\.|gloo")

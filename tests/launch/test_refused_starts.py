@@ -83,5 +83,5 @@ def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) 
     )
     assert train(small, tmp_path / "run", devices=1) == 0
     lines = said().splitlines()
-    assert lines[0] == f"training in {tmp_path / 'run'} on 1 process, fp32"
+    assert lines[0] == f"training in {tmp_path / 'run'} on 1 process, fp32, workers: 0 (auto)"
     assert any("epoch 1.00/1" in line for line in lines)

@@ -220,7 +220,7 @@ def test_the_weights_do_not_know_the_number_of_ranks(ranks: Any, small: str, tmp
     """Nor of loader processes; with every variation, mixing, dropout, and unequal counts to divide by."""
     (alone,) = ranks(1, trained, small, str(tmp_path / "1"))
     assert len(alone) == 6 and len(set(alone)) == 6  # 5 steps and the scores
-    with_workers = small.replace('"workers":0', '"workers":1')
+    with_workers = small.replace('"workers":"auto"', '"workers":1')
     assert with_workers != small
     assert ranks(2, trained, small, str(tmp_path / "2")) == [alone] * 2
     assert ranks(1, trained, with_workers, str(tmp_path / "3")) == [alone]
@@ -236,7 +236,7 @@ def test_the_weights_do_not_know_files_from_shards(ranks: Any, small: str, tmp_p
     assert len(pack(packed, tmp_path / "shards", shard_bytes=20_000)) > 4
     (files,) = ranks(1, trained, small, str(tmp_path / "1"))
     shards = small.replace(json.dumps(root), json.dumps(str(tmp_path / "shards")))
-    with_workers = shards.replace('"workers":0', '"workers":2')
+    with_workers = shards.replace('"workers":"auto"', '"workers":2')
     assert shards != small != with_workers
     assert ranks(1, trained, shards, str(tmp_path / "2")) == [files]
     assert ranks(2, trained, with_workers, str(tmp_path / "3")) == [files] * 2

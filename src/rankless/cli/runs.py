@@ -16,7 +16,7 @@ from rankless.cli.words import (
     Target,
     Task,
     class_pairs,
-    device_count,
+    devices_here,
     flag,
     is_override,
     part,
@@ -64,7 +64,7 @@ def evaluate(
     from rankless.launch import environments
 
     environments.refuse("evaluate", "run it without the launcher, once; --devices says on how many")
-    count = device_count(devices)
+    count = devices_here(devices)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
     if classes_map is not None:

@@ -20,6 +20,7 @@ from rankless.cli.words import (
     Ssh,
     Sync,
     device_count,
+    devices_here,
     flag,
     loaded,
     part,
@@ -121,7 +122,6 @@ def train(
     from rankless.launch.run_lock import refuse_nothing
     from rankless.runs.directory import RunDirectory, new_run_directory
 
-    count = device_count(devices)
     name, overrides = recipe_and_overrides(recipe)
     _refuse_resuming_nothing(run, resume)
     of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
@@ -133,6 +133,7 @@ def train(
         from rankless.launch.hosts.training import Wanted
 
         least, parsed = _hosts_of(hosts, min_hosts, devices)
+        count = device_count(devices)
         wanted = Wanted(None, overrides, run, "run", count, resume=resume, sinks=sink, least=least)
         if not (resume and name is None):  # otherwise the host that has the run brings the recipe
             given, called = loaded(name, overrides)
@@ -144,6 +145,7 @@ def train(
         )
     if inline:
         _fix_instruction_set(name, overrides, run if resume else None)
+    chosen_devices = devices_here(devices)
     if resume and run is not None and name is None:
         refuse_nothing(RunDirectory(run))
         chosen = None
@@ -166,7 +168,7 @@ def train(
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
     if not inline:
         fork_server.start(chosen.task)
-    return local.train(chosen, run, devices=count, resume=resume, sinks=sink, inline=inline)
+    return local.train(chosen, run, devices=chosen_devices, resume=resume, sinks=sink, inline=inline)
 
 
 def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:

@@ -70,7 +70,12 @@ Python = Annotated[
 ]
 
 Devices = Annotated[
-    str, Parameter(help="GPUs to use, or processes where there is no GPU: a number, or auto.", metavar="N")
+    str,
+    Parameter(
+        help="GPUs to use, or processes where there is no GPU: a number, or auto. Several numbers, as in "
+        "0,2, name GPUs; one alone is named with a comma, as in 2,",
+        metavar="N",
+    ),
 ]
 
 
@@ -78,9 +83,32 @@ def device_count(devices: str) -> int | None:
     """The number that --devices gives; None for all.
 
     Raises:
-        UserError: it is no number.
+        UserError: it is no number, or names GPUs.
     """
+    if "," in devices:
+        raise UserError(
+            f"--devices is {devices}, which names GPUs, but here it is how many: expected a number or auto; "
+            "set CUDA_VISIBLE_DEVICES where they are to choose among them"
+        )
+    if devices == "0":
+        raise UserError("--devices is 0, a number of devices: expected at least 1, or auto; GPU 0 is '0,'")
     return None if devices == "auto" else whole_number("--devices", devices, ", or auto")
+
+
+def devices_here(devices: str) -> int | tuple[int, ...] | None:
+    """The number of devices that --devices gives, or the numbers of the GPUs that it names; None for all.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if "," not in devices:
+        return device_count(devices)
+    words = [word.strip() for word in devices.removesuffix(",").split(",")]
+    if not all(word.isdecimal() and len(word) < 5 for word in words):
+        raise UserError(
+            f"--devices has '{devices}': expected a number, auto, or the numbers of GPUs, as in 0,2"
+        )
+    return tuple(map(int, words))
 
 
 def whole_number(option: str, text: str, more: str = "") -> int:

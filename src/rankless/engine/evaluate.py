@@ -21,6 +21,7 @@ from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
+from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
 from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
@@ -77,7 +78,7 @@ def evaluate(
     model.eval()
     failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
     with failures.recording():
-        _predict(task, model, recipe, world.device, lines, _before_each(stop, phase), mine)
+        _predict(task, model, recipe, world, lines, _before_each(stop, phase), mine)
     if phase:
         phase("scoring")
     failures.raise_first(mine.stopped)
@@ -138,13 +139,13 @@ def _predict(
     task: Task,
     model: nn.Module,
     recipe: Recipe,
-    device: torch.device,
+    world: World,
     lines: Sequence[Line],
     stop: Callable[[], bool],
     done: _Predicted,
 ) -> None:
     """Predict this rank's batches and add the results to ``done``."""
-    data, workers = task.evaluation_data(), min(recipe.workers, len(lines))
+    data, workers, device = task.evaluation_data(), min(of_rank(recipe, world), len(lines)), world.device
     with (
         MicroBatches(data, task.collate, lines, workers=workers) as batches,
         torch.no_grad(),

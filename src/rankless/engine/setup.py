@@ -18,6 +18,7 @@ from rankless.engine.sinks.journal import JournalCopy, JournalSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
 from rankless.engine.state import TrainingState
+from rankless.engine.workers import of_rank
 from rankless.errors import UserError
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
@@ -75,7 +76,7 @@ class Setup:
             self.data,
             self.task.collate,
             self.schedule.lines(self.start, self.world.own_micro_batches(self.recipe.batch.micro_batches)),
-            workers=self.recipe.workers,
+            workers=of_rank(self.recipe, self.world),
             pin_memory=self.world.device.type == "cuda",
         )
 
@@ -97,7 +98,9 @@ class Setup:
             self.mirrors.journal = copy = JournalCopy(journal)  # type: ignore[abstract]
             return Sinks([copy])
         self.mirrors.journal = JournalSink(journal, self.run, copies=self.mirrors.several)
-        shown = [] if self.dry_run else [Terminal(self.recipe.batch.images, self.world.device.type)]
+        workers = of_rank(self.recipe, self.world)
+        shown = [Terminal(self.recipe.batch.images, self.world.device.type, workers)]
+        shown = [] if self.dry_run else shown
         sinks = Sinks([self.mirrors.journal, *shown], users)
         try:
             recipe = json.loads(to_json(self.recipe))

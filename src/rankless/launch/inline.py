@@ -82,7 +82,7 @@ def train(job: Job) -> tuple[bool, int]:
             _Interrupts(stop),
             torch.random.fork_rng(cards),
             rank_job.computes_like(recipe),
-            join() as world,
+            join(inline=True) as world,
         ):
             finished = rank_job.train(job, recipe, world, stop)
     except LoaderDiedError as error:

@@ -20,6 +20,7 @@ from rankless.files.numbered import removed_on_error
 from rankless.hardware.cores import usable_cores
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
+from rankless.launch.devices import visible
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
@@ -65,7 +66,7 @@ def train(
     run: Path | str | None = None,
     *,
     task: type | str | None = None,
-    devices: int | None = None,
+    devices: int | Sequence[int] | None = None,
     resume: bool = False,
     sinks: Sequence[type | str] = (),
     dry_run_steps: int = 0,
@@ -80,7 +81,8 @@ def train(
             of the recipe and makes runs/RECIPE).
         task: a task of your own, in place of ``recipe.task``: its class, defined in a module or in a
             script, or its name, ``package.module:Class`` or ``file.py:Class``.
-        devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch).
+        devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch). A
+            list names GPUs by their numbers, as PyTorch counts them.
         resume: go on in ``run``.
         sinks: observers of your own (:class:`rankless.Sink`): classes, or names as for ``task``. They live in
             the process of rank 0; one that raises is reported and dropped, and the training goes on.
@@ -99,26 +101,30 @@ def train(
     recipe, names = checked(recipe, task, sinks)
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
-    with removed_on_error(run):
-        if inline:
-            refuse_inline(recipe, devices)
-        recipe = resolve_recipe(recipe)
-        ranks = 1 if inline else _ranks(devices, recipe)
-    with opened(directory, recipe, resume=resume) as recipe:
-        if resume and is_finished(directory, recipe):
-            return 0
-        job = training_job(recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None)
-        try:
+    with ExitStack() as held:
+        with removed_on_error(run):
+            count = held.enter_context(visible(devices))
             if inline:
-                finished, number = train_inline(job)
-            else:
-                ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
-                finished = bool(ending.note.get("finished"))
-                number = ending.signal or ending.note.get("signal") or 0
-        except UserError as error:
-            record_error(directory, error.problems)
-            raise
-        return report(finished, number, directory, quiet=bool(dry_run_steps))
+                refuse_inline(recipe, count)
+            recipe = resolve_recipe(recipe)
+            ranks = 1 if inline else _ranks(count, recipe)
+        with opened(directory, recipe, resume=resume) as recipe:
+            if resume and is_finished(directory, recipe):
+                return 0
+            job = training_job(
+                recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None
+            )
+            try:
+                if inline:
+                    finished, number = train_inline(job)
+                else:
+                    ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
+                    finished = bool(ending.note.get("finished"))
+                    number = ending.signal or ending.note.get("signal") or 0
+            except UserError as error:
+                record_error(directory, error.problems)
+                raise
+            return report(finished, number, directory, quiet=bool(dry_run_steps))
 
 
 def evaluate(
@@ -126,7 +132,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     task: type | str | None = None,
-    devices: int | None = None,
+    devices: int | Sequence[int] | None = None,
     split: str | None = None,
 ) -> dict[str, Any]:
     """Score weights on the data of their recipe.
@@ -153,14 +159,14 @@ def evaluate(
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
     if not any(override.startswith("task=") for override in overrides):
         refuse_unasked(trained.recipe.task, path)
-    with tempfile.TemporaryDirectory(prefix="rankless-") as folder:
+    with visible(devices) as count, tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(trained.recipe), encoding="utf-8")
         refuse_unused_in_scoring(overrides, trained.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-        ranks = _ranks(devices, None)
+        ranks = _ranks(count, None)
         with _split_is_an_option(split):
             ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:

@@ -6,6 +6,7 @@ Nothing here imports PyTorch before it is called: the instruction set must be fi
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,9 +114,13 @@ def computes_like(recipe: Recipe) -> Any:
 def fork_loaders_early(recipe: Recipe) -> None:
     """Have loader processes start from what this rank has imported, which has computed nothing so far."""
     from rankless.data import loader_server
+    from rankless.engine.workers import loader_processes
     from rankless.tasks.custom import BUILT_IN
 
-    if recipe.workers and sys.platform == "linux":
+    # PyTorch may not be asked for GPUs yet: what starts CUDA starts threads, too.
+    on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if sys.platform == "linux" and loader_processes(recipe, here, "cuda" if on_gpus else "cpu"):
         if recipe.task in BUILT_IN:
             importlib.import_module(f"rankless.tasks.{recipe.task}")
         loader_server.fork_early()

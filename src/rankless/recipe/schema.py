@@ -159,7 +159,8 @@ class Recipe:
         reduce: ``exact`` adds along the fixed tree; ``fast`` leaves the order of the sum to the backend.
         find_unused_parameters: where the loss of a micro-batch does not depend on a parameter, its gradient
             is zero; otherwise that is an error.
-        workers: loader processes per rank; 0 loads in the rank's process.
+        workers: loader processes per rank; 0 loads in the rank's process, ``auto`` starts as many as there
+            are cores for beside the ranks. It changes no number.
         threads: CPU threads per operation; changes the bits of a convolution.
     """
 
@@ -180,7 +181,7 @@ class Recipe:
     ema: Ema = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=256)] = "auto"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
 
     @model_validator(mode="before")

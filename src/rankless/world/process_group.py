@@ -51,6 +51,8 @@ class World:
         device: where this rank computes.
         local_rank: its number among the ranks of its machine.
         kept: a store of the launcher's that outlives the ranks; None where it has none.
+        local_size: how many ranks this machine has.
+        inline: whether this is a process of the caller's, in which no rank was to be started.
     """
 
     rank: int
@@ -58,6 +60,8 @@ class World:
     device: torch.device
     local_rank: int = 0
     kept: dist.Store | None = field(default=None, compare=False, repr=False)
+    local_size: int = 1
+    inline: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -168,17 +172,19 @@ def is_joined() -> bool:
 
 
 @contextmanager
-def join(meeting: Path | None = None) -> Iterator[World]:
+def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World]:
     """Be one of the ranks that the environment describes, or a world of one.
 
     Args:
         meeting: the file at which the ranks of a launcher of our own meet; None is the address that the
             environment names.
+        inline: whether this is a process of the caller's.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    alone = meeting is not None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == size
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    alone = meeting is not None or here == size
     kept = None if meeting else launchers_store(address, _port(), TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
         if size == 1:
@@ -195,7 +201,8 @@ def join(meeting: Path | None = None) -> Iterator[World]:
         watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
         try:
             kept = None if kept is None else of_this_job(kept)
-            yield World(rank, size, device, int(os.environ.get("LOCAL_RANK", str(rank))), kept)
+            local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
+            yield World(rank, size, device, local_rank, kept, max(here, 1), inline)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
             gc.collect()

@@ -29,10 +29,11 @@ class Terminal(Sink):
     Args:
         images: of one step.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
+        workers: loader processes of each rank.
     """
 
-    def __init__(self, images: int, device: str = "cpu") -> None:
-        self.images, self.device = images, device
+    def __init__(self, images: int, device: str = "cpu", workers: int = 0) -> None:
+        self.images, self.device, self.workers = images, device, workers
         self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
         self.bar: ProgressBar | None = None
         self.steps = self.epochs = 0
@@ -44,7 +45,8 @@ class Terminal(Sink):
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         on = counted(run.world_size, one, many)
         if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
-            self._print(f"training in {run.run} on {on}, {run.recipe['precision']}")
+            workers = f"workers: {self.workers}" + (" (auto)" if run.recipe.get("workers") == "auto" else "")
+            self._print(f"training in {run.run} on {on}, {run.recipe['precision']}, {workers}")
         self.bar = ProgressBar(run.steps, "starting", done=run.first, console=self.console)
         self.bar.__enter__()
         if run.first:

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, UserError
+from rankless.launch.opening import device
 from rankless.launch.planning.network_process import SIZES
 from rankless.launch.planning.workload import Bucket, Link, Workload
 from rankless.recipe.load import to_json
@@ -139,7 +141,7 @@ class Steps:
             buckets=tuple(Bucket(int(size), float(ready)) for size, ready in buckets),
             totals=facts["totals"],
             norms=tuple(facts["norms"]),
-            workers=recipe.workers,
+            workers=loader_processes(recipe, len(self._processes), device().type),
         )
 
 

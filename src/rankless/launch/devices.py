@@ -1,0 +1,66 @@
+"""Which GPUs a job takes, where it takes neither all of them nor the first ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from rankless.errors import UserError, counted
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@contextmanager
+def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
+    """Inside, the processes that are started see the chosen GPUs alone, in the order that was given.
+
+    Args:
+        devices: numbers of GPUs, counted as PyTorch does, among those that ``CUDA_VISIBLE_DEVICES`` leaves.
+            A single number is how many to take, None all.
+
+    Yields:
+        How many.
+
+    Raises:
+        UserError: they name none, one twice, or one that is not there.
+    """
+    if devices is None or isinstance(devices, int):
+        yield devices
+        return
+    # It asks the driver without starting CUDA here, which would keep the GPUs that it then saw.
+    there = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
+    before = os.environ.get(_VISIBLE)
+    if problem := _problem(list(devices), there, before):
+        raise UserError(problem)
+    names = before.split(",") if before else [str(number) for number in range(there)]
+    os.environ[_VISIBLE] = ",".join(names[number].strip() for number in devices)
+    try:
+        yield len(devices)
+    finally:
+        if before is None:
+            del os.environ[_VISIBLE]
+        else:
+            os.environ[_VISIBLE] = before
+
+
+def _problem(numbers: list[int], there: int, limited: str | None) -> str:
+    """What is wrong with the numbers, as a sentence; "" if nothing is."""
+    given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
+    count = len(set(numbers))
+    if not there:
+        why = "RANKLESS_CPU is set" if os.environ.get("RANKLESS_CPU") else "PyTorch finds none here"
+        return (
+            f"{given}, which names GPUs, and {why}; expected a number of processes, such as --devices "
+            f"{max(count, 1)}"
+        )
+    known = f"{counted(there, 'GPU')}, {'0' if there == 1 else f'0 to {there - 1}'}"
+    if limited:
+        known += f" of those that {_VISIBLE}={limited} leaves"
+    if not numbers or min(numbers) < 0 or max(numbers) >= there:
+        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; name some of these"
+    if count < len(numbers):
+        return f"{given}, which names a GPU twice; expected each once: use --devices {count} for as many"
+    return ""

@@ -1,0 +1,116 @@
+"""Which GPUs a run takes, on machines that are made up: what is checked, and what its processes will see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankless import cli
+from rankless.cli.words import devices_here
+from rankless.errors import UserError
+from rankless.launch.devices import visible
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    def has(gpus: int, limited: str | None = None) -> None:
+        monkeypatch.delenv("RANKLESS_CPU", raising=False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if limited is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limited)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+
+    return has
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("auto", None), ("3", 3), ("0,2", (0, 2)), ("2,", (2,)), (" 1, 0 ", (1, 0)), ("7,3,5,", (7, 3, 5))],
+)
+def test_what_is_written_is_a_number_or_numbers(text: str, meant: object) -> None:
+    assert devices_here(text) == meant
+
+
+@pytest.mark.parametrize("text", ["0,x", ",", "1,,2", "-1,2", "cuda:0,1"])
+def test_what_is_neither_is_an_error(text: str) -> None:
+    with pytest.raises(UserError, match="expected a number, auto, or the numbers of GPUs, as in 0,2"):
+        devices_here(text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limited", "chosen", "seen"),
+    [
+        (4, None, (0, 2), "0,2"),
+        (4, None, (3, 1), "3,1"),
+        (1, None, (0,), "0"),
+        (2, "5,7", (1,), "7"),
+        (2, "5, 7", (1, 0), "7,5"),
+        (2, "GPU-8932f937,MIG-1", (1,), "MIG-1"),
+    ],
+)
+def test_the_processes_see_the_chosen_ones(
+    gpus: int, limited: str | None, chosen: tuple[int, ...], seen: str, machine: Machine
+) -> None:
+    machine(gpus, limited)
+    with visible(chosen) as count:
+        assert count == len(chosen) and os.environ["CUDA_VISIBLE_DEVICES"] == seen
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == limited
+
+
+@pytest.mark.parametrize("devices", [None, 3])
+def test_a_number_leaves_them_as_they_are(devices: int | None, machine: Machine) -> None:
+    machine(4, "1,2,3,0")
+    with visible(devices) as count:
+        assert count == devices and os.environ["CUDA_VISIBLE_DEVICES"] == "1,2,3,0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limited", "chosen", "problem"),
+    [
+        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; name some of these"),
+        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; name some of these"),
+        (
+            2, "5,7", (5,),
+            "--devices is 5, but there are 2 GPUs, 0 to 1 of those that CUDA_VISIBLE_DEVICES=5,7 leaves; "
+            "name some of these",
+        ),
+        (
+            4, None, (1, 1),
+            "--devices is 1,1, which names a GPU twice; expected each once: use --devices 1 for as many",
+        ),
+        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; name some of these"),
+        (
+            0, None, (0, 2),
+            "--devices is 0,2, which names GPUs, and PyTorch finds none here; expected a number of "
+            "processes, such as --devices 2",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_one_sentence(
+    gpus: int, limited: str | None, chosen: tuple[int, ...], problem: str, machine: Machine
+) -> None:
+    machine(gpus, limited)
+    with pytest.raises(UserError) as caught, visible(chosen):
+        pass
+    assert caught.value.problems == (problem,)
+
+
+@pytest.mark.processes
+def test_without_gpus_the_command_says_so(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
+    assert capfd.readouterr().err.endswith(
+        "error: --devices is 0,2, which names GPUs, and RANKLESS_CPU is set; expected a number of "
+        "processes, such as --devices 2\n"
+    )
+    assert not run.exists()
+    assert cli.main(["train", "digits", "--devices", "0"]) == 2
+    assert "GPU 0 is '0,'" in capfd.readouterr().err
+    assert cli.main(["train", "digits", "--devices", "0,1", "--hosts", "a,b"]) == 2
+    assert "set CUDA_VISIBLE_DEVICES where they are" in capfd.readouterr().err
