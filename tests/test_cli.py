@@ -54,7 +54,7 @@ class Calls:
     scores: dict[str, object] = field(default_factory=dict)
     ok: bool = True
 
-    def train(self, recipe, run, *, devices, resume, sinks):
+    def train(self, recipe, run, *, devices, resume, sinks, inline=False):
         self.sinks = sinks
         self.asked.append((recipe, run, devices, resume))
         return 5
@@ -155,7 +155,7 @@ def test_the_module_runs():
         (["train", "digits", "--resume=maybe"], "--resume has 'maybe': expected no value"),
         (["data", "check"], "ROOT is missing; see: rankless data check --help"),
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
-        (["train", "digits", "--devices", "0"], "--devices has '0'"),
+        (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
         (["train", "--resume"], "--resume needs the run"),
         (
             ["train", "--resume", "--run", "gone"],
