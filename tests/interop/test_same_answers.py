@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from rankless import cli
+from rankless.geometry.bilinear import bilinear
 from rankless.inference.predict import predict
 from rankless.interop.export import export
 from rankless.interop.importing import import_weights
@@ -150,7 +151,7 @@ def test_evaluate_and_predict_agree_and_name_their_precision(net: Path, capsys):
     expected = coco_scores(predictions, truths, NAMES)
     assert scores["AP50"] > 0
     for name in ("AP", "AP50", "AR100"):
-        assert scores[name] == pytest.approx(expected[name], abs=2e-3)
+        assert scores[name] == pytest.approx(expected[name], abs=1e-2)  # the file rounds
     assert cli.main(["predict", str(net), images[0], "--out", "shown", "--device", "cpu", "--force"]) == 0
     assert "in fp32" in capsys.readouterr().out
 
@@ -196,16 +197,14 @@ def test_a_box_is_shown_under_its_best_class_or_not_at_all(net: Path):
     weights.load_into(model, loaded.state, "net")
     for one in found.images:
         image = torch.from_numpy(np.array(Image.open(one.source))).permute(2, 0, 1)
-        small = nn.functional.interpolate(image[None], size=(96, 96), mode="bilinear", antialias=False)
+        small = bilinear(image, (96, 96), (120 / 96, 180 / 96))[None]
         with torch.no_grad():
             _, scores = model.decode(model(small.float() / 255))
         best = scores[0].max(1)
-        known = {
-            (round(float(score), 4), int(label))
-            for score, label in zip(best.values, best.indices, strict=True)
-        }
-        assert len(one.detections) == min(100, len(one.detections)) > 20
-        assert all((row["score"], row["label"]) in known for row in one.detections)
+        assert 20 < len(one.detections) <= 100
+        for row in one.detections:
+            of_class = best.values[best.indices == row["label"]]
+            assert (of_class - row["score"]).abs().min() < 2e-4
 
 
 def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(net: Path, capsys):
@@ -272,3 +271,18 @@ def test_imagenets_classifiers_see_the_middle_of_the_image(tmp_path: Path):
     found = {row["label"]: row["score"] for row in report.images[0].classes}
     for label, score in enumerate(expected.tolist()):
         assert found[label] == pytest.approx(score, abs=2e-3)
+
+
+def test_the_snippet_of_the_docs_loads_a_weights_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """In docs/weights.md: nothing of this project is imported in it."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(2)
+    torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), "their.pth")
+    import_weights(Path("their.pth"), Path("ours.safetensors"), model="resnet18")
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text(encoding="utf-8")
+    code = page.partition("<!-- plain-pytorch -->\n```python\n")[2].partition("```")[0]
+    assert len(code.split("\n")) - code.count("\n\n") - 1 == 5 and "rankless" not in code
+    exec(compile(code, "weights.md", "exec"), {})
+    assert "tensor([[0." in capsys.readouterr().out

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankless.geometry.bilinear import bilinear
 from rankless.structures import Letterbox
 
 GRAY = 114
@@ -28,7 +28,7 @@ class Placing:
 
     Attributes:
         antialias: the resize to fewer pixels averages all of them. Otherwise it reads the four around each
-            point, as OpenCV's and Darknet's bilinear resize does.
+            point, as OpenCV's bilinear resize does; see :mod:`rankless.geometry.bilinear`.
         gray: value of the margin, 0..255; Darknet's letterbox has 128.
     """
 
@@ -87,7 +87,9 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
     where = Letterbox(1.0, 0.0, 0.0, height, width, (size[1] / width, size[0] / height))
     if (height, width) == size:
         return image, where
-    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=placing.antialias)
+    if not placing.antialias:
+        return bilinear(image, size, (height / size[0], width / size[1])), where
+    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)
     return resized[0].contiguous(), where
 
 
@@ -206,10 +208,13 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
-    bilinear = partial(F.interpolate, _rows_first(image), mode="bilinear", antialias=placing.antialias)
+    if not placing.antialias:
+        return bilinear(image, (new[0], new[1]), (1 / scale, 1 / scale))
     if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
-        return bilinear(size=new)[0].contiguous()
-    return bilinear(scale_factor=[scale * _NUDGE] * 2)[0].contiguous()
+        return F.interpolate(_rows_first(image), size=new, mode="bilinear", antialias=True)[0].contiguous()
+    factors = [scale * _NUDGE] * 2
+    new_image = F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)
+    return new_image[0].contiguous()
 
 
 def _rows_first(image: Tensor) -> Tensor:

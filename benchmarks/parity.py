@@ -1,0 +1,288 @@
+"""Compares imported Darknet networks with OpenCV's dnn: raw outputs, boxes after both kinds of NMS, and AP.
+
+    python benchmarks/parity.py DATA [--network NAME]
+
+DATA holds ``cfg/*.cfg`` (official files, which get seeded weights), ``weights/NAME.cfg``, NAME.weights and
+NAME.names (trained networks), and ``images/*.jpg``. It needs ``opencv-python-headless`` below 5, which reads
+Darknet's files, and ``pycocotools``. Ours goes the user's way: the file is imported and predicts through the
+library. Theirs is OpenCV's decoding, resize and forward pass, and a greedy NMS written down below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from rankless.inference.predict import predict
+from rankless.interop.importing import import_weights
+from rankless.models import zoo
+from rankless.models.checkpoints import weights
+from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
+from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.network import Network
+from rankless.recipe.schema import Model
+
+CONFIDENCE, IOU, BETA = 0.1, 0.45, 0.6
+MOST = 100  # boxes an image
+SIDE = 224  # of the input of seeded networks: the largest have 608
+Kind = Literal["iou", "diou"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network.
+
+    Attributes:
+        name, weights: which, and ``trained`` or ``seeded``.
+        raw: largest difference of the heads' outputs, in units of their largest value.
+        boxes: by kind of NMS: how many boxes of theirs there are, how many of them are among ours (the class,
+            0.01 in score and a pixel in each side), and how many ours are.
+        ap: pycocotools' AP of ours, where theirs are the truth.
+    """
+
+    name: str
+    weights: str
+    raw: float
+    boxes: dict[Kind, tuple[int, int, int]]
+    ap: float
+
+
+def seeded(cfg: Path, images: NDArray[np.uint8], folder: Path) -> Path:
+    """Write weights whose outputs vary: random ones, with the statistics of the images in the norms."""
+    torch.manual_seed(7)
+    network = read_cfg(str(cfg)).network
+    model = zoo.build(Model(cfg=str(cfg)), network.classes)
+    for one in model.modules():
+        if isinstance(one, nn.BatchNorm2d):
+            one.momentum = 1.0  # the statistics of the one batch
+            nn.init.uniform_(one.weight, 0.7, 1.3)
+            nn.init.normal_(one.bias, std=0.3)
+        elif isinstance(one, nn.Conv2d) and one.bias is not None:
+            nn.init.normal_(one.weight, std=2.5 / one.in_channels**0.5)
+            one.bias.data = one.bias.data.view(-1, 5 + network.classes)
+            one.bias.data[:, 4:] -= 2.0
+            one.bias.data = one.bias.data.flatten()
+    with torch.no_grad():
+        model.train()(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255)
+    file = folder / f"{cfg.stem}.weights"
+    write_weights(file, network, model.state_dict())
+    return file
+
+
+def compared(cfg: Path, file: Path, names: Path | None, images: list[Path], folder: Path) -> Row:
+    """Compare one network on all images."""
+    import cv2
+
+    network = read_cfg(str(cfg)).network
+    ours = folder / f"{cfg.stem}.safetensors"
+    import_weights(file, ours, cfg=cfg, names=names)
+    net = cv2.dnn.readNetFromDarknet(*_for_opencv(cfg, file, network, folder))
+    sizes = [cv2.imread(str(image)).shape[1::-1] for image in images]
+    decoded = [_decoded(net, network, image) for image in images]
+    boxes: dict[Kind, tuple[int, int, int]] = {}
+    found: dict[Kind, tuple[list[Any], list[Any]]] = {}
+    for kind in get_args(Kind):
+        options = [f"evaluate.nms={kind}", f"evaluate.iou={IOU}", f"evaluate.detections={MOST}"]
+        report = predict(
+            ours,
+            list(map(str, images)),
+            out=folder / f"{cfg.stem}-{kind}",
+            confidence=CONFIDENCE,
+            device="cpu",
+            overrides=options,
+        )
+        mine = [
+            [(*row["box"], row["score"], row["label"]) for row in one.detections] for one in report.images
+        ]
+        theirs = [_boxes(rows, size, kind) for rows, size in zip(decoded, sizes, strict=True)]
+        boxes[kind], found[kind] = _agreeing(mine, theirs), (mine, theirs)
+    raw, ap = _raw(net, ours, network, images[0]), _ap(*found["iou"], sizes)
+    return Row(cfg.stem, "trained" if names else "seeded", raw, boxes, ap)
+
+
+def _decoded(net: Any, network: Network, image: Path) -> NDArray[np.float32]:
+    """Return what OpenCV's [yolo] layers say: center, sides, objectness and classes, (N, 5 + C)."""
+    import cv2
+
+    pixels = cv2.imread(str(image))
+    net.setInput(cv2.dnn.blobFromImage(pixels, 1 / 255, network.size[::-1], swapRB=True, crop=False))
+    parts = net.forward([f"yolo_{number + 1}" for number in network.predictors()])
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _for_opencv(cfg: Path, file: Path, network: Network, folder: Path) -> tuple[str, str]:
+    """Write the cfg and the weights as OpenCV needs them to compute what Darknet does.
+
+    Its [yolo] layers leave out scores below ``thresh``, 0.2 by default; its batch norms add 1e-6 to the
+    variance, not 1e-5.
+    """
+    text = folder / f"{cfg.stem}-opencv.cfg"
+    text.write_text(cfg.read_text().replace("[yolo]", "[yolo]\nthresh=0.0001"))
+    read = read_weights(file, network)
+    state = {
+        name: tensor + 9e-6 if name.endswith("running_var") else tensor for name, tensor in read.state.items()
+    }
+    out = folder / f"{file.stem}-opencv.weights"
+    write_weights(out, network, state)
+    return str(text), str(out)
+
+
+def _raw(net: Any, ours: Path, network: Network, image: Path) -> float:
+    """Return the largest difference of the heads' outputs on one and the same input."""
+    import cv2
+
+    height, width = network.size
+    pixels = cv2.cvtColor(cv2.resize(cv2.imread(str(image)), (width, height)), cv2.COLOR_BGR2RGB)
+    net.setInput(cv2.dnn.blobFromImage(pixels, 1 / 255))
+    theirs = net.forward([f"conv_{number}" for number in network.predictors()])
+    loaded = weights.load(ours)
+    model = zoo.build(loaded.recipe.model, len(loaded.class_names)).eval()
+    weights.load_into(model, loaded.state, str(ours))
+    with torch.no_grad():
+        mine = model(torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255)
+    pairs = zip((one.numpy() for one in mine), theirs, strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def _boxes(rows: NDArray[np.float32], size: tuple[int, int], kind: Kind) -> list[tuple[float, ...]]:
+    """Return boxes xyxy in pixels, clipped behind NMS, score and class of decoded rows (N, 5 + C)."""
+    scores = rows[:, 5:]
+    labels, best = scores.argmax(1), scores.max(1)
+    chosen = np.flatnonzero(best > CONFIDENCE)
+    chosen = chosen[np.argsort(-best[chosen], kind="stable")]
+    center, sides = rows[chosen, :2] * size, rows[chosen, 2:4] * size
+    boxes = np.concatenate((center - sides / 2, center + sides / 2), 1).astype(np.float64)
+    kept: list[int] = []
+    for number in range(len(chosen)):
+        rivals = [one for one in kept if labels[chosen[one]] == labels[chosen[number]]]
+        if all(_similarity(boxes[one], boxes[number], kind) <= IOU for one in rivals):
+            kept.append(number)
+    found = []
+    for number in kept:
+        box = boxes[number].clip(0, [*size, *size])
+        if box[2] > box[0] and box[3] > box[1]:
+            found.append((*box.tolist(), float(best[chosen[number]]), int(labels[chosen[number]])))
+    return found[:MOST]
+
+
+def _similarity(a: NDArray[np.float64], b: NDArray[np.float64], kind: Kind) -> float:
+    """IoU of two boxes; less (d²/c²)^0.6 as in Darknet's ``greedynms``."""
+    inside = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None).prod()
+    union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - inside
+    overlap = float(inside / union) if union > 0 else 0.0
+    if kind == "iou":
+        return overlap
+    hull = np.maximum(a[2:], b[2:]) - np.minimum(a[:2], b[:2])
+    apart = (a[:2] + a[2:] - b[:2] - b[2:]) / 2
+    return overlap - float((apart @ apart / (hull @ hull)) ** BETA)
+
+
+def _agreeing(mine: list[Any], theirs: list[Any]) -> tuple[int, int, int]:
+    """Count theirs, those of them that are among ours, and ours."""
+    agreeing = 0
+    for ours, wanted in zip(mine, theirs, strict=True):
+        left = list(ours)
+        for box in wanted:
+            near = [
+                one
+                for one in left
+                if one[5] == box[5] and abs(one[4] - box[4]) < 0.01 and np.allclose(one[:4], box[:4], atol=1)
+            ]
+            if near:
+                left.remove(min(near, key=lambda one: abs(one[4] - box[4])))
+                agreeing += 1
+    return sum(map(len, theirs)), agreeing, sum(map(len, mine))
+
+
+def _ap(mine: list[Any], theirs: list[Any], sizes: list[tuple[int, int]]) -> float:
+    """Return pycocotools' AP of our boxes, where theirs are the truth."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    def rows(images: list[Any]) -> Iterator[dict[str, Any]]:
+        for image, boxes in enumerate(images):
+            for x1, y1, x2, y2, score, label in boxes:
+                box = [x1, y1, x2 - x1, y2 - y1]
+                yield {"image_id": image, "category_id": label, "bbox": box, "score": score,
+                       "area": box[2] * box[3], "iscrowd": 0}  # fmt: skip
+
+    truth = [{**row, "id": number} for number, row in enumerate(rows(theirs), 1)]
+    if not truth:
+        return float("nan")
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = COCO()
+        known.dataset = {
+            "images": [{"id": n, "width": w, "height": h} for n, (w, h) in enumerate(sizes)],
+            "annotations": truth,
+            "categories": [{"id": label} for label in sorted({row["category_id"] for row in truth})],
+        }
+        known.createIndex()
+        evaluation = COCOeval(known, known.loadRes(list(rows(mine)) or [{**truth[0], "score": 0.0}]), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return float(evaluation.stats[0])
+
+
+def networks(
+    data: Path, only: str, folder: Path, images: list[Path]
+) -> Iterator[tuple[Path, Path, Path | None]]:
+    """Yield cfg, weights and names of every network; those without weights get seeded ones."""
+    import cv2
+
+    for file in sorted((data / "weights").glob(f"{only}.weights")):
+        names = next(iter([*file.parent.glob(f"{file.stem}.names"), *file.parent.glob("coco.names")]))
+        yield file.with_suffix(".cfg"), file, names
+    for official in sorted((data / "cfg").glob(f"{only}.cfg")):
+        cfg = folder / official.name
+        cfg.write_text(re.sub(r"(?m)^(width|height) *=.*", rf"\1={SIDE}", official.read_text()))
+        pixels = [cv2.resize(cv2.imread(str(image)), (SIDE, SIDE))[..., ::-1] for image in images]
+        yield cfg, seeded(cfg, np.ascontiguousarray(pixels), folder), None
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--network", default="*", help="only this one")
+    options = parser.parse_args()
+    try:
+        import cv2
+        import pycocotools  # noqa: F401
+    except ImportError as error:
+        print(f"{error}: pip install 'opencv-python-headless<5' pycocotools", file=sys.stderr)
+        return 2
+    if not hasattr(cv2.dnn, "readNetFromDarknet"):
+        print(f"OpenCV {cv2.__version__} reads no Darknet files: take one below 5", file=sys.stderr)
+        return 2
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0))))
+    images = sorted((options.data / "images").glob("*.jpg"))
+    print(f"OpenCV {cv2.__version__}, {len(images)} images, confidence {CONFIDENCE}, NMS {IOU}\n")
+    print("| network | weights | raw | boxes, IoU | boxes, DIoU | AP |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for cfg, file, names in networks(options.data, options.network, Path(folder), images):
+            row = compared(cfg, file, names, images, Path(folder))
+            cells = [f"{same} of {all_} ({mine})" for all_, same, mine in row.boxes.values()]
+            print(
+                f"| {row.name} | {row.weights} | {row.raw:.1e} | {' | '.join(cells)} | {row.ap:.3f} |",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
