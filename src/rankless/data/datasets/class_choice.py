@@ -132,7 +132,6 @@ def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) ->
     most = sorted(left_out.items(), key=lambda one: -one[1])
     shown = ", ".join(f"'{name}' {count:,}" for name, count in most[:8])
     more = f" and {len(most) - 8} more" if len(most) > 8 else ""
-    return [
-        f"data.classes uses {len(names)} classes; {counted(sum(left_out.values()), *what)} of "
-        f"{counted(len(left_out), 'other', 'others')} left out: {shown}{more}"
-    ]
+    used = counted(len(names), "class", "classes")
+    lost, others = counted(sum(left_out.values()), *what), counted(len(left_out), "other")
+    return [f"data.classes uses {used}; {lost} of {others} left out: {shown}{more}"]
