@@ -39,7 +39,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for part in ("images", "labels"):
             (tmp_path / "d" / part / split).mkdir(parents=True)
         for number in range(2):
-            Image.new("RGB", (32, 32), (number, 9, 9)).save(tmp_path / f"d/images/{split}/{number}.png")
+            color = (99 * number, 99 * (split == "val"), 9)
+            Image.new("RGB", (32, 32), color).save(tmp_path / f"d/images/{split}/{number}.png")
             (tmp_path / f"d/labels/{split}/{number}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "d/classes.txt").write_text("cat\n")
     return tmp_path / "d"

@@ -149,14 +149,16 @@ def _divided(
     else:
         split_of = by_hash(hashed, list(wanted.values()))
     made: dict[str, Annotations] = {}
+    parts = f", of which some stay together, so there are {len(members)} parts to divide"
+    parts = parts if len(members) < len(whole) else ""
     for number, name in enumerate(wanted):
         images = sorted(
             index for unit in np.flatnonzero(split_of == number).tolist() for index in members[unit]
         )
         if not images:
             raise UserError(
-                f"the split '{name}' would have none of the {len(whole)} images ({len(members)} that can "
-                f"be divided); give it a larger fraction than {wanted[name]:g}, or more images"
+                f"the split '{name}' would have none of the {counted(len(whole), 'image')}{parts}; give it a "
+                f"larger fraction than {wanted[name]:g}, or more images"
             )
         made[name] = subset(whole, images)
     return made
