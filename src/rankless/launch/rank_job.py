@@ -116,11 +116,12 @@ def fork_loaders_early(recipe: Recipe) -> None:
     from rankless.data import loader_server
     from rankless.engine.workers import loader_processes
     from rankless.tasks.custom import BUILT_IN
+    from rankless.world.process_group import ranks_here
 
     # PyTorch may not be asked for GPUs yet: what starts CUDA starts threads, too.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if sys.platform == "linux" and loader_processes(recipe, here, "cuda" if on_gpus else "cpu"):
+    kind = "cuda" if on_gpus else "cpu"
+    if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
         if recipe.task in BUILT_IN:
             importlib.import_module(f"rankless.tasks.{recipe.task}")
         loader_server.fork_early()

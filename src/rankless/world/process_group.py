@@ -166,6 +166,11 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
+def ranks_here() -> int:
+    """How many ranks the environment says that this machine has, at least one."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
 def is_joined() -> bool:
     """Whether this process is in a process group already."""
     return dist.is_available() and dist.is_initialized()
@@ -183,7 +188,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    here = ranks_here()
     alone = meeting is not None or here == size
     kept = None if meeting else launchers_store(address, _port(), TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
@@ -202,7 +207,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
         try:
             kept = None if kept is None else of_this_job(kept)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
-            yield World(rank, size, device, local_rank, kept, max(here, 1), inline)
+            yield World(rank, size, device, local_rank, kept, here, inline)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
             gc.collect()
