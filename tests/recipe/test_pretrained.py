@@ -13,7 +13,13 @@ from rankless.recipe.load import changed, default, dump, load
 from rankless.recipe.schema import Model, Recipe
 
 CFG = "[net]\nwidth=64\nheight=64\nchannels=3\n"
-OTHERS = ["model.name=yolov4-tiny-3l", "model.width=0.25", "model.image_size=128", "data.fit=stretch"]
+OTHERS = [
+    "model.name=yolov4-tiny-3l",
+    "model.width=0.25",
+    "model.image_size=128",
+    "data.fit=stretch",
+    "data.pad=128",
+]
 
 
 def written(path: Path, recipe: Recipe) -> Path:
@@ -23,7 +29,13 @@ def written(path: Path, recipe: Recipe) -> Path:
 
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
-    training = ["model.pretrained=before", "model.freeze='3 epochs'", "optim.lr=0.5", "data.root=theirs"]
+    training = [
+        "model.pretrained=before",
+        "model.freeze='3 epochs'",
+        "model.checkpointing=true",
+        "optim.lr=0.5",
+        "data.root=theirs",
+    ]
     return written(tmp_path / "w.safetensors", default([*OTHERS, *training]))
 
 

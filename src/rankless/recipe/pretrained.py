@@ -14,16 +14,16 @@ from rankless.runs.directory import weights_of
 
 _TASK, _PRETRAINED = ("task",), ("model", "pretrained")
 _NETWORK = (("model", "name"), ("model", "cfg"))
-_OWN = (_PRETRAINED, ("model", "freeze"))
+_OWN = (_PRETRAINED, ("model", "freeze"), ("model", "checkpointing"))
 """What a recipe says about its own training, whatever the weights were trained with."""
-_SEEN = (("data", "fit"),)
+_SEEN = (("data", "fit"), ("data", "resample"), ("data", "pad"))
 """How the network was shown its images."""
 
 
 def with_network(given: Mapping[KeyPath, Given]) -> dict[KeyPath, Given]:
     """Add the network in the weights file that ``model.pretrained`` names, unless one is given.
 
-    It is the task and the keys of ``model`` that the weights were trained with, and how images were fitted
+    It is the task and the keys of ``model`` that the weights were trained with, and how images were brought
     onto the input; what is given wins. A file that cannot be read, or that holds no recipe, adds nothing: the
     training reports what is wrong with it. Nor does one of a task that is not built in, because nothing in a
     file decides what code runs.

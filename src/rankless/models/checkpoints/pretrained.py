@@ -98,7 +98,7 @@ def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tens
     keys = [
         field.name
         for field in fields(theirs)
-        if field.name not in ("pretrained", "freeze")
+        if field.name not in ("pretrained", "freeze", "checkpointing")
         and getattr(theirs, field.name) != getattr(ours, field.name, None)
     ]
     if keys:
