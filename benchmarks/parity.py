@@ -38,6 +38,7 @@ from rankless.recipe.schema import Model
 
 CONFIDENCE, IOU, BETA = 0.1, 0.45, 0.6
 MOST = 100  # boxes an image
+LEAST = 2  # pixels of a side that counts for AP: the file of predictions rounds to 0.01
 SIDE = 224  # of the input of seeded networks: the largest have 608
 Kind = Literal["iou", "diou"]
 
@@ -51,7 +52,7 @@ class Row:
         raw: largest difference of the heads' outputs, in units of their largest value.
         boxes: by kind of NMS: how many boxes of theirs there are, how many of them are among ours (the class,
             0.01 in score and a pixel in each side), and how many ours are.
-        ap: pycocotools' AP of ours, where theirs are the truth.
+        ap: pycocotools' AP of ours, where theirs are the truth; without boxes of a pixel or less.
     """
 
     name: str
@@ -217,6 +218,8 @@ def _ap(mine: list[Any], theirs: list[Any], sizes: list[tuple[int, int]]) -> flo
         for image, boxes in enumerate(images):
             for x1, y1, x2, y2, score, label in boxes:
                 box = [x1, y1, x2 - x1, y2 - y1]
+                if min(box[2:]) < LEAST:
+                    continue
                 yield {"image_id": image, "category_id": label, "bbox": box, "score": score,
                        "area": box[2] * box[3], "iscrowd": 0}  # fmt: skip
 

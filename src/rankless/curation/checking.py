@@ -19,11 +19,12 @@ import numpy as np
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.class_matching import match_classes
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import KINDS, Findings
-from rankless.errors import listed
+from rankless.errors import UserError, listed
 from rankless.recipe.schema import Data
 
 LEAK, TWIN = "same in two splits", "same image twice"
@@ -100,8 +101,8 @@ class Checked:
 def disagreements(data: DataSet) -> list[str]:
     """Return what of the classes stops a training on these splits, as sentences; empty if they agree.
 
-    A model gets its classes from the training split: ``train`` or, without one, the first. Of boxes, every
-    split must number the classes alike; of class folders, no other split may have further classes.
+    A model gets its classes from the training split: ``train`` or, without one, the first. No other split may
+    have further classes; neither their order matters nor their spelling.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -112,16 +113,23 @@ def disagreements(data: DataSet) -> list[str]:
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
             problems.append(f"one of '{first}' and '{name}' has boxes, the other one class for part image")
-        elif part.has_boxes and part.class_names != names:
-            problems.append(
-                f"'{name}' has the classes {listed(part.class_names)}, but '{first}' {listed(names)}: "
-                "expected the same in the same order"
-            )
-        elif not part.has_boxes:
-            used = [part.class_names[label] for label in np.unique(part.labels).tolist()]
-            if strange := [label for label in used if label not in names]:
-                problems.append(f"'{name}' has classes that '{first}' does not have: {listed(strange)}")
+            continue
+        used = part.class_names
+        if not part.has_boxes:
+            used = tuple(part.class_names[label] for label in np.unique(part.labels).tolist())
+        strange = [label for label in used if label not in names]
+        if strange and not _are_found(used, names):
+            problems.append(f"'{name}' has classes that '{first}' does not have: {listed(strange)}")
     return problems
+
+
+def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
+    """Whether an evaluation finds these classes among the model's."""
+    try:
+        match_classes(classes, among, (), "")
+    except UserError:
+        return False
+    return True
 
 
 def fails(kind: str) -> bool:
