@@ -22,6 +22,7 @@ from rankless.curation.progress import each
 from rankless.data.images.image_file import Shown, UnreadableImage, read_for
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
+from rankless.errors import counted
 
 _SIDE, _BLOCKS = 16, 2
 _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
@@ -51,6 +52,16 @@ class Alike:
     groups: list[list[int]]
     identical: int
     near: int
+
+    def notes(self) -> list[str]:
+        """What was found, as a sentence; none where no two images are alike."""
+        found = [
+            f"{counted(count, 'image is', 'images are')} {what} another"
+            for count, what in ((self.identical, "a copy of"), (self.near, "nearly the same as"))
+            if count
+        ]
+        together = f"kept together in {counted(len(self.groups), 'group')}"
+        return [f"{' and '.join(found)}: {together}"] if found else []
 
 
 class _Seen(NamedTuple):

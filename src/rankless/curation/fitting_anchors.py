@@ -9,8 +9,8 @@ from typing import Any
 from rankless.curation.data_set import known_format
 from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
-from rankless.data.datasets.builtin import DIGITS, DigitScenes, refuse_classes
-from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.opening import open_annotations
 from rankless.errors import UserError
 from rankless.models import zoo

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.curation.alike import Alike, Joined, find_alike
+from rankless.curation.alike import Joined, find_alike
 from rankless.curation.data_set import (
     DataSet,
     must_be_outside,
@@ -123,7 +123,7 @@ def split(
     units, notes = _units(names, expression.search if expression else None, group)
     alike = find_alike(whole, near=near)
     units = _merged(units, alike.groups, len(whole))
-    notes += _kept_together(alike)
+    notes += alike.notes()
     hashed = [key(seed, "split", unit) / 2**128 for unit in units]
     made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
     notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
@@ -272,17 +272,6 @@ def _merged(
     for name, members in sorted(units.items()):
         merged.setdefault(joined.root(members[0]), (name, []))[1].extend(members)
     return {name: sorted(members) for name, members in merged.values()}
-
-
-def _kept_together(alike: Alike) -> list[str]:
-    """What was found to be the same, as a sentence."""
-    found = [
-        f"{counted(count, 'image is', 'images are')} {what} another"
-        for count, what in ((alike.identical, "a copy of"), (alike.near, "nearly the same as"))
-        if count
-    ]
-    together = f"kept together in {counted(len(alike.groups), 'group')}"
-    return [f"{' and '.join(found)}: {together}"] if found else []
 
 
 def _shares(

@@ -48,19 +48,6 @@ _SHARPEN = 1.6
 _CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
 
 
-def refuse_classes(classes: object) -> None:
-    """Raise if ``data.classes`` is to choose from the digits.
-
-    Raises:
-        UserError: it is.
-    """
-    if classes != "auto":
-        raise UserError(
-            "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
-            "data.root"
-        )
-
-
 class _Digits:
     """What the two kinds of built-in data share.
 

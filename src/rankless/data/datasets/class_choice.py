@@ -53,6 +53,19 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     return read_names(file)
 
 
+def refuse_classes(classes: object) -> None:
+    """Raise if ``data.classes`` is to choose from the digits.
+
+    Raises:
+        UserError: it is.
+    """
+    if classes != "auto":
+        raise UserError(
+            "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
+            "data.root"
+        )
+
+
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
@@ -71,18 +84,7 @@ def with_classes(
         UserError: the data has no class of such a name, or no image of these classes.
     """
     known = {name: label for label, name in enumerate(whole.class_names)}
-    anywhere = {*known, *elsewhere}
-    if unknown := [name for name in names if name not in anywhere]:
-        raise UserError(
-            [
-                *(
-                    f"data.classes: the data has no class '{name}'{nearest(name, known)}"
-                    for name in unknown[:8]
-                ),
-                f"{where}: it has {counted(len(known), 'class', 'classes')}: "
-                f"{listed(whole.class_names)}; expected some of these in data.classes; correct the names",
-            ]
-        )
+    _refuse_unknown(names, whole.class_names, elsewhere, where)
     new = np.full(len(known) + 1, -1, np.int64)
     new[[known[name] for name in names if name in known]] = [
         label for label, name in enumerate(names) if name in known
@@ -112,6 +114,23 @@ def with_classes(
         about=(*whole.about, *note),
         folder=None,
     )
+
+
+def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
+    """Raise where one of ``names`` is neither ``known`` nor ``elsewhere``.
+
+    Raises:
+        UserError: all of them, each with the nearest class.
+    """
+    anywhere = {*known, *elsewhere}
+    unknown = [name for name in names if name not in anywhere]
+    if unknown:
+        sentences = [
+            f"data.classes: the data has no class '{name}'{nearest(name, known)}" for name in unknown[:8]
+        ]
+        has = f"it has {counted(len(known), 'class', 'classes')}: {listed(known)}"
+        expected = "expected some of these in data.classes; correct the names"
+        raise UserError([*sentences, f"{where}: {has}; {expected}"])
 
 
 def _with_boxes(whole: Annotations, kept: Any) -> Annotations:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rankless.data.augment.mixing import cutmix, mixup, target_of
 from rankless.data.datasets.annotated import ClassificationImages, ClassifiedImages
-from rankless.data.datasets.builtin import DIGITS, DigitImages, refuse_classes
-from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.builtin import DIGITS, DigitImages
+from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.opening import open_annotations

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rankless.data.augment.augmented import Augmenter
 from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin import DIGITS, DigitScenes, refuse_classes
-from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.builtin import DIGITS, DigitScenes
+from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.opening import open_annotations
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages

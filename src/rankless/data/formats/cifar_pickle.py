@@ -8,6 +8,7 @@ in a file is run, whatever it says.
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,10 @@ _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
+
+
+_LONG = 1024
+"""Bytes; longer texts are runs, and those of a class name or a file are shorter."""
 
 
 class Run(NamedTuple):
@@ -43,8 +48,14 @@ class Named:
     state: Any = None
 
 
-_LONG = 1024
-"""Bytes; longer texts are runs, and those of a class name or a file are shorter."""
+_FRESH: dict[str, Callable[[], Any]] = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+    "GLOBAL": Named,
+}
+"""Operations that put something new on the stack."""
 
 
 def contents(file: Path) -> dict[str, Any]:
@@ -94,10 +105,8 @@ def _followed(data: bytes) -> Any:
             stack.append(Run(start, len(text)) if len(text) > _LONG else _text(text))
         elif name in _PLAIN:
             stack.append(_CONSTANTS.get(name, argument))
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
-        elif name == "MARK":
-            stack.append(_MARK)
+        elif name in _FRESH:
+            stack.append(_FRESH[name]())
         elif name in _PUT:
             memory[argument] = stack[-1]
         elif name in _GET:
@@ -112,13 +121,10 @@ def _followed(data: bytes) -> Any:
             stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
         elif name == "TUPLE":
             stack.append(tuple(taken()))
-        elif name == "GLOBAL":
-            stack.append(Named())
         elif name == "REDUCE":
             stack[-2:] = [Named()]
         elif name == "BUILD":
-            state = stack.pop()
-            stack[-1].state = state
+            stack[-1].state = stack.pop()  # what lies on top once it is taken
         elif name == "STOP":
             return stack.pop()
         elif name not in _IGNORED:
