@@ -236,3 +236,13 @@ def test_every_shipped_recipe_has_a_known_kind():
     folder = Path(kinds.__file__).parent / "shipped"
     for file in folder.glob("*.yaml"):
         assert not isinstance(load(file).model, model_kinds.CustomModel)
+
+
+@pytest.mark.parametrize(("mosaic", "least"), [(1.0, 0.25), (0.0, 0.1)])
+def test_mosaics_recorded_before_their_least_area_was_a_key_keep_the_one_of_then(mosaic, least):
+    recipe = Recipe(data=Data(augment=Augment(mosaic=mosaic)))
+    assert recipe.data.augment.mosaic_min_area == 0.1
+    recorded = json.loads(to_json(recipe))
+    assert from_json(json.dumps(recorded)) == recipe
+    del recorded["data"]["augment"]["mosaic_min_area"]
+    assert from_json(json.dumps(recorded)).data.augment.mosaic_min_area == least

@@ -54,6 +54,9 @@ _DURATIONS: tuple[KeyPath, ...] = (
     ("model", "freeze"),
     ("data", "augment", "close_mosaic"),
 )
+# Before the second of these was a key, mosaics dropped boxes with less than a quarter of their area.
+_MOSAIC, _MIN_AREA = ("data", "augment", "mosaic"), ("data", "augment", "mosaic_min_area")
+_FORMER_MIN_AREA = 0.25
 # What was recorded has all of these; nobody writes them all.
 _RECORDED = {("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS}
 
@@ -167,7 +170,7 @@ def build(
     Raises:
         UserError: every problem, in the order of the lines; those of the command line come last.
     """
-    given = _of_bare_numbers(given)
+    given = _with_former_area(_of_bare_numbers(given))
     values = {path: one.value for path, one in given.items()}
     name = values.get(("model", "name"), Model.name)
     model = {"name": name, "cfg": values.get(("model", "cfg"), "")}
@@ -218,6 +221,14 @@ def _of_bare_numbers(given: Mapping[KeyPath, Given]) -> Mapping[KeyPath, Given]:
         if path != _DURATIONS[0] and one.value > 0
     }
     return {**given, **in_epochs}
+
+
+def _with_former_area(given: Mapping[KeyPath, Given]) -> Mapping[KeyPath, Given]:
+    """Give a recipe with mosaics that was recorded before ``mosaic_min_area`` the value that held then."""
+    mosaic = given.get(_MOSAIC)
+    if not given.keys() >= _RECORDED or _MIN_AREA in given or not mosaic or not mosaic.value:
+        return given
+    return {**given, _MIN_AREA: Given(_FORMER_MIN_AREA, mosaic.location)}
 
 
 def _unknown_name(given: Mapping[KeyPath, Given], task: str, check_name: NameCheck) -> Iterator[Problem]:

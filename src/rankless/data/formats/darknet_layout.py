@@ -226,7 +226,8 @@ def _lists(root: Path) -> dict[str, Path]:
     """
     if any(folder != root / "images" for folder in folder_splits(root).values()):
         return {}
-    files = {file.stem: file for file in sorted(root.glob("*.txt")) if is_usual(file.stem)}
+    texts = FolderNames(os.fspath(root), {".txt"}).files  # there may be a label file for every image
+    files = {stem: root / texts[stem] for stem in sorted(texts) if is_usual(stem)}
     lists = {name: file for name, file in files.items() if list_kind(file) == "images"}
     return lists if any(map(_has_labels, lists.values())) else {}
 
