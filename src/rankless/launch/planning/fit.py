@@ -94,12 +94,12 @@ class Fitted:
             yield f"the fastest: batch.micro={best.micro}"
         if self.sees and largest.micro != batch.micro:
             yield (
-                f"batch norm sees {counted(largest.micro, 'image')} at a time then, now {batch.micro}: the "
-                "numbers are others (batch.images and the learning rate stay)"
+                f"batch norm then sees {counted(largest.micro, 'image')} at a time, now {batch.micro}: other "
+                "numbers (batch.images and the learning rate stay)"
             )
         if batch.images // largest.micro == self.devices and largest.micro != batch.images:
             yield f"a larger one would leave a step too few micro-batches for {self.devices} devices"
-        if not self.recipe.model.checkpointing and largest.problem == "" and self.tried[-1].problem:
+        if not self.recipe.model.checkpointing and self.tried[-1].problem:
             yield "more would fit with model.checkpointing=true"
 
 
@@ -154,7 +154,7 @@ def _at_its_largest(recipe: Recipe) -> Recipe:
     """The recipe with the largest input that it draws, and with its whole network trained."""
     sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
     model, data = replace(recipe.model, freeze=0), recipe.data
-    if sizes is not None:
+    if recipe.data.multi_scale and sizes is not None:
         model, data = replace(model, image_size=sizes.choices()[-1]), replace(data, multi_scale=0.0)
     return replace(recipe, model=model, data=data)
 
