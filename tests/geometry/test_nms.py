@@ -98,6 +98,21 @@ def test_points_and_nothing(kind):
     assert nothing.shape == (0,) and nothing.dtype == torch.int64
 
 
+def test_boxes_outside_the_image_remove_none_of_another_class():
+    """One lies as far beyond the upper left corner as the other from it on the other side, plus a pixel."""
+    boxes = torch.tensor([[500.0, 500, 1000, 1000], [-501.0, -501, -1, -1]])
+    scores, labels = torch.tensor([0.9, 0.8]), torch.tensor([0, 1])
+    assert nms(boxes, scores, labels, kind="iou", threshold=0.5).tolist() == [0, 1]
+
+
+def test_a_huge_box_does_not_blur_the_small_ones():
+    """The heads may say boxes a million pixels wide, at which float32 has steps of 16 pixels here."""
+    boxes = torch.tensor([[0.0, 0, 20, 20], [2.0, 2, 22, 22], [-1e6, -1e6, 1e6, 1e6]])
+    scores, labels = torch.tensor([0.9, 0.8, 0.7]), torch.tensor([79, 79, 0])
+    assert nms(boxes, scores, labels, kind="iou", threshold=0.7).tolist() == [0, 1, 2]  # 0.68
+    assert nms(boxes, scores, labels, kind="iou", threshold=0.6).tolist() == [0, 2]
+
+
 def test_many_boxes_equal_torchvision():
     boxes, scores, labels = crowd(3000, 8)
     found = nms(boxes, scores, labels, kind="iou", threshold=0.6)

@@ -254,17 +254,6 @@ def test_boxes_are_clipped_behind_nms():
         assert found.boxes.tolist() == [pytest.approx(box) for box in ([0, 20, 40, 60], [4, 20, 40, 60])]
 
 
-def test_a_box_far_outside_merges_no_classes():
-    """A box of one class may extend beyond the left border as far as others of another class to the right."""
-    wishes = [
-        ([-300.0, 18.0, 310.0, 38.0], 0.9, [0.9, LOW, LOW]),
-        ([-290.0, 18.0, 320.0, 38.0], 0.9, [LOW, 0.8, LOW]),
-        ([3.0, 18.0, 13.0, 28.0], 0.9, [LOW, LOW, 0.9]),
-    ]
-    found = find(wishes, confidence=0.05, iou=0.5)
-    assert sorted(found.labels.tolist()) == [0, 1, 2]
-
-
 def test_a_box_in_the_margin_is_not_in_the_image():
     found = find([([10.0, 1.0, 30.0, 7.0], 0.9, [0.9, LOW, LOW])], confidence=0.05)
     assert len(found.labels) == 0
