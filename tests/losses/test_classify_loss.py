@@ -142,3 +142,13 @@ def test_from_a_recipe():
 def test_weights_that_do_not_fit(weights, words):
     with pytest.raises(UserError, match=words):
         from_recipe(CrossEntropyLoss(class_weights=weights), [3, 0, 2])
+
+
+def test_the_part_top1_becomes_the_fraction_of_right_images():
+    """Divided by the count, as the journal and the progress line divide every part."""
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.0, 1.0, 4.0], [5.0, 0.0, 0.0]])
+    targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.7, 0.3, 0.0]])  # one mixed
+    for weights in (None, (1.0, 2.0, 3.0)):
+        found = ClassificationLoss(class_weights=weights)(logits, targets)
+        assert float(found.parts["top1"] / found.count) == pytest.approx(0.75)
+        assert not found.parts["top1"].requires_grad
