@@ -28,7 +28,7 @@ FUZZ :=
 # started, so a third worker fills the gaps of two cores. They start hundreds of others: bytecode is written even
 # where the environment says not to, lest each of those compiles the package again.
 WORKERS := 2
-test: WORKERS := 4
+test: WORKERS := 3
 PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 .PHONY: help demo test test-fast fuzz check bench clean

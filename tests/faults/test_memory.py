@@ -53,7 +53,7 @@ def test_more_than_any_machine_has(tmp_path: Path, words: list[str], advice: str
     assert re.match(
         r"error: out of memory: 931,322\.6 GiB more were asked for \([\d,.]+ [MG]iB are free\); ", last
     )
-    assert last.endswith(advice)
+    assert advice in last
 
 
 def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, Any]) -> None:

@@ -50,6 +50,9 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small Darknet network of seeded weights, imported, in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
     network = darknet.network(NARROW, len(NAMES))
+    torch.manual_seed(
+        1013
+    )  # of some, what is found has boxes of a pixel or two of the same, which data leaves out
     write_weights(
         Path("net.weights"), network, seeded(zoo.build(NARROW, len(NAMES))).state_dict(), seen=12345
     )
@@ -210,11 +213,15 @@ def test_a_box_is_shown_under_its_best_class_or_not_at_all(net: Path):
 def test_predict_takes_changes_to_the_recipe_and_refuses_what_changes_nothing(net: Path, capsys):
     coco(Path("data"), NAMES)
     counts = []
-    for iou in (0.1, 0.9):
-        words = ["predict", str(net), "data/val/0.png", f"evaluate.iou={iou}", "evaluate.detections=7"]
-        assert cli.main([*words, "--out", "o", "--force", "--confidence", "0.0", "--json"]) == 0
-        counts.append([one["box"] for one in json.loads(capsys.readouterr().out)["images"][0]["detections"]])
-    assert len(counts[1]) == 7 and counts[0] != counts[1]
+    for changes in (
+        ["evaluate.iou=0.1"],
+        ["evaluate.iou=0.9"],
+        ["evaluate.iou=0.9", "evaluate.detections=7"],
+    ):
+        words = ["predict", str(net), "data/val/0.png", *changes, "--out", "o", "--force"]
+        assert cli.main([*words, "--confidence", "0.0", "--json"]) == 0
+        counts.append(len(json.loads(capsys.readouterr().out)["images"][0]["detections"]))
+    assert counts[0] < counts[1] and counts[2] == 7
     words = ["predict", str(net), "data/val/0.png", "optim.lr=1", "evaluate.confidence=0.1", "data.padd=3"]
     assert cli.main(words) == 2
     error = capsys.readouterr().err

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from rankless.cli import starting
 from rankless.cli.words import (
     Devices,
     Hosts,
@@ -19,8 +16,6 @@ from rankless.cli.words import (
     Python,
     Ssh,
     Sync,
-    device_count,
-    devices_here,
     flag,
     loaded,
     part,
@@ -28,12 +23,7 @@ from rankless.cli.words import (
     whole_number,
 )
 from rankless.errors import UserError
-from rankless.printing import print_json, say
-
-if TYPE_CHECKING:
-    from rankless.launch.hosts.names import Host
-    from rankless.launch.hosts.training import Wanted
-    from rankless.launch.member import Asked
+from rankless.printing import print_json
 
 app = part()
 
@@ -101,157 +91,17 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
+    given = starting.Given(recipe, run, devices, resume, sink, inline, download)
     if environment := environments.detect():
-        from rankless.launch import member
-
-        is_first = environment.rank == 0
-
-        def ask() -> member.Asked:
-            if hosts is not None:
-                raise UserError(
-                    "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
-                )
-            if inline:
-                raise UserError("--inline: a launcher has started this rank; leave out either")
-            if download:
-                raise UserError("--download: several ranks would download at once; download before, with one")
-            asked = _asked_of_a_rank(recipe, run, devices, resume=resume, is_first=is_first)
-            return replace(asked, sinks=sink)
-
-        return member.train(environment, ask, run, resume=resume)
-    from rankless.launch.run_lock import refuse_nothing
-    from rankless.runs.directory import RunDirectory, new_run_directory
-
-    name, overrides = recipe_and_overrides(recipe)
-    _refuse_resuming_nothing(run, resume)
-    of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
+        return starting.as_a_rank(given, environment, hosts)
     if hosts is not None:
-        if inline:
-            raise UserError("--inline: trains in this process, but --hosts starts others; leave out either")
-        if download:
-            raise UserError("--download: gets files for this machine alone; leave it out with --hosts")
-        from rankless.launch.hosts.training import Wanted
-
-        least, parsed = _hosts_of(hosts, min_hosts, devices)
-        count = device_count(devices)
-        wanted = Wanted(None, overrides, run, "run", count, resume=resume, sinks=sink, least=least)
-        if not (resume and name is None):  # otherwise the host that has the run brings the recipe
-            given, called = loaded(name, overrides)
-            wanted = replace(wanted, recipe=given, name=Path(called).stem)
-        return _on_hosts(wanted, parsed, ssh, python, sync=sync, detach=detach)
+        return starting.on_hosts(given, hosts, min_hosts, ssh, python, sync=sync, detach=detach)
+    of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
     if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
         )
-    if inline:
-        _fix_instruction_set(name, overrides, run if resume else None)
-    chosen_devices = devices_here(devices)
-    if resume and run is not None and name is None:
-        refuse_nothing(RunDirectory(run))
-        chosen = None
-    else:
-        chosen, name = loaded(name, overrides)
-    if download:
-        from rankless.data.datasets.torchvision_sets import download as get
-
-        for sentence in get(chosen.data) if chosen is not None else ():
-            say(sentence)
-    if chosen is not None:
-        from rankless.cli.missing import check_recipe
-
-        check_recipe(chosen, begins=not resume)
-    if run is None:
-        run = new_run_directory(Path(name or "run").stem)
-    from rankless.launch import fork_server, local
-    from rankless.launch.resume import recipe_of_run
-
-    chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-    if not inline:
-        fork_server.start(chosen.task)
-    return local.train(chosen, run, devices=chosen_devices, resume=resume, sinks=sink, inline=inline)
-
-
-def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
-    """Limit this process to the recipe's instruction set, before anything imports PyTorch.
-
-    Args:
-        name, overrides: of the recipe; what is wrong with it is reported later.
-        run: that goes on, with its own recipe where none is named.
-    """
-    from rankless.recipe import load
-    from rankless.recipe.instruction_set import fix
-    from rankless.runs.directory import RunDirectory
-
-    with suppress(UserError):
-        if run is not None and name is None:
-            fix(load.load(RunDirectory(run).recipe).cpu_isa)
-        else:
-            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
-
-
-def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Read the hosts, before anything that takes long is imported."""
-    from rankless.launch.hosts.names import parse_hosts
-
-    least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
-    if least > len(parsed):
-        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
-    if devices != "auto" and all(host.devices for host in parsed):
-        raise UserError(
-            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out either"
-        )
-    return least, parsed
-
-
-def _on_hosts(
-    wanted: Wanted, hosts: Sequence[Host], ssh: str, python: str | None, *, sync: bool, detach: bool
-) -> int:
-    """Train on several machines, or have the first of them do it."""
-    from rankless.launch.hosts.coordinator import train_on_hosts
-    from rankless.launch.hosts.detaching import detach as leave
-    from rankless.launch.hosts.gang import way_over
-
-    way = way_over(ssh, python, sync=sync)
-    if not detach:
-        return train_on_hosts(wanted, hosts, way)
-    run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return leave(wanted, run, hosts, way, ssh)
-
-
-def _asked_of_a_rank(
-    words: Sequence[str], run: Path | None, devices: str, *, resume: bool, is_first: bool
-) -> Asked:
-    """Read what the rank of a cluster's launcher is to train, with its instruction set in use.
-
-    Raises:
-        UserError: a mistake in the words or in the recipe.
-    """
-    from rankless.launch.member import Asked
-    from rankless.runs.directory import RunDirectory
-
-    count = device_count(devices)
-    name, overrides = recipe_and_overrides(words)
-    _refuse_resuming_nothing(run, resume)
-    _fix_instruction_set(name, overrides, run if resume else None)
-    if not resume or run is None or name is not None:
-        chosen, name = loaded(name, overrides)
-        return Asked(chosen, Path(name).stem, count)
-    from rankless.launch.resume import recipe_of_run
-    from rankless.launch.run_lock import refuse_nothing
-
-    directory = RunDirectory(run)
-    try:
-        refuse_nothing(directory)
-        return Asked(recipe_of_run(directory, overrides), run.name, count)
-    except UserError:
-        if is_first and (directory.recipe.exists() or directory.steps()):
-            raise
-        return Asked(None, run.name, count)  # another machine has the run, and brings the recipe
-
-
-def _refuse_resuming_nothing(run: Path | None, resume: bool) -> None:
-    if resume and run is None:
-        raise UserError("--resume needs the run to go on with: add --run, as in --resume --run runs/digits")
+    return starting.here(given)
 
 
 @app.command(

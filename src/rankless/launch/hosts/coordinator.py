@@ -107,7 +107,7 @@ class Coordinator:
         """Begin on every host; False where the run that is to go on is finished."""
         wanted, members = self.wanted, self.gang.members
         if not wanted.dry_run_steps:
-            say(f"connecting to {names(members)}")
+            say(f"connecting to {names(members)}", file=sys.stdout)  # at once
         start.connect(self.gang)
         run = wanted.run or start.choose_run(self.gang, wanted.name)
         newest = start.newest_holder(self.gang, run, resume=wanted.resume)

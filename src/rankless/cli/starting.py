@@ -1,0 +1,215 @@
+"""The ways of ``rankless train``: as a launcher's rank, on several hosts, or on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankless.cli.words import device_count, devices_here, loaded, recipe_and_overrides, whole_number
+from rankless.errors import UserError
+from rankless.printing import say
+
+if TYPE_CHECKING:
+    from rankless.launch.environments.environment import Environment
+    from rankless.launch.hosts.names import Host
+    from rankless.launch.member import Asked
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given to ``rankless train``, wherever it trains.
+
+    Attributes:
+        words: the recipe and changes to it.
+        run: the run directory.
+        devices: as it was written.
+        resume, sinks, inline, download: the options of these names.
+    """
+
+    words: Sequence[str]
+    run: Path | None
+    devices: str
+    resume: bool
+    sinks: tuple[str, ...]
+    inline: bool
+    download: bool
+
+    def recipe(self) -> tuple[str | None, Sequence[str]]:
+        """The name of a recipe, if there is one, and changes.
+
+        Raises:
+            UserError: nothing says what is to be resumed.
+        """
+        found = recipe_and_overrides(self.words)
+        if self.resume and self.run is None:
+            raise UserError(
+                "--resume needs the run to go on with: add --run, as in --resume --run runs/digits"
+            )
+        return found
+
+    def refuse(self, inline: str, download: str) -> None:
+        """Raise for options that cannot be had, given why not.
+
+        Raises:
+            UserError: each of them.
+        """
+        options = (("--inline", self.inline, inline), ("--download", self.download, download))
+        if problems := [f"{option}: {why}" for option, is_given, why in options if is_given]:
+            raise UserError(problems)
+
+
+def here(given: Given) -> int:
+    """Train on this machine.
+
+    Raises:
+        UserError: whatever is the user's to fix.
+    """
+    from rankless.launch.run_lock import refuse_nothing
+    from rankless.runs.directory import RunDirectory, new_run_directory
+
+    name, overrides = given.recipe()
+    run, resume = given.run, given.resume
+    if given.inline:
+        _fix_instruction_set(name, overrides, run if resume else None)
+    devices = devices_here(given.devices)
+    chosen = None
+    if resume and run is not None and name is None:
+        refuse_nothing(RunDirectory(run))
+    else:
+        chosen, name = loaded(name, overrides)
+    if chosen is not None:
+        if given.download:
+            from rankless.data.datasets.torchvision_sets import download
+
+            for sentence in download(chosen.data):
+                say(sentence)
+        from rankless.cli.missing import check_recipe
+
+        check_recipe(chosen, begins=not resume)
+    if run is None:
+        run = new_run_directory(Path(name or "run").stem)
+    from rankless.launch import fork_server, local
+    from rankless.launch.resume import recipe_of_run
+
+    chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+    if not given.inline:
+        fork_server.start(chosen.task)
+    return local.train(chosen, run, devices=devices, resume=resume, sinks=given.sinks, inline=given.inline)
+
+
+def on_hosts(
+    given: Given, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
+) -> int:
+    """Train on several machines, or have the first of them do it.
+
+    Raises:
+        UserError: whatever is the user's to fix.
+    """
+    given.refuse(
+        inline="trains in this process, but --hosts starts others; leave out either",
+        download="gets files for this machine alone; leave it out with --hosts",
+    )
+    from rankless.launch.hosts.training import Wanted
+
+    name, overrides = given.recipe()
+    least, parsed = _hosts_of(hosts, min_hosts, given.devices)
+    count, resume = device_count(given.devices), given.resume
+    wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
+    if not (resume and name is None):  # otherwise the host that has the run brings the recipe
+        recipe, called = loaded(name, overrides)
+        wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
+    from rankless.launch.hosts.coordinator import train_on_hosts
+    from rankless.launch.hosts.detaching import detach as leave
+    from rankless.launch.hosts.gang import way_over
+
+    way = way_over(ssh, python, sync=sync)
+    if not detach:
+        return train_on_hosts(wanted, parsed, way)
+    run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return leave(wanted, run, parsed, way, ssh)
+
+
+def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
+    """Train as the rank that a launcher has made of this process.
+
+    Raises:
+        UserError: as :func:`rankless.launch.member.train` does.
+    """
+    from rankless.launch import member
+
+    def ask() -> Asked:
+        if hosts is not None:
+            raise UserError(
+                "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
+            )
+        given.refuse(
+            inline="a launcher has started this rank; leave out either",
+            download="several ranks would download at once; download before, with one",
+        )
+        return replace(_asked(given, is_first=environment.rank == 0), sinks=given.sinks)
+
+    return member.train(environment, ask, given.run, resume=given.resume)
+
+
+def _asked(given: Given, *, is_first: bool) -> Asked:
+    """Read what the rank of a cluster's launcher is to train, with its instruction set in use.
+
+    Raises:
+        UserError: a mistake in the words or in the recipe.
+    """
+    from rankless.launch.member import Asked
+    from rankless.runs.directory import RunDirectory
+
+    count, run = device_count(given.devices), given.run
+    name, overrides = given.recipe()
+    _fix_instruction_set(name, overrides, run if given.resume else None)
+    if not given.resume or run is None or name is not None:
+        chosen, name = loaded(name, overrides)
+        return Asked(chosen, Path(name).stem, count)
+    from rankless.launch.resume import recipe_of_run
+    from rankless.launch.run_lock import refuse_nothing
+
+    directory = RunDirectory(run)
+    try:
+        refuse_nothing(directory)
+        return Asked(recipe_of_run(directory, overrides), run.name, count)
+    except UserError:
+        if is_first and (directory.recipe.exists() or directory.steps()):
+            raise
+        return Asked(None, run.name, count)  # another machine has the run, and brings the recipe
+
+
+def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
+    """Limit this process to the recipe's instruction set, before anything imports PyTorch.
+
+    Args:
+        name, overrides: of the recipe; what is wrong with it is reported later.
+        run: that goes on, with its own recipe where none is named.
+    """
+    from rankless.recipe import load
+    from rankless.recipe.instruction_set import fix
+    from rankless.runs.directory import RunDirectory
+
+    with suppress(UserError):
+        if run is not None and name is None:
+            fix(load.load(RunDirectory(run).recipe).cpu_isa)
+        else:
+            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
+
+
+def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
+    """Read the hosts, before anything that takes long is imported."""
+    from rankless.launch.hosts.names import parse_hosts
+
+    least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
+    if least > len(parsed):
+        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+    if devices != "auto" and all(host.devices for host in parsed):
+        raise UserError(
+            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out either"
+        )
+    return least, parsed
