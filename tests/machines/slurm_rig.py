@@ -30,6 +30,7 @@ MpiDefault=none
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 KillWait=10
+FirstJobId={first}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -73,7 +74,11 @@ class Slurm:
             sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             ports = [one.getsockname()[1] for one in sockets]
         host = socket.gethostname().partition(".")[0]
-        text = _CONFIGURATION.format(host=host, ports=ports, folder=self.folder, cpus=os.cpu_count() or 1)
+        # Ranks meet at a port that is made of the job's number: another than that of other tests' jobs.
+        first = 1000 + secrets.randbelow(50_000)
+        text = _CONFIGURATION.format(
+            host=host, ports=ports, folder=self.folder, cpus=os.cpu_count() or 1, first=first
+        )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "cgroup.conf").write_text("")
         for name in ("state", "spool-t1", "spool-t2"):
