@@ -159,10 +159,12 @@ def test_a_share_that_is_missed_is_explained(tmp_path):
     for seed in range(20):
         done = split(str(root), tmp_path / f"{seed}", val=0.2, seed=seed)
         share = len(done.splits["val"]) / 51
-        told = [note for note in done.notes if "follows from its name alone" in note and "--stratify" in note]
-        assert bool(told) == (abs(share - 0.2) >= 1 / 51), (share, done.notes)
-        if told:
-            assert told[0].startswith(f"'val' has {share:.1%} of the images, not 20.0%: ")
+        found = [
+            note for note in done.notes if "follows from its name alone" in note and "--stratify" in note
+        ]
+        assert bool(found) == (abs(share - 0.2) >= 1 / 51), (share, done.notes)
+        if found:
+            assert found[0].startswith(f"'val' has {share:.1%} of the images, not 20.0%: ")
             break
     else:
         pytest.fail("no seed misses")
@@ -179,5 +181,5 @@ def test_a_group_too_large_is_the_reason(tmp_path):
     for number in range(2, 22):
         saved(scene(number), tmp_path / "d" / "e" / f"{number}.png")
     done = split(str(tmp_path / "d"), tmp_path / "out", val=0.2, stratify=True, seed=1)
-    told = [note for note in done.notes if "images stay together in groups of up to 20" in note]
-    assert bool(told) == (abs(len(done.splits["val"]) - 8) >= 1)
+    found = [note for note in done.notes if "images stay together in groups of up to 20" in note]
+    assert bool(found) == (abs(len(done.splits["val"]) - 8) >= 1)

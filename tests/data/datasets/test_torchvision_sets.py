@@ -76,7 +76,7 @@ def cifar(folder: Path, hundred: bool = False) -> Path:
 
 
 def theirs(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: Any, train: bool) -> Any:
-    """What torchvision makes of the files, whose digests it is told."""
+    """What torchvision makes of the files, whose digests it is given."""
     top = folder / kind.base_folder
 
     def md5(name: str) -> str:
