@@ -6,6 +6,7 @@ of ranks is done here, so that the weights do not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -123,7 +124,7 @@ class Steps:
         self.statistics.begin()
         totals = self.accumulator.run(number, batches, _as_it_is, Flags())
         numbers = totals.read(divide_and_clip(self.parameters, totals.count, self.clip))
-        if not torch.isfinite(torch.tensor([numbers.loss, numbers.gradient_norm])).all():
+        if not math.isfinite(numbers.loss) or not math.isfinite(numbers.gradient_norm):
             self.statistics.undo()
             raise UserError(
                 f"step {number}: the loss is {numbers.mean_loss:g} and the gradient's norm "
