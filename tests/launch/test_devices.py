@@ -102,7 +102,10 @@ def test_what_is_not_there_is_one_sentence(
 
 
 @pytest.mark.processes
-def test_without_gpus_the_command_says_so(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_gpus_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANKLESS_CPU", "1")
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
     assert capfd.readouterr().err.endswith(
