@@ -100,7 +100,7 @@ $(STAMP): pyproject.toml constraints.txt
 	rm -f $(STAMP)
 	echo "installing into $(VENV); PyTorch is a large download" >&2
 	case $(DEPENDENCIES) in
-	    pinned) set -- --constraint constraints.txt --editable '.[test,lint]' ;;
+	    pinned) set -- --constraint constraints.txt --editable '.[test,lint,docs]' ;;
 	    newest) set -- --upgrade --editable '.[test]' ;;
 	    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
 	        set -- --constraint $(VENV)/lower-bounds.txt --editable '.[test]' ;;

@@ -17,7 +17,11 @@ def lower_bounds(project: Path) -> list[str]:
         ValueError: a requirement without a lower bound.
     """
     declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    requirements = [*declared["dependencies"], *declared["optional-dependencies"]["test"]]
+    extras = declared["optional-dependencies"]
+    requirements = [*declared["dependencies"]]
+    for requirement in extras["test"]:
+        own = re.fullmatch(rf"{declared['name']}\[(.+)\]", requirement)
+        requirements += [line for extra in own[1].split(",") for line in extras[extra]] if own else [requirement]
     bounds = []
     for requirement in requirements:
         match = _REQUIREMENT.match(requirement)
