@@ -21,7 +21,9 @@ def lower_bounds(project: Path) -> list[str]:
     requirements = [*declared["dependencies"]]
     for requirement in extras["test"]:
         own = re.fullmatch(rf"{declared['name']}\[(.+)\]", requirement)
-        requirements += [line for extra in own[1].split(",") for line in extras[extra]] if own else [requirement]
+        requirements += (
+            [line for extra in own[1].split(",") for line in extras[extra]] if own else [requirement]
+        )
     bounds = []
     for requirement in requirements:
         match = _REQUIREMENT.match(requirement)
