@@ -44,6 +44,34 @@ def print_json(value: Any) -> None:
         print(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
 
 
+def filled(parts: Sequence[str], width: int) -> str:
+    """Put parts into lines that are as full as can be, two spaces between them; none is broken.
+
+    Args:
+        parts: each is a line of its own where it is wider.
+        width: of the terminal, in columns; a line is narrower.
+    """
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}  {part}" if lines[-1] else part
+        if len(longer) < width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def print_best(step: int, scores: Mapping[str, Any]) -> None:
+    """Print all numbers of an evaluation in columns, so that none is broken on a terminal of 80."""
+    numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
+    width = max(map(len, numbers), default=0)
+    in_what = f", in {scores['computed_in']}" if "computed_in" in scores else ""
+    say(f"best (step {step}{in_what}):")
+    cells = [f"{name:<{width}} {value:<9.4f}" for name, value in numbers.items()]
+    for line in filled(cells, 78).split("\n"):
+        say(f"  {line.rstrip()}")
+
+
 def print_scores(scores: Mapping[str, Any]) -> None:
     """Single scores line by line, then a table of the classes that have something to be scored."""
     from rich.console import Console
@@ -140,13 +168,16 @@ class ProgressBar:
             expand=True,
         )
         self._row = self._bar.add_task(title, total=total, completed=done, left="")
+        self._part = self._bar.add_task("", visible=False, left="")
         self._details = Text(no_wrap=False, overflow="fold")
-        # Details stand below the bar and wrap, so that a narrow terminal cuts neither.
-        self._live = Live(
-            get_renderable=lambda: Group(self._bar, self._details) if self._details else self._bar,
-            console=self.console,
-            transient=console is None,
-        )
+
+        def shown() -> Any:  # called several times a second
+            if not self._details and self.done == done:
+                self._bar.update(self._row, left=f"{_clock(time.monotonic() - self._began)} so far")
+            # Details stand below the bar and wrap, so that a narrow terminal cuts neither.
+            return Group(self._bar, self._details) if self._details else self._bar
+
+        self._live = Live(get_renderable=shown, console=self.console, transient=console is None)
 
     def __enter__(self) -> ProgressBar:
         if self.is_live:
@@ -185,6 +216,23 @@ class ProgressBar:
             self.console.print(
                 "  ".join(filter(None, (title, details, f"{_clock(left)} left"))), markup=False
             )
+
+    def within(self, title: str, done: int, total: int) -> None:
+        """Show how far a part of the work is, in a row of its own until all of it is done.
+
+        Args:
+            title: what is done.
+            done: of the part.
+            total: of the part.
+        """
+        now, is_over = time.monotonic(), done >= total
+        if self.is_live:
+            self._bar.update(
+                self._part, description=title, completed=done, total=max(total, 1), visible=not is_over
+            )
+        elif not is_over and now - self._printed >= LINE_EVERY:
+            self._printed = now
+            self.console.print(f"{title}  {done / total:.0%}", markup=False)
 
 
 def _clock(seconds: float) -> str:

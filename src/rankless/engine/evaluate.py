@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ def evaluate(
     unreadable: Callable[[Sequence[Unreadable]], None] | None = None,
     stop: Callable[[], bool] | None = None,
     phase: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
 
@@ -67,6 +69,8 @@ def evaluate(
             scores' ``unreadable``; they affect no other score.
         stop: called before every batch; the ranks need not get the same answer at the same time.
         phase: called with what begins, ``predicting`` before every batch and ``scoring``.
+        progress: called before every batch, and after the last one, with how many of this rank's batches are
+            predicted, and of how many.
 
     Raises:
         Stopped: on every rank, if ``stop`` returned true on one of them before everything was predicted.
@@ -78,7 +82,9 @@ def evaluate(
     model.eval()
     failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
     with failures.recording():
-        _predict(task, model, recipe, world, lines, _before_each(stop, phase), mine)
+        _predict(task, model, recipe, world, lines, _before_each(stop, phase, progress, len(lines)), mine)
+    if progress:
+        progress(len(lines), len(lines))
     if phase:
         phase("scoring")
     failures.raise_first(mine.stopped)
@@ -105,12 +111,20 @@ def evaluate(
     return world.broadcast(scores) or {}
 
 
-def _before_each(stop: Callable[[], bool] | None, phase: Callable[[str], None] | None) -> Callable[[], bool]:
+def _before_each(
+    stop: Callable[[], bool] | None,
+    phase: Callable[[str], None] | None,
+    progress: Callable[[int, int], None] | None,
+    batches: int,
+) -> Callable[[], bool]:
     """What is called before every batch: whether to stop."""
+    begun = itertools.count()
 
     def call() -> bool:
         if phase:
             phase("predicting")
+        if progress:
+            progress(next(begun), batches)
         return bool(stop and stop())
 
     return call

@@ -235,6 +235,7 @@ class _Loop:
                 unreadable=unreadable,
                 stop=self.shared_stop,
                 phase=lambda phase: self.watchdog.begin(phase, done),
+                progress=partial(self.sinks.progress, "evaluating"),
             )
         except Stopped:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +99,11 @@ class Setup:
             return Sinks([copy])
         self.mirrors.journal = JournalSink(journal, self.run, copies=self.mirrors.several)
         workers = of_rank(self.recipe, self.world)
-        shown = [Terminal(self.recipe.batch.images, self.world.device.type, workers)]
-        shown = [] if self.dry_run else shown
-        sinks = Sinks([self.mirrors.journal, *shown], users)
+        if self.dry_run:
+            sinks = Sinks([self.mirrors.journal], users)
+        else:
+            terminal = Terminal(self.recipe.batch.images, self.world.device.type, workers)
+            sinks = Sinks([self.mirrors.journal, terminal], users, terminal.progress)
         try:
             recipe = json.loads(to_json(self.recipe))
             sinks.start(RunStart(self.run.path, recipe, self.start, self.last, self.world.size, reason))
@@ -129,7 +131,8 @@ def prepare(
     data, evaluated = task.training_data(), task.evaluation_data()
     check_data(task, "training_data", data)
     check_data(task, "evaluation_data", evaluated)
-    messages = [("note", note) for known in (data, evaluated) for note in capabilities(known).notes]
+    about = _about_the_data(capabilities(data).notes, capabilities(evaluated).notes)
+    messages = [("note", about)] if about else []
     digest = capabilities(data).digest
     environment, differences = compare_ranks(world, recipe, digest)
     schedule = StepSchedule(recipe, len(data))
@@ -152,6 +155,16 @@ def prepare(
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps
     return Setup(task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages)
+
+
+def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
+    """One message of all notes about the data, a line each; what both say stands there once."""
+    lines = [
+        *(note for note in training if note in evaluation),
+        *(f"training: {note}" for note in training if note not in evaluation),
+        *(f"evaluation: {note}" for note in evaluation if note not in training),
+    ]
+    return f"the data: {lines[0]}" if len(lines) == 1 else "\n  ".join(["the data", *lines]) if lines else ""
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:

@@ -20,7 +20,7 @@ from rankless.files.writing import write_atomically
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked
-from rankless.printing import discard_output, say
+from rankless.printing import discard_output, print_best, say
 from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.precision import resolve
@@ -163,10 +163,7 @@ def report_finished(run: RunDirectory) -> None:
     with _output_is_optional(run):
         for entry in scores:
             if entry["evaluation"] == best:
-                numbers = ((k, v) for k, v in entry["scores"].items() if isinstance(v, float))
-                shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers)
-                in_what = entry["scores"].get("computed_in")
-                say(f"best (step {best}): {shown}{f'  in {in_what}' if in_what else ''}")
+                print_best(best, entry["scores"])
         say(f"run directory: {run.path}")
         files = [run.path / f"{name}.safetensors" for name in ("best", "last")]
         if there := [str(file) for file in files if file.is_file()]:

@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankless.errors import UserError, printable
-from rankless.structures import Scores
-from rankless.tasks.custom import load_class
+
+if TYPE_CHECKING:  # a run is followed without PyTorch
+    from rankless.structures import Scores
 
 _METHODS = ("start", "step", "scores", "event", "close")
 
@@ -67,6 +68,8 @@ def sink_class(name: str) -> Callable[[], Sink]:
     Raises:
         UserError: no such file, module or class, or one that is not a sink.
     """
+    from rankless.tasks.custom import load_class
+
     made = load_class(name, "sink")
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing or not callable(made):
@@ -84,12 +87,17 @@ class Sinks:
         built_in: their errors end the run.
         users: makers by name. The first error of a user's sink is reported, and the sink is dropped: nothing
             that it does changes the training.
+        progress: shows how far a part of the run is that is no step: its title, how much is done, of what.
     """
 
     def __init__(
-        self, built_in: Sequence[Sink] = (), users: Mapping[str, Callable[[], Sink]] | None = None
+        self,
+        built_in: Sequence[Sink] = (),
+        users: Mapping[str, Callable[[], Sink]] | None = None,
+        progress: Callable[[str, int, int], None] = lambda title, done, total: None,
     ) -> None:
         self._built_in = list(built_in)
+        self.progress = progress
         self._makers = dict(users or {})
         self._users: dict[str, Sink] = {}
         self._step = 0

@@ -1,25 +1,36 @@
-"""What a person sees while it trains: a live bar in a terminal, a line now and then in a file or a pipe."""
+"""What a person sees while it trains: a row an epoch, and below it a live bar in a terminal.
+
+In a file, a pipe or a notebook a line now and then stands for the bar. Nothing here imports PyTorch, so that
+a process which computes nothing may follow a run.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
-import torch
 from rich.console import Console
 
+from rankless.engine.sinks.rows import Rows
 from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.errors import counted, escaped
-from rankless.printing import ProgressBar, discard_output
-from rankless.structures import Scores
+from rankless.printing import ProgressBar, discard_output, filled
+
+if TYPE_CHECKING:
+    from rankless.structures import Scores
 
 _SMOOTHING = 0.9  # of the speed, per step
+_PATIENCE = 3.0  # seconds without a bar and a first step, before it is said what takes so long
+_MOST_NOTES = 6  # lines about the data; the journal has them all
 _AS_IT_IS = ("pretrained",)
 _WARNINGS = ("warning", "not saved", "sink", "late", "slow")
+_WAITING = "waiting for the first step"
 _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")}
 
 
@@ -36,69 +47,105 @@ class Terminal(Sink):
         self.images, self.device, self.workers = images, device, workers
         self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
         self.bar: ProgressBar | None = None
+        self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
         self.speed: float | None = None
+        self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
         """Say where and on what it trains, and show the bar."""
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
+        best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
+        self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width)
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         on = counted(run.world_size, one, many)
         if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
             workers = f"workers: {self.workers}" + (" (auto)" if run.recipe.get("workers") == "auto" else "")
             self._print(f"training in {run.run} on {on}, {run.recipe['precision']}, {workers}")
-        self.bar = ProgressBar(run.steps, "starting", done=run.first, console=self.console)
+        self.bar = ProgressBar(run.steps, _WAITING, done=run.first, console=self.console)
         self.bar.__enter__()
         if run.first:
             self._print(f"resuming after step {run.first}")
+        if not self.bar.is_live:
+            self._patience.daemon = True
+            self._patience.start()
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Show the numbers of a step."""
+        """Show the numbers of a step, and the row of an epoch that ended with the one before."""
+        self._patience.cancel()
+        self._print_all(self.rows.step(entry))
         done, timing = int(entry["step"]), entry["timing"]
         now = self.images / max(timing["seconds"], 1e-4)
         is_first = self.speed is None
         self.speed = now if self.speed is None else _SMOOTHING * self.speed + (1 - _SMOOTHING) * now
-        parts = " ".join(f"{name} {value:.3g}" for name, value in entry["parts"].items())
-        loss = f"loss {entry['loss']:.4g}" + (f" ({parts})" if parts else "")
-        details = (
-            f"{loss}  lr {entry['lr']:.2e}  {self.speed:.0f} img/s  waited {timing['waited']:.0%}  "
-            f"{_memory_gib():.1f} GiB"
+        if self.bar is None:
+            return
+        loss = [f"loss {entry['loss']:.4g}"]
+        parts = [f"{name} {value:.3g}" for name, value in entry["parts"].items()]
+        usual = [f"lr {entry['lr']:.2e}", f"{self.speed:,.0f} images/s", f"waited {timing['waited']:.0%}"]
+        if memory := _memory_gib():
+            usual.append(f"{memory:.1f} GiB")
+        self.bar.update(
+            done,
+            # The last step may go on into an epoch that is not asked for.
+            f"epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}  step {done:,}/{self.steps:,}",
+            (self.steps - done) * self.images / self.speed,
+            filled([*loss, *parts, *usual], self.console.width)
+            if self.bar.is_live
+            else "  ".join([*loss, *usual]),
+            at_once=is_first or done == self.steps,
         )
-        if self.bar:
-            self.bar.update(
-                done,
-                # The last step may go on into an epoch that is not asked for.
-                f"step {done}/{self.steps}  epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}",
-                (self.steps - done) * self.images / self.speed,
-                details,
-                at_once=is_first or done == self.steps,
-            )
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Print an evaluation."""
-        plain = {name: value for name, value in scores.items() if isinstance(value, float | None)}
-        shown = "  ".join(
-            f"{name} {'–' if value is None else f'{value:.4f}'}" for name, value in plain.items()
-        )
-        precision = f"  in {scores['computed_in']}" if "computed_in" in scores else ""
-        best = "  (best so far)" if is_best else ""
-        self._print(f"step {step}/{self.steps}  {shown or scores}{precision}{best}")
+        """Print the row of an evaluation."""
+        self._print_all(self.rows.scores(step, scores, is_best))
 
     def event(self, name: str, step: int, text: str) -> None:
         """Print an event."""
-        if name in _AS_IT_IS:
+        if name == "end":
+            self._print_all(self.rows.end())
+        if name == "note":
+            first, *rest = text.split("\n")
+            left = len(rest) - _MOST_NOTES
+            more = [f"  … and {left} more, in journal.jsonl"] if left > 0 else []
+            self._print_all([f"note: {first}", *rest[:_MOST_NOTES], *more])
+        elif name in _AS_IT_IS:
             self._print(text)
         else:
             self._print(f"{_TITLED.get(name, f'step {step}')}: {text}")
 
+    def progress(self, title: str, done: int, total: int) -> None:
+        """Show how far a part of the run is that is no step, such as an evaluation."""
+        if self.bar:
+            self.bar.within(title, done, total)
+
     def close(self) -> None:
         """Leave the bar as it is."""
+        self._patience.cancel()
         if self.bar:
             self.bar.__exit__()
 
+    def _explain(self) -> None:
+        """Say what takes so long, where there is no bar to show that something happens."""
+        self._print(f"{_WAITING}: the images are being loaded and PyTorch prepares its kernels")
+
+    def _print_all(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._print(line)  # of a table: none is as wide as the terminal
+
     def _print(self, sentence: str) -> None:
-        """Print a line above the bar."""
-        self.console.print(escaped(sentence), markup=False)
+        """Print a line above the bar; a terminal gets it wrapped between words, with long paths whole."""
+        text = escaped(sentence)
+        if self.console.is_terminal:
+            indent = " " * (len(text) - len(text.lstrip()) + 2)
+            text = textwrap.fill(
+                text,
+                max(self.console.width, 40) - 1,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        self.console.print(text, markup=False)
 
 
 class _Output(io.TextIOBase):
@@ -130,8 +177,11 @@ class _Output(io.TextIOBase):
 
 def _memory_gib() -> float:
     """Of this rank: allocated on its GPU, else resident."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # this process follows a run and has no part in it
+        return 0.0
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 2**30
+        return float(torch.cuda.max_memory_allocated() / 2**30)
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
