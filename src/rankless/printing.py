@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rankless.errors import HARMFUL, counted, escaped, listed
 
@@ -146,17 +147,26 @@ class ProgressBar:
         total: how many there are to do.
         title: what is done, as in ``reading images``.
         done: how many are done already.
-        console: where to; the standard error if not given, with a bar that vanishes at the end.
+        console: where to; if not given, ``file`` with a bar that vanishes at the end.
+        file: where to; the standard error if not given either.
     """
 
-    def __init__(self, total: int, title: str, *, done: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        title: str,
+        *,
+        done: int = 0,
+        console: Console | None = None,
+        file: IO[str] | None = None,
+    ) -> None:
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
 
         self.total, self.title, self.done = total, title, done
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = console or Console(file=file or sys.stderr, highlight=False, soft_wrap=True)
         self.is_live = self.console.is_terminal and not self.console.quiet
         self._began = self._printed = self._shown = time.monotonic()
         self._bar = Progress(
@@ -196,6 +206,14 @@ class ProgressBar:
             self._shown = now
             left = (self.total - self.done) * (now - self._began) / max(self.done, 1)
             self.update(self.done, f"{self.title}: {self.done:,} of {self.total:,}", left)
+
+    def show(self, done: int, total: int) -> None:
+        """Show that so many of so many are done, of what only turns out how much there is to do."""
+        self.total = total
+        left = (total - done) * (time.monotonic() - self._began) / max(done, 1)
+        if self.is_live:
+            self._bar.update(self._row, total=total)
+        self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
 
     def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
         """Show that so many are done.

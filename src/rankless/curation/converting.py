@@ -19,6 +19,7 @@ from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
+from rankless.printing import ProgressBar
 
 FIRST = 20
 """So many differences of a kind are named."""
@@ -61,16 +62,19 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Notes where each image went: to ``out``, which is built as ``folder``."""
+    """Notes where each image went: to ``out``, which is built as ``folder``; ``bar`` shows how many went."""
 
     out: Path = Path()
     folder: Path = Path()
+    bar: ProgressBar | None = None
     went: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         super().put(annotations, index, target)
         path = self.out / target.relative_to(self.folder)
         self.went[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - not through the link
+        if self.bar:
+            self.bar.advance()
 
 
 def convert(
@@ -107,8 +111,9 @@ def convert(
     if shard_bytes is not None:
         packing.pack(data.splits, out, shard_bytes)
     else:
-        with new_folder(out) as folder:
-            lost = format_named(to).write(folder, data.splits, _Noted(how, out, folder, went))
+        images = sum(map(len, data.splits.values()))
+        with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
+            lost = format_named(to).write(folder, data.splits, _Noted(how, out, folder, bar, went))
     differences = compare(data.splits, out, to, went)
     skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
     return Converted(data, to, out, [*lost, *skipped], differences)

@@ -162,7 +162,7 @@ def report_finished(run: RunDirectory) -> None:
     best, following = run.pointed("best"), _next(run)
     with _output_is_optional(run):
         for entry in scores:
-            if entry["evaluation"] == best:
+            if best is not None and entry["evaluation"] == best:
                 print_best(best, entry["scores"])
         say(f"run directory: {run.path}")
         files = [run.path / f"{name}.safetensors" for name in ("best", "last")]

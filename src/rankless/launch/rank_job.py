@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.shortages import shortage
@@ -55,8 +56,8 @@ def train(job: Job, recipe: Recipe, world: World, stop: StopRequest, trace: Trac
     )
 
 
-def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
-    """Score weights as one of the ranks.
+def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = None) -> dict[str, Any]:
+    """Score weights as one of the ranks; ``screen`` is where it is shown how far it is, None is nowhere.
 
     Returns:
         ``scores``, which are rank 0's alone, ``images``, how many there are to be scored, ``notes`` on their
@@ -83,7 +84,10 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
     model = task.model()
     load_into(model, weights.state, job.weights)
     missing: list[Unreadable] = []
-    scores = engine.evaluate(task, model.to(world.device), recipe, world, unreadable=missing.extend)
+    with _shown(screen) as progress:
+        scores = engine.evaluate(
+            task, model.to(world.device), recipe, world, unreadable=missing.extend, progress=progress
+        )
     warnings = [*engine.listed(missing), *_none_found(scores, recipe)]
     data = task.evaluation_data()
     return {
@@ -92,6 +96,19 @@ def evaluate(job: Job, recipe: Recipe, world: World) -> dict[str, Any]:
         "notes": [*capabilities(data).notes],
         "warnings": warnings,
     }
+
+
+@contextmanager
+def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None]:
+    """Inside, what is to be called with how much of an evaluation is done, and of how much."""
+    if screen is None:
+        yield None
+        return
+    from rankless.printing import ProgressBar
+
+    bar = ProgressBar(1, "evaluating", file=screen)
+    with bar:
+        yield bar.show
 
 
 def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:

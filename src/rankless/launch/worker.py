@@ -39,7 +39,7 @@ def main() -> int:
     path = Path(sys.argv[1])
     job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
-    _init_process(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+    screen = _init_process(job, rank, launcher=int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     reserve_note(path, rank)
     try:
         fix(json.loads(job.recipe).get("cpu_isa", "native"))
@@ -47,7 +47,7 @@ def main() -> int:
 
         stop = StopRequest()
         stop.listen()
-        answer = {"train": _train, "evaluate": _evaluate}[job.verb](job, path, stop)
+        answer = _train(job, path, stop) if job.verb == "train" else _evaluate(job, screen)
     except UserError as error:
         return _left(error, job, path, rank)
     except Exception as error:
@@ -95,14 +95,16 @@ def _train(job: Job, path: Path, stop: StopRequest) -> dict[str, Any]:
     return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
 
 
-def _evaluate(job: Job, path: Path, stop: StopRequest) -> dict[str, Any]:
+def _evaluate(job: Job, screen: int) -> dict[str, Any]:
+    """Score weights; ``screen`` is the launcher's standard error, where rank 0 shows how far it is."""
     from rankless.recipe.load import from_json
     from rankless.world.process_group import join
 
     recipe = from_json(job.recipe)
     rank_job.fork_loaders_early(recipe)
     with rank_job.computes_like(recipe), join(_meeting()) as world:
-        answer = rank_job.evaluate(job, recipe, world)
+        with os.fdopen(screen, "w") as file:
+            answer = rank_job.evaluate(job, recipe, world, file if world.is_first else None)
         world.barrier()
     return {"exit": 0, **answer}
 
@@ -112,8 +114,13 @@ def _meeting() -> Path | None:
     return Path(sys.argv[3]) if len(sys.argv) > 3 else None
 
 
-def _init_process(job: Job, rank: int, launcher: int) -> None:
-    """Die with the launcher, and leave the terminal to what rank 0 prints on purpose."""
+def _init_process(job: Job, rank: int, launcher: int) -> int:
+    """Die with the launcher, and leave the terminal to what rank 0 prints on purpose.
+
+    Returns:
+        A descriptor of the standard error as it was.
+    """
+    screen = os.dup(2)
     die_with_parent(launcher)
     name_process(f"rank {rank}")
     try:
@@ -125,6 +132,7 @@ def _init_process(job: Job, rank: int, launcher: int) -> None:
         os.dup2(log, stream)
     os.close(log)
     faulthandler.enable()
+    return screen
 
 
 if __name__ == "__main__":

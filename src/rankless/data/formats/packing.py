@@ -18,6 +18,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.errors import UserError
 from rankless.files.work_folder import new_folder
+from rankless.printing import ProgressBar
 
 SHARD_BYTES = 512 * 1024**2
 """A shard is no larger than this, unless one image is."""
@@ -47,8 +48,9 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
         _write_names(made, names)
         shards = []
-        for split, annotations in splits.items():
-            shards += _write_split(made, split, annotations, names, shard_bytes)
+        with ProgressBar(sum(map(len, splits.values())), "packing images") as bar:
+            for split, annotations in splits.items():
+                shards += _write_split(made, split, annotations, names, shard_bytes, bar)
     return shards
 
 
@@ -61,7 +63,12 @@ def _write_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def _write_split(
-    folder: Path, split: str, annotations: Annotations, names: Sequence[str], shard_bytes: int
+    folder: Path,
+    split: str,
+    annotations: Annotations,
+    names: Sequence[str],
+    shard_bytes: int,
+    bar: ProgressBar,
 ) -> list[str]:
     numbers = [names.index(name) for name in annotations.class_names]
     shards: list[str] = []
@@ -78,6 +85,7 @@ def _write_split(
                 shards.append(f"{split.replace('/', '-')}-{len(shards):06}.tar")
                 file = (folder / shards[-1]).open("wb")
             file.write(blocks)
+            bar.advance()
         if file is not None:
             _finish(file)
     finally:

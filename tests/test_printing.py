@@ -1,0 +1,30 @@
+"""Bars: on a terminal they are live, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from rankless import printing
+from rankless.printing import ProgressBar
+
+
+def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(printing.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with ProgressBar(1, "evaluating", file=out) as bar:
+        for done in range(30):
+            bar.show(done, 40)
+            now[0] += 1.0
+        bar.within("reading", 1, 4)
+        now[0] += 10.0
+        bar.within("reading", 2, 4)
+        bar.within("reading", 4, 4)
+    assert out.getvalue().splitlines() == [
+        "evaluating: 10 of 40 batches  0:30 left",
+        "evaluating: 20 of 40 batches  0:20 left",
+        "reading  25%",
+        "reading  50%",
+    ]
