@@ -31,7 +31,7 @@ WORKERS := 2
 test: WORKERS := 3
 PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-.PHONY: help demo test test-fast fuzz check bench clean
+.PHONY: help demo test test-fast fuzz check docs bench clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
@@ -60,17 +60,21 @@ test-fast: $(STAMP)  ## run the tests that start no processes and take no second
 fuzz: $(STAMP)  ## run 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py $(FUZZ)
 
-check: $(STAMP)  ## lint, formatting, types and the direction of imports
+check: $(STAMP)  ## lint, formatting, types, the direction of imports and the documentation
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p rankless
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+docs: $(STAMP)  ## build the documentation as a site into site/, strictly: open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py
 
 clean:  ## remove the environment and the tools' caches; runs stay
-	@rm -rf .venv .venv-newest .venv-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-newest .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment that was moved or copied here still points at the old place: make it again.

@@ -1,4 +1,4 @@
-"""What the README says about one's own images, done as it stands there, with the scores that it states."""
+"""What the page about one's own images says, done as it stands there, with the scores that it states."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 
 from rankless.curation.converting import convert
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("## Your own images")[2].partition("\n## ")[0]
-COMMANDS = re.findall(r"^    rankless (.*)$", SECTION, re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    rankless (.*)$", PAGE, re.MULTILINE)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -27,18 +26,18 @@ def place(
     place = tmp_path_factory.mktemp("place")
     boxes(place / "mydata", 160, 40)
     folders(place / "flowers", 200)
-    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", SECTION, re.DOTALL | re.MULTILINE)
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (place / "my.yaml").write_text(recipe)
     return place
 
 
 def stated(score: str) -> float:
-    (number,) = re.findall(rf"{score} (0\.\d+)", " ".join(SECTION.split()))
+    (number,) = re.findall(rf"{score} (0\.\d+)", " ".join(PAGE.split()))
     return float(number)
 
 
 def small(start: str) -> str:
-    """The README's command to try it on a CPU."""
+    """The page's command to try it on a CPU."""
     (command,) = [one for one in COMMANDS if one.startswith(start) and "model.image_size" in one]
     return str(command)
 

@@ -1,0 +1,76 @@
+"""The weights by the number of devices: ``python benchmarks/digests.py [RECIPE KEY=VALUE …]``.
+
+The same recipe is trained on one device, on two and on three, and once more on three, where every process is
+killed (SIGKILL) and the run is resumed on one. Prints a table in Markdown; ends with 1 where two rows differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankless import digest_file, evaluate
+
+SMALL = ["digits", "epochs=1"]  # what is trained where nothing else is asked for
+
+
+def command(words: Sequence[str], run: Path, devices: int) -> list[str]:
+    return [sys.executable, "-m", "rankless", "train", *words, "--run", str(run), "--devices", str(devices)]
+
+
+def train(words: Sequence[str], run: Path, devices: int) -> None:
+    subprocess.run(command(words, run, devices), check=True, stdout=sys.stderr)
+
+
+def train_and_kill(words: Sequence[str], run: Path, devices: int, checkpoint: int) -> int:
+    """Train until the first checkpoint is written and three more steps are done; return the last step."""
+    process = subprocess.Popen(
+        command([*words, f"checkpoint.every={checkpoint}"], run, devices),
+        stdout=sys.stderr,
+        start_new_session=True,
+    )
+    while (done := last_step(run)) < checkpoint + 3:
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended before step {checkpoint + 3}: give it more images or epochs")
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return done
+
+
+def last_step(run: Path) -> int:
+    """The last step in the journal, 0 where there is none."""
+    journal = run / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+    return max((json.loads(one).get("step", 0) for one in lines if one.endswith("\n")), default=0)
+
+
+def main() -> int:
+    words, rows = sys.argv[1:] or SMALL, []
+    with tempfile.TemporaryDirectory(prefix="digests-") as folder:
+        for devices in (1, 2, 3):
+            run = Path(folder, f"on-{devices}")
+            train(words, run, devices)
+            rows.append((str(devices), run))
+        run = Path(folder, "killed")
+        step = train_and_kill(words, run, 3, checkpoint=last_step(rows[0][1]) // 3)
+        train(["--resume"], run, 1)
+        rows.append((f"3, all killed after step {step}, resumed on 1", run))
+        digests = [digest_file(run / "last.safetensors") for _, run in rows]
+        scores = [evaluate(run, devices=1) for _, run in rows]
+    name = "AP" if "AP" in scores[0] else "top1"
+    print(f"| devices | SHA-256 of the weights | {name} |\n|---|---|---|")
+    for (how, _), digest, score in zip(rows, digests, scores, strict=True):
+        print(f"| {how} | `{digest}` | {score[name]!r} |")
+    return int(len(set(digests)) > 1 or len({repr(score[name]) for score in scores}) > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

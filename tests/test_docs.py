@@ -1,0 +1,171 @@
+"""README and docs: every command parses, those that cost little are run, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import MissingArgumentError
+
+import rankless
+from rankless import cli
+from rankless.cli.words import recipe_and_overrides
+from rankless.recipe import load
+
+sys.path.insert(0, str(Path(__file__).parent))
+from documented import HISTORY, PAGES, ROOT, Line, commands, makes, scripts
+
+README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
+THEIRS = ("train.py", "my_task.py")  # scripts that a page speaks of and the reader has
+
+
+def parsed(line: Line) -> inspect.BoundArguments | None:
+    """The arguments as the command line's own parser understands them; None for help, or a beginning."""
+    words = shlex.split(line.text)
+    try:
+        with warnings.catch_warnings():
+            function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
+    except MissingArgumentError:
+        assert line.is_inline, line
+        return None
+    if {"--help", "--version"} & set(words) or words == ["data"]:
+        return None
+    assert function.__module__.startswith("rankless.cli."), line
+    return bound
+
+
+@pytest.mark.parametrize("line", commands(), ids=str)
+def test_commands_parse(line: Line):
+    bound = parsed(line)
+    if bound is None:
+        return
+    words = [word for value in bound.arguments.values() if isinstance(value, tuple) for word in value]
+    name = None
+    if "recipe" in bound.arguments:
+        name, overrides = recipe_and_overrides(bound.arguments["recipe"])
+        assert name is None or name in load.shipped() or name.endswith(".yaml") or line.is_inline, line
+    else:
+        overrides = [word for word in words if re.match(r"[a-z][a-z_.]*=", word)]
+    _ = load.load(name, overrides) if name in load.shipped() else load.default(overrides)
+
+
+def test_every_command_of_the_program_is_documented():
+    documented = {tuple(shlex.split(line.text)[:2]) for line in commands()}
+    verbs = {first for first, *_ in documented}
+
+    def missing(app: Any, seen: set[str]) -> set[str]:
+        return {name for name in app if not name.startswith("-")} - seen
+
+    assert not missing(cli.app, verbs)
+    for group in ("data", "submit"):
+        assert not missing(cli.app[group], {words[1] for words in documented if words[0] == group})
+
+
+@pytest.mark.parametrize("line", scripts(), ids=str)
+def test_scripts_exist_and_have_their_options(line: Line):
+    name, *words = shlex.split(line.text)
+    if name in THEIRS:
+        return
+    places = [ROOT / name, ROOT / "examples" / name]
+    (script,) = [place for place in places if place.exists()][:1] or [None]
+    assert script, line
+    source = script.read_text(encoding="utf-8")
+    for option in [word.partition("=")[0] for word in words if word.startswith("--")]:
+        assert f'"{option}"' in source, f"{line}: {option}"
+
+
+@pytest.mark.parametrize("line", makes(), ids=str)
+def test_targets_of_make_exist(line: Line):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in shlex.split(line.text)[1:]:
+        name, equals, _ = word.partition("=")
+        assert re.search(rf"^{name}\s*:" if not equals else rf"\$[({{]{name}\b", makefile, re.MULTILINE), line
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        other = page.parent / name if name else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {page.name for page in PAGES if page.parent in (ROOT, ROOT / "docs")}
+    assert not {name for name in pages - {"README.md", "README.zh-CN.md"} if f": {name}\n" not in navigation}
+
+
+def test_every_public_name_is_documented():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^::: rankless\.(\w+)$", text, re.MULTILINE)
+    assert sorted(documented) == sorted(set(rankless.__all__) - {"__version__"})
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """Commands of a page, and its digests, in their order."""
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"^    (.+)$|`([0-9a-f]{64})`", text, re.MULTILINE):
+        yield re.split(r"\s+#", "".join(line))[0]
+
+
+def test_the_chinese_readme_has_the_same_commands_and_digests():
+    assert list(blocks(CHINESE)) == list(blocks(README))
+    assert len(set(blocks(README))) > 10
+
+
+def figures(page: Path) -> list[str]:
+    """The numbers of the table of figures and its commands."""
+    rows = [
+        row
+        for row in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\| .*`(make|python) ", row)
+    ]
+    return [" ".join(sorted(re.findall(r"\d+\.\d+|`[^`]+`", row))) for row in rows]
+
+
+def test_the_chinese_readme_has_the_same_figures():
+    assert figures(CHINESE) == figures(README)
+    assert len(figures(README)) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("make_recipe_table", "`data.augment.translate`"),
+        ("make_findings_table", "| outside | boxes lie outside"),
+    ],
+)
+def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
+    place = ROOT / "docs" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    text = maker.PAGE.read_text(encoding="utf-8")
+    assert maker.page(text) == text, f"run: python docs/{name}.py"
+    assert row in text
+
+
+def test_history_is_not_empty():
+    assert {page.name for page in PAGES} >= {*HISTORY, "README.md", "glossary.md"}

@@ -1,0 +1,95 @@
+"""The documented commands that cost little, run as they stand on data and weights of the names they use.
+
+What the others do, they do in tests of their own: training, evaluation, machines, other libraries.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rankless import cli
+from rankless.models.checkpoints import weights
+from rankless.models.zoo import build
+from rankless.recipe.load import load
+from rankless.recipe.schema import Data, Model, Recipe
+
+sys.path.insert(0, str(Path(__file__).parent))
+from documented import Line, commands
+
+VERBS = {"data", "digest", "export", "predict", "recipes"}
+SAVED = "checkpoints/step-000000001/model.safetensors"
+HEAVY = re.compile(r"export (?!.*--format darknet)|data show digits|--task")
+
+
+def data_set(root: Path) -> None:
+    """Text labels with a data.yaml: patients' images of a cat and a dog each."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 4)):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(count):
+            name = f"patient{number // 2}_{number}"
+            pixels = rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "images" / split / f"{name}.jpg")
+            cat, dog = rng.uniform(0.2, 0.4, (2, 2))
+            lines = f"0 0.3 0.4 {cat[0]} {cat[1]}\n1 0.7 0.5 {dog[0]} {dog[1]}\n"
+            (root / "labels" / split / f"{name}.txt").write_text(lines)
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]\n")
+
+
+def model(path: Path, recipe: Recipe, names: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    made = build(recipe.model, len(names)).state_dict()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights.save(path, made, recipe=recipe, class_names=names)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages take to be there: mydata, runs/my, runs/digits, coco.safetensors, photo.jpg, folder."""
+    place = tmp_path_factory.mktemp("documented")
+    data_set(place / "mydata")
+    small = Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=Data(root="mydata"))
+    for name in (f"runs/my/{SAVED}", "coco.safetensors"):
+        model(place / name, small, ("cat", "dog"))
+    digits = load("digits", ["model.width=0.125"])
+    model(place / f"runs/digits/{SAVED}", digits, tuple("0123456789"))
+    (place / "folder").mkdir()
+    for name in ("photo.jpg", "folder/first.jpg"):
+        Image.new("RGB", (80, 60), "gray").save(place / name)
+    return place
+
+
+def cheap() -> list[Line]:
+    """One line of each different command that needs nothing but what is made here."""
+    found: dict[str, Line] = {}
+    for line in commands():
+        if not (line.is_inline or HEAVY.search(line.text)) and shlex.split(line.text)[0] in VERBS:
+            found.setdefault(line.text, line)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("line", cheap(), ids=str)
+def test_command_works_as_it_stands(
+    line: Line,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(made, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    assert cli.main(shlex.split(line.text)) == 0, capfd.readouterr().err
+
+
+def test_commands_are_found() -> None:
+    assert {line.text.split()[0] for line in cheap()} == VERBS
