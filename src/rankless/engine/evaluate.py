@@ -54,6 +54,7 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     phase: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
     """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
 
@@ -71,6 +72,7 @@ def evaluate(
         phase: called with what begins, ``predicting`` before every batch and ``scoring``.
         progress: called before every batch, and after the last one, with how many of this rank's batches are
             predicted, and of how many.
+        keep: called on rank 0 with all predictions in the order of the images; must not raise.
 
     Raises:
         Stopped: on every rank, if ``stop`` returned true on one of them before everything was predicted.
@@ -107,6 +109,8 @@ def evaluate(
                 scores = {"predictions": fingerprint(predictions)}
             if missing:
                 scores["unreadable"] = len(missing)
+            if keep:
+                keep(predictions)
     failures.raise_first()
     return world.broadcast(scores) or {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from rankless.data.loader import MicroBatches
 from rankless.engine.evaluate import Stopped, evaluate
 from rankless.engine.layer_errors import explained
 from rankless.engine.rates import momentum, rate, set_momentum, set_rate
+from rankless.engine.reporting import Reporting
 from rankless.engine.saver import Saver
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
@@ -93,8 +94,12 @@ def train(
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
-    with closing(setup.sinks(sinks or {})) as opened, setup.batches() as batches:
-        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe)
+    with ExitStack() as stack:
+        opened = stack.enter_context(closing(setup.sinks(sinks or {})))
+        reporting = Reporting(setup.task, run, opened, enabled=world.is_first and dry_run is None)
+        stack.callback(reporting.close)  # before the sinks, and however the run ends
+        batches = stack.enter_context(setup.batches())
+        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting)
         with loop.watchdog:
             return loop.run()
 
@@ -109,7 +114,9 @@ class _Loop:
         sinks: Sinks,
         stop: StopRequest,
         observe: Observer | None,
+        reporting: Reporting,
     ) -> None:
+        self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
         class_names = setup.task.class_names
@@ -236,10 +243,13 @@ class _Loop:
                 stop=self.shared_stop,
                 phase=lambda phase: self.watchdog.begin(phase, done),
                 progress=partial(self.sinks.progress, "evaluating"),
+                keep=self.reporting.keep,
             )
         except Stopped:
             return None
         self.sinks.scores(done, scores, self.saver.rank(done, scores, self._best(scores)))
+        best = self.state.best
+        self.reporting.evaluated(done, is_best=best is None or best["step"] == done)
         return scores
 
     def _best(self, scores: Scores) -> str:

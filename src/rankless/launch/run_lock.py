@@ -68,8 +68,9 @@ def refuse_nothing(run: RunDirectory) -> None:
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
     """Raise where a run would write to files of somebody else's; other files may lie there."""
-    names = (".lock", JOB, *(path.name for path in (run.recipe, run.environment, run.journal, run.logs)))
-    there = [name for name in (*names, run.checkpoints.name) if os.path.lexists(run.path / name)]
+    written = (run.recipe, run.environment, run.journal, run.logs, run.evaluation, run.report)
+    names = (".lock", JOB, *(path.name for path in written), run.checkpoints.name)
+    there = [name for name in names if os.path.lexists(run.path / name)]
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: not a run directory, but it has {listed(there)}, which a run would replace; "

@@ -2,6 +2,7 @@
 
 runs/NAME/
   recipe.yaml  environment.json  journal.jsonl  logs/
+  evaluation.json  report.html            (what the best evaluation found; everything, for people)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  SHA256SUMS
   checkpoints/last  checkpoints/best      (text files that name a step, replaced atomically)
@@ -41,6 +42,8 @@ class RunDirectory:
         self.recipe = self.path / "recipe.yaml"
         self.environment = self.path / "environment.json"
         self.journal = self.path / "journal.jsonl"
+        self.evaluation = self.path / "evaluation.json"
+        self.report = self.path / "report.html"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from rankless.recipe import loss_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import Classification, ClassificationBatch, ClassificationItem, LossSum, Scores
 from rankless.tasks.best import unknown_best
+from rankless.tasks.report_details import images_of_training, of_classifications
 from rankless.tasks.tta import TTA, mean_of_logs, transformed
 
 
@@ -91,6 +92,15 @@ class Classify:
         logs = torch.stack([prediction.log_probabilities for prediction in predictions])  # (N, C)
         readable = torch.tensor([not prediction.unreadable for prediction in predictions])
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
+
+    def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
+        """Collect what the report shows beyond the scores of the same predictions."""
+        details = of_classifications(self.evaluation_data(), predictions, self.class_names)
+        return details | {"training": self._training_images}
+
+    @cached_property
+    def _training_images(self) -> dict[str, Any]:
+        return images_of_training(self._training, len(self.class_names))
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
         """Prepare an image to predict, uint8 (3, h, w), as in evaluation; its target is empty."""

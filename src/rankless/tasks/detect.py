@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,14 @@ from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing, clipped, to_source
 from rankless.geometry.nms import nms
 from rankless.metrics import coco
-from rankless.metrics.coco import Truth, coco_scores
+from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
 from rankless.models.detectors.protocol import CANDIDATES, Detector
 from rankless.recipe import model_kinds
 from rankless.recipe.schema import Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, LossSum, Scores
 from rankless.tasks.best import unknown_best
+from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
 from rankless.tasks.tta import TTA, restored, transformed
 
 # The built-in scenes do not depend on the size of the network's input, so that models can be compared.
@@ -120,8 +121,16 @@ class Detect:
         readable = [index for index, one in enumerate(predictions) if not one.unreadable]
         predictions = [predictions[index] for index in readable]
         truths = [data.ground_truth(index) for index in readable]
-        known = [Truth(t.boxes, t.labels, t.crowd, t.areas, ignored=t.difficult) for t in truths]
-        return coco_scores(predictions, known, self.class_names)
+        return coco_scores(predictions, [as_truth(each) for each in truths], self.class_names)
+
+    def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
+        """Collect what the report shows beyond the scores of the same predictions."""
+        details = of_detections(self.evaluation_data(), predictions, self.class_names)
+        return details | ({"training": self._training_boxes} if self._training_boxes else {})
+
+    @cached_property
+    def _training_boxes(self) -> dict[str, Any] | None:
+        return boxes_of_training(self._training, len(self.class_names))
 
     @cached_property
     def _training(self) -> DetectionExamples:

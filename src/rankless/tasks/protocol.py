@@ -67,6 +67,10 @@ class Task(Protocol):
     data too, with the model in evaluation mode and without gradients, and its mean is the score ``loss``.
     Where ``predict`` and ``loss`` call the model with the same tensor it computes it once, so neither may
     change its output in place.
+
+    And ``report_details(predictions)``, given the same as ``score`` when its scores are the best so far: what
+    the report shows beyond them, JSON-ready, with some of the keys in docs/report.md. Its errors end no
+    training.
     """
 
     class_names: tuple[str, ...]

@@ -87,6 +87,14 @@ def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Samp
 
 
 @pytest.mark.processes
+def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, truth = val.read(3), val.ground_truth(3)
+    assert torch.equal(truth.boxes, drawn.boxes)
+    assert torch.equal(truth.labels, drawn.labels)
+    monkeypatch.setattr(DigitScenes, "_render", lambda *_: pytest.fail("it was drawn again"))
+    assert val.ground_truth(3) is truth
+
+
 def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
     program = (
         "import sys, hashlib, pickle\n"

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from rankless.data.datasets.annotated import ClassificationImages, DetectionImages
+from rankless.data.datasets.annotated import ClassificationImages, DetectionImages, GroundTruth
 from rankless.data.datasets.builtin_scenery import (
     GLYPH_SIDE,
     Box,
@@ -99,9 +99,16 @@ class DigitScenes(_Digits, DetectionImages):
         super().__init__(split, *problems)
         self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
+        self._truths: dict[int, GroundTruth] = {}
 
     def __len__(self) -> int:
         return self._images
+
+    def ground_truth(self, index: int) -> GroundTruth:
+        """Return the digits of scene ``index``; it is drawn once, and each evaluation asks for it again."""
+        if index not in self._truths:
+            self._truths[index] = super().ground_truth(index)
+        return self._truths[index]
 
     def read(self, index: int) -> Sample:
         """Return scene ``index``, a function of (seed, split, index, size) alone.

@@ -1,0 +1,69 @@
+"""The report of a run, written by rank 0 while it trains: what the best evaluation found, and the page.
+
+Nothing here ends a training: whatever goes wrong is reported once, as a warning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rankless.engine.sinks.sink import Sinks
+from rankless.errors import UserError, printable
+from rankless.files.writing import beside
+from rankless.runs.directory import RunDirectory
+from rankless.tasks.protocol import Task
+
+
+class Reporting:
+    """Keeps ``evaluation.json`` up to date.
+
+    Args:
+        task: may have ``report_details``.
+        run: where it writes.
+        sinks: take the warning.
+        enabled: whether it does anything.
+    """
+
+    def __init__(self, task: Task, run: RunDirectory, sinks: Sinks, *, enabled: bool) -> None:
+        self.run, self.sinks, self.enabled = run, sinks, enabled
+        self._details = getattr(task, "report_details", None)
+        self._predictions: Sequence[Any] = ()
+        self._warned, self._step = False, 0
+
+    def keep(self, predictions: Sequence[Any]) -> None:
+        """Take the predictions of an evaluation, which :meth:`evaluated` ends."""
+        self._predictions = predictions
+
+    def evaluated(self, step: int, *, is_best: bool) -> None:
+        """Bring everything up to date after the evaluation of ``step`` steps.
+
+        Args:
+            step: its step.
+            is_best: whether its details are the ones to keep.
+        """
+        predictions, self._predictions, self._step = self._predictions, (), step
+        if not self.enabled:
+            return
+        with self._no_error():
+            if is_best and callable(self._details):
+                details = {"step": step, **self._details(predictions)}
+                with beside(self.run.evaluation, durable=False) as part:
+                    part.write_text(json.dumps(details, separators=(",", ":")) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Write the last report."""
+
+    @contextmanager
+    def _no_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                why = printable(f"{type(error).__name__}: {error}", 300)
+                with suppress(UserError):  # where the journal cannot be written either, the next step says so
+                    text = f"the report could not be written ({why}); training goes on"
+                    self.sinks.event("warning", self._step, text)

@@ -1,0 +1,200 @@
+"""Which detection finds which object at an IoU of 0.5: by COCO's rule, by Pascal VOC's, and across classes.
+
+COCO (cocoapi's ``cocoeval``): by falling score, a detection takes the free object of its class with the
+largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): it takes the object of its class with the largest IoU,
+and is wrong if a better one has that already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.metrics.coco import Truth
+from rankless.structures import Detections
+
+IOU = 0.5
+MOST = 100
+"""Detections of a class in an image that count, as in COCO's metric."""
+WRONG, RIGHT, IGNORED = 0, 1, 2
+"""What a detection is; one of a crowd or of a difficult object is neither right nor wrong."""
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ImageBoxes:
+    """Objects and detections of one image.
+
+    Attributes:
+        truths: xyxy in pixels of the source, (N, 4).
+        labels: of the objects, (N,).
+        counts: false where an object neither counts as found nor as missed, (N,).
+        crowd: true where a box marks a group, (N,).
+        areas: of the objects in pixels, (N,).
+        boxes: of the detections, best first, at most :data:`MOST` of a class, (K, 4).
+        found: their labels, (K,).
+        scores: falling, (K,).
+        overlaps: IoU of each detection with each object, (K, N); of a crowd the part of it that lies there.
+    """
+
+    truths: Floats
+    labels: Integers
+    counts: NDArray[np.bool_]
+    crowd: NDArray[np.bool_]
+    areas: Floats
+    boxes: Floats
+    found: Integers
+    scores: Floats
+    overlaps: Floats
+
+    @property
+    def same(self) -> NDArray[np.bool_]:
+        """Whether a detection has an object's class and overlaps it enough, (K, N)."""
+        near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
+        return near
+
+
+@dataclass(frozen=True)
+class Matches:
+    """A whole data set, matched; detections of all images in one row, and objects that count in another.
+
+    Attributes:
+        image, label, score: of each detection, (D,).
+        coco, voc: :data:`WRONG`, :data:`RIGHT` or :data:`IGNORED` by either rule, (D,).
+        truth_image, truth_label, truth_area: of each object, (T,).
+        truth_score: of the detection that found it by COCO's rule, −1 where none did, (T,).
+    """
+
+    image: Integers
+    label: Integers
+    score: Floats
+    coco: Integers
+    voc: Integers
+    truth_image: Integers
+    truth_label: Integers
+    truth_area: Floats
+    truth_score: Floats
+
+
+def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
+    """Prepare one image; shapes and units as in :class:`ImageBoxes`."""
+    truths = truth.boxes.double().numpy().reshape(-1, 4)
+    labels = truth.labels.numpy().astype(np.int64)
+    none = np.zeros(len(labels), bool)
+    crowd = none if truth.crowd is None else truth.crowd.numpy().astype(bool)
+    ignored = none if truth.ignored is None else truth.ignored.numpy().astype(bool)
+    areas = (truths[:, 2:] - truths[:, :2]).prod(1)
+    if truth.areas is not None:
+        stated = truth.areas.double().numpy()
+        areas = np.where(np.isnan(stated), areas, stated)
+    scores = detections.scores.double().numpy()
+    order = np.argsort(-scores, kind="stable")
+    found = detections.labels.numpy().astype(np.int64)[order]
+    order = order[_place_in_class(found) < MOST]
+    boxes = detections.boxes.double().numpy().reshape(-1, 4)[order]
+    found = detections.labels.numpy().astype(np.int64)[order]
+    overlaps = _overlaps(boxes, truths, crowd)
+    return ImageBoxes(truths, labels, ~(crowd | ignored), crowd, areas, boxes, found, scores[order], overlaps)
+
+
+def _place_in_class(labels: Integers) -> Integers:
+    """How many earlier entries have the same label, (K,)."""
+    by_label = np.argsort(labels, kind="stable")
+    sorted_labels = labels[by_label]
+    first = np.searchsorted(sorted_labels, sorted_labels)
+    places = np.empty(len(labels), np.int64)
+    places[by_label] = np.arange(len(labels)) - first
+    return places
+
+
+def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:
+    """The IoU (K, N); of a crowd, the part of the detection that lies in it."""
+    low = np.maximum(boxes[:, None, :2], truths[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], truths[None, :, 2:])
+    inside = (high - low).clip(0).prod(2)  # (K, N)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)[:, None]
+    union = area + (truths[:, 2:] - truths[:, :2]).prod(1) - inside
+    whole: Floats = np.where(crowd, area, union)
+    overlaps: Floats = np.divide(inside, whole, out=np.zeros_like(inside), where=whole > 0)
+    return overlaps
+
+
+def match(images: Sequence[ImageBoxes]) -> Matches:
+    """Match all images by both rules."""
+    rows = [_of_image(number, each) for number, each in enumerate(images)]
+    if not rows:
+        empty, none = np.zeros(0, np.int64), np.zeros(0)
+        return Matches(empty, empty, none, empty, empty, empty, empty, none, none)
+    return Matches(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+
+
+def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]:
+    coco, voc = np.zeros(len(image.scores), np.int64), np.zeros(len(image.scores), np.int64)
+    truth_score = np.full(len(image.labels), -1.0)
+    taken: set[int] = set()  # by Pascal VOC's rule
+    counts, crowd = image.counts.tolist(), image.crowd.tolist()
+    for row, candidates in _candidates(image):
+        # Of equal overlaps the later object wins, as in cocoapi.
+        free = [one for one in candidates if counts[one[1]] and truth_score[one[1]] < 0]
+        if free:
+            coco[row], truth_score[max(free)[1]] = RIGHT, image.scores[row]
+        elif not all(counts[column] for _, column in candidates):
+            coco[row] = IGNORED
+        alone = [(overlap, -column) for overlap, column in candidates if not crowd[column]]
+        best = -max(alone)[1] if alone else -1
+        if best < 0 or not counts[best]:
+            voc[row] = IGNORED
+        elif best not in taken:
+            voc[row] = RIGHT
+            taken.add(best)
+    kept = image.counts
+    return (
+        np.full(len(coco), number), image.found, image.scores, coco, voc,
+        np.full(int(kept.sum()), number), image.labels[kept], image.areas[kept], truth_score[kept],
+    )  # fmt: skip
+
+
+def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
+    """The detections near an object of their class, best first, each with (overlap, object)."""
+    rows, columns = np.nonzero(image.same)
+    overlaps = image.overlaps[rows, columns].tolist()
+    groups: dict[int, list[tuple[float, int]]] = {}
+    for row, column, overlap in zip(rows.tolist(), columns.tolist(), overlaps, strict=True):
+        groups.setdefault(row, []).append((overlap, column))
+    yield from groups.items()
+
+
+def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> Integers:
+    """Count which class was taken for which, and for the background.
+
+    Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by falling IoU.
+
+    Args:
+        images: of the whole data set.
+        threshold: detections that score less are left out.
+        classes: C.
+
+    Returns:
+        (C + 1, C + 1): row = truth, column = detection; the last row holds detections of nothing, the last
+        column objects that were not found.
+    """
+    matrix = np.zeros((classes + 1, classes + 1), np.int64)
+    for image in images:
+        kept = image.scores >= threshold
+        found, overlaps = image.found[kept], image.overlaps[kept]
+        ignored = (image.same[kept] & ~image.counts).any(1)
+        rows, columns = np.nonzero((overlaps > IOU) & image.counts)
+        differs = np.not_equal(found[rows], image.labels[columns])
+        free_rows, free_columns = np.ones(len(found), bool), image.counts.copy()
+        for at in np.lexsort((-overlaps[rows, columns], differs)).tolist():
+            row, column = rows[at], columns[at]
+            if free_rows[row] and free_columns[column] and not (differs[at] and ignored[row]):
+                matrix[image.labels[column], found[row]] += 1
+                free_rows[row] = free_columns[column] = False
+        matrix[:, classes] += np.bincount(image.labels[free_columns], minlength=classes + 1)
+        matrix[classes] += np.bincount(found[free_rows & ~ignored], minlength=classes + 1)
+    return matrix

@@ -1,0 +1,68 @@
+"""What a report says of a classifier beyond its scores: curves, and how far its confidence can be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.metrics.curves import interpolated, precision_recall, threshold_curve
+from rankless.metrics.detection_details import most_frequent
+from rankless.metrics.rounding import rounded
+
+BINS = 10
+"""Ranges of confidence in which the accuracy is compared with it."""
+
+
+def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
+    """Compute what the report shows of the predictions of a whole data set.
+
+    An answer is the likeliest class, and its confidence that class's probability.
+
+    Args:
+        probabilities: (N, C), N at least 1.
+        truth: the true classes, (N,).
+
+    Returns:
+        JSON-ready: ``images``; ``truths``, the number of each class's images; ``thresholds``; ``pr``, for
+        each class against all others; and ``calibration``, as docs/report.md describes them.
+    """
+    classes = probabilities.shape[1]
+    answers, confidence = probabilities.argmax(1), probabilities.max(1)
+    right = answers == truth
+    truths = np.bincount(truth, minlength=classes)
+    curve = threshold_curve(confidence, right, len(truth))
+    pr: list[list[float | None] | None] = [None] * classes
+    for label in most_frequent(truths):
+        if truths[label]:
+            of_class = precision_recall(probabilities[:, label], truth == label, int(truths[label]))
+            pr[label] = rounded(interpolated(*of_class))
+    return {
+        "images": len(truth),
+        "truths": truths.tolist(),
+        "thresholds": {
+            "best": curve.best,
+            "at_best": list(curve.at_best),
+            "precision": rounded(curve.precision),
+            "recall": rounded(curve.recall),
+            "f1": rounded(curve.f1),
+        },
+        "pr": pr,
+        "calibration": _calibration(confidence, right),
+    }
+
+
+def _calibration(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:
+    """Compare confidence and accuracy (Guo et al., "On Calibration of Modern Neural Networks", 2017)."""
+    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    sums = [np.bincount(place, weights=values, minlength=BINS) for values in (confidence, right)]
+    mean, accuracy = (np.divide(each, count, out=np.full(BINS, np.nan), where=count > 0) for each in sums)
+    error = float(np.nansum(np.abs(accuracy - mean) * count) / len(right))
+    return {
+        "count": count.tolist(),
+        "confidence": rounded(mean),
+        "accuracy": rounded(accuracy),
+        "error": error,
+    }

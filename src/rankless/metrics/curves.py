@@ -1,0 +1,89 @@
+"""Precision and recall as curves: against the threshold, per class, and as Pascal VOC's average precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+RECALLS = np.linspace(0, 1, 101)
+"""Where COCO reads precision."""
+THRESHOLDS = np.linspace(0, 1, 101)
+
+
+@dataclass(frozen=True)
+class ThresholdCurve:
+    """What is right among all that scores at least a threshold.
+
+    Attributes:
+        precision: at each of :data:`THRESHOLDS`, NaN where nothing scores as much, (101,).
+        recall, f1: at each of :data:`THRESHOLDS`, (101,).
+        best: the threshold with the largest F1, of any; the highest of equal ones. 0 without a right answer.
+        at_best: precision, recall and F1 there.
+    """
+
+    precision: Floats
+    recall: Floats
+    f1: Floats
+    best: float
+    at_best: tuple[float, float, float]
+
+
+def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
+    """Compute precision, recall and F1 against the threshold.
+
+    Args:
+        scores: in 0..1, (D,).
+        right: whether each answer is, (D,).
+        truths: how many there are to be found, at least 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling, hits = scores[order], np.cumsum(right[order])
+    count = np.searchsorted(-falling, -THRESHOLDS, side="right")  # answers at each threshold
+    found = np.concatenate([[0], hits])[count]
+    precision = np.divide(found, count, out=np.full(len(count), np.nan), where=count > 0)
+    f1 = 2 * found / (count + truths)
+    last = np.flatnonzero(np.diff(falling, append=-1.0))  # the last answer of each score
+    best, at_best = 0.0, (0.0, 0.0, 0.0)
+    if len(hits) and hits[-1]:
+        f1_of_each = 2 * hits[last] / (last + 1 + truths)
+        at = int(last[f1_of_each.argmax()])
+        best = float(falling[at])
+        at_best = (float(hits[at] / (at + 1)), float(hits[at] / truths), float(f1_of_each.max()))
+    return ThresholdCurve(precision, found / truths, f1, best, at_best)
+
+
+def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
+    """Compute precision (D,) and recall (D,) after each answer, by falling score; equal ones stay in order.
+
+    Args:
+        scores: (D,).
+        right: whether each answer is, (D,).
+        truths: how many there are to be found, at least 1.
+    """
+    hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
+    return hits / np.arange(1, len(hits) + 1), hits / truths
+
+
+def interpolated(precision: Floats, recall: Floats) -> Floats:
+    """Read the precision at :data:`RECALLS`, as cocoapi: the largest at this or a higher recall, (101,)."""
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    at = np.searchsorted(recall, RECALLS, side="left")
+    return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]
+
+
+def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
+    """Compute Pascal VOC's AP: at 11 recalls (VOC 2007), and at all points (VOC 2010 and later).
+
+    Args:
+        precision, recall: after each answer, (D,).
+    """
+    if not len(recall):
+        return 0.0, 0.0
+    # The devkit's 0:0.1:1 is compared with a recall that is a fraction: 3 / 10 must reach its third step.
+    reached = recall[None, :] >= np.linspace(0, 1, 11)[:, None] - 1e-12
+    eleven = np.where(reached, precision, 0.0).max(1).mean()
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(eleven), float((np.diff(recall, prepend=0.0) * envelope).sum())

@@ -1,0 +1,113 @@
+"""What a report says of detections beyond COCO's numbers, all at an IoU of 0.5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankless.metrics.box_matching import IGNORED, IOU, RIGHT, ImageBoxes, Matches, confusion, match
+from rankless.metrics.curves import (
+    interpolated,
+    precision_recall,
+    threshold_curve,
+    voc_average_precision,
+)
+from rankless.metrics.rounding import rounded
+from rankless.metrics.topk import MOST_CONFUSED
+
+SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Where the ranges of object sizes begin: the root of the area, in pixels. 32 and 96 are COCO's bounds."""
+SHOWN_PAIRS = 50
+"""With many classes, the most frequent confusions that are kept in place of the matrix."""
+Integers = NDArray[np.int64]
+
+
+def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
+    """Compute what the report shows of a whole data set's detections.
+
+    Args:
+        images: prepared by :func:`rankless.metrics.box_matching.image_boxes`.
+        classes: C.
+
+    Returns:
+        The details, JSON-ready, and the matches they come from. Without any object only ``images`` and
+        ``truths``; else also ``thresholds``, ``pr``, ``at_best``, ``voc``, ``sizes`` and ``confusion``, as
+        docs/report.md describes them.
+    """
+    matches = match(images)
+    truths = np.bincount(matches.truth_label, minlength=classes)
+    details: dict[str, Any] = {"images": len(images), "iou": IOU, "truths": truths.tolist()}
+    if not truths.sum():
+        return details, matches
+    clear = matches.coco != IGNORED
+    curve = threshold_curve(matches.score[clear], matches.coco[clear] == RIGHT, int(truths.sum()))
+    details["thresholds"] = {
+        "best": curve.best,
+        "at_best": list(curve.at_best),
+        "precision": rounded(curve.precision),
+        "recall": rounded(curve.recall),
+        "f1": rounded(curve.f1),
+    }
+    details |= _by_class(matches, truths, curve.best)
+    details["sizes"] = _by_size(matches, curve.best)
+    details |= confusion_entry(confusion(images, curve.best, classes))
+    return details, matches
+
+
+def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
+    """Precision–recall curves, Pascal VOC's AP, and precision and recall at the threshold."""
+    curves: list[list[float | None] | None] = [None] * len(truths)
+    voc: list[tuple[float, float] | None] = [None] * len(truths)
+    at_best: list[list[float | None] | None] = [None] * len(truths)
+    with_curve = set(most_frequent(truths))
+    order = np.argsort(matches.label, kind="stable")  # class by class, each in the order of the images
+    bounds = np.searchsorted(matches.label[order], np.arange(len(truths) + 1))
+    for label, count in enumerate(truths.tolist()):
+        if not count:
+            continue
+        rows = order[bounds[label] : bounds[label + 1]]
+        coco, by_voc = (rows[rule[rows] != IGNORED] for rule in (matches.coco, matches.voc))
+        right = matches.coco[coco] == RIGHT
+        if label in with_curve:
+            curve = interpolated(*precision_recall(matches.score[coco], right, count))
+            curves[label] = rounded(curve)
+        right_by_voc = matches.voc[by_voc] == RIGHT
+        voc[label] = voc_average_precision(*precision_recall(matches.score[by_voc], right_by_voc, count))
+        kept = matches.score[coco] >= threshold
+        hits, answers = int((right & kept).sum()), int(kept.sum())
+        at_best[label] = [hits / answers if answers else None, hits / count]
+    known = [pair for pair in voc if pair is not None]
+    means = {name: float(np.mean([pair[at] for pair in known])) for at, name in enumerate(("AP11", "AP"))}
+    return {"pr": curves, "voc": {**means, "per_class": voc}, "at_best": at_best}
+
+
+def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
+    """Count objects, and those that were found, by their size."""
+    place = np.searchsorted(SIDES, np.sqrt(matches.truth_area.clip(0)), side="right") - 1
+    found = place[matches.truth_score >= max(threshold, 0)]
+    ever = place[matches.truth_score >= 0]
+    return {
+        "sides": list(SIDES),
+        **{
+            name: np.bincount(which, minlength=len(SIDES)).tolist()
+            for name, which in (("truths", place), ("found", found), ("found_at_any", ever))
+        },
+    }
+
+
+def most_frequent(truths: Integers) -> list[int]:
+    """Return the classes that have a curve: the most frequent ones, if there are many."""
+    return [int(label) for label in np.argsort(-truths, kind="stable")[:MOST_CONFUSED]]
+
+
+def confusion_entry(matrix: Integers) -> dict[str, Any]:
+    """Return the matrix, or with many classes the most frequent confusions as (truth, prediction, count)."""
+    if len(matrix) <= MOST_CONFUSED + 1:
+        return {"confusion": matrix.tolist()}
+    off = matrix - np.diag(np.diag(matrix))
+    order = np.argsort(-off, axis=None, kind="stable")[:SHOWN_PAIRS]
+    pairs = [(int(at) // len(off), int(at) % len(off)) for at in order]
+    return {"confused": [[row, column, int(off[row, column])] for row, column in pairs if off[row, column]]}

@@ -1,0 +1,11 @@
+"""Numbers as they are kept for a report."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rounded(values: NDArray[np.float64], digits: int = 5) -> list[float | None]:
+    """Return a list of the values, JSON-ready: NaN becomes None."""
+    return [None if value != value else round(value, digits) for value in values.tolist()]

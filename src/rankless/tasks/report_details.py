@@ -1,0 +1,179 @@
+"""What a run keeps of its best evaluation for the report: curves, counts, and the best and worst images."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from rankless.data.datasets.annotated import BoxedImages, GroundTruth
+from rankless.data.datasets.classification import ClassificationExamples
+from rankless.data.datasets.detection import DetectionExamples
+from rankless.data.images.image_file import UnreadableImage
+from rankless.data.images.sources import ImageSource
+from rankless.errors import UserError
+from rankless.metrics.box_matching import RIGHT, Matches, image_boxes
+from rankless.metrics.classification_details import classification_details
+from rankless.metrics.coco import Truth
+from rankless.metrics.detection_details import SIDES, detection_details
+from rankless.structures import Classification, Detections, Sample
+
+EXAMPLES = 6
+"""Best images, and as many worst ones, that are kept."""
+_SIDE = 384  # pixels of the longer side of a kept image
+_QUALITY = 80
+_MOST_BOXES = 100  # of a kept image
+_LIKELIEST = 3  # classes of a kept image
+
+
+def of_detections(
+    data: DetectionExamples,
+    predictions: Sequence[Detections],
+    class_names: Sequence[str],
+) -> dict[str, Any]:
+    """Collect the details of the detections of the whole evaluation data, JSON-ready.
+
+    Args:
+        data: what was evaluated.
+        predictions: one per image, in their order.
+        class_names: a name per class id.
+    """
+    readable = [one for one in predictions if not one.unreadable]
+    truths = [data.ground_truth(one.index) for one in readable]
+    images = [image_boxes(as_truth(truth), one) for truth, one in zip(truths, readable, strict=True)]
+    details, matches = detection_details(images, len(class_names))
+    threshold = details["thresholds"]["best"] if "thresholds" in details else 0.0
+    scores, errors, hits = _by_image(matches, len(images), threshold)
+    examples = []
+    for kind, at in _chosen(scores, errors, hits):
+        index = readable[at].index
+        if shown := _shown(data.images, index):
+            boxes = _boxes(readable[at], truths[at], threshold)
+            examples.append({"kind": kind, "score": float(scores[at]), **shown, **boxes})
+    details |= {"kind": "detect", "classes": list(class_names), "examples": examples}
+    return details
+
+
+def as_truth(truth: GroundTruth) -> Truth:
+    """Return the objects of an image as the metrics take them."""
+    return Truth(truth.boxes, truth.labels, truth.crowd, truth.areas, ignored=truth.difficult)
+
+
+def _by_image(
+    matches: Matches, images: int, threshold: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """F1, errors and right detections of each image at the threshold, (images,); F1 is NaN without boxes."""
+    kept = matches.score >= threshold
+    right, wrong = (
+        np.bincount(matches.image[kept & (matches.coco == what)], minlength=images) for what in (RIGHT, 0)
+    )
+    truths = np.bincount(matches.truth_image, minlength=images)
+    total = right + wrong + truths
+    f1 = np.divide(2.0 * right, total, out=np.full(images, np.nan), where=total > 0)
+    return f1, wrong + truths - right, right
+
+
+def _chosen(
+    scores: NDArray[np.float64], errors: NDArray[np.int64], hits: NDArray[np.int64]
+) -> list[tuple[str, int]]:
+    """Choose the images to keep: the worst have the lowest F1 and then most errors, the best most hits."""
+    order = np.lexsort((np.arange(len(scores)), -errors, np.nan_to_num(scores, nan=2.0)))
+    worst = [at for at in order.tolist() if errors[at] > 0][:EXAMPLES]
+    order = np.lexsort((np.arange(len(scores)), -hits, -np.nan_to_num(scores, nan=-1.0)))
+    best = [at for at in order.tolist() if hits[at] > 0 and at not in worst][:EXAMPLES]
+    return [*(("worst", at) for at in worst), *(("best", at) for at in best)]
+
+
+def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
+    """A small JPEG of an image, as base64, with its name and size; None if it cannot be read again."""
+    try:
+        value: Sample | Tensor = images.read(index)
+    except (UnreadableImage, UserError, OSError):
+        return None
+    pixels = value.image if isinstance(value, Sample) else value
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image.thumbnail((_SIDE, _SIDE), reducing_gap=2.0)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=_QUALITY)
+    encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return {"name": images.source(index), "jpeg": encoded, "width": image.width, "height": image.height}
+
+
+def _boxes(found: Detections, truth: GroundTruth, threshold: float) -> dict[str, Any]:
+    """Return rows of x1, y1, x2, y2 as fractions of the size, class, and score or whether it counts."""
+    size = torch.tensor([truth.width, truth.height] * 2, dtype=torch.float64)
+    kept = found.scores >= threshold
+    counts = torch.ones(len(truth.labels), dtype=torch.bool)
+    for uncounted in (truth.difficult, truth.crowd):
+        if uncounted is not None:
+            counts &= ~uncounted
+    return {
+        "truth": _rows(truth.boxes, size, truth.labels, counts.int()),
+        "found": _rows(found.boxes[kept], size, found.labels[kept], found.scores[kept]),
+    }
+
+
+def _rows(boxes: Tensor, size: Tensor, labels: Tensor, last: Tensor) -> list[list[float]]:
+    fractions = (boxes.double() / size).clamp(0, 1).tolist()
+    rows = zip(fractions, labels.tolist(), last.tolist(), strict=True)
+    return [[*(round(side, 4) for side in box), label, round(end, 4)] for box, label, end in rows][
+        :_MOST_BOXES
+    ]
+
+
+def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
+    """Count the boxes of the training data by class and size; None if not known without reading."""
+    if not isinstance(training.images, BoxedImages):
+        return None
+    known = training.images.annotations
+    plain = known.flags == 0
+    boxes = np.asarray(known.boxes[plain], np.float64)
+    sides = np.sqrt((boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1))
+    place = np.searchsorted(SIDES, sides, side="right") - 1
+    return {
+        "images": len(known),
+        "truths": np.bincount(known.labels[plain], minlength=classes).tolist(),
+        "sizes": np.bincount(place, minlength=len(SIDES)).tolist(),
+    }
+
+
+def images_of_training(training: ClassificationExamples, classes: int) -> dict[str, Any]:
+    """Count the images of the training data by class."""
+    return {"images": len(training), "truths": training.labels().bincount(minlength=classes).tolist()}
+
+
+def of_classifications(
+    data: ClassificationExamples,
+    predictions: Sequence[Classification],
+    class_names: Sequence[str],
+) -> dict[str, Any]:
+    """Collect the details of the predictions of the whole evaluation data; see :func:`of_detections`."""
+    readable = [one for one in predictions if not one.unreadable]
+    logs = torch.stack([one.log_probabilities for one in readable]).double()
+    indices = [one.index for one in readable]
+    truth = data.labels()[indices].numpy()
+    probabilities = logs.exp().nan_to_num(0.0).numpy()
+    details = classification_details(probabilities, truth)
+    of_truth = probabilities[np.arange(len(truth)), truth]
+    order = np.argsort(of_truth, kind="stable").tolist()
+    worst = order[: min(EXAMPLES, (len(order) + 1) // 2)]
+    best = [at for at in reversed(order) if at not in worst][:EXAMPLES]
+    examples = []
+    for kind, at in (*(("worst", at) for at in worst), *(("best", at) for at in best)):
+        index = indices[at]
+        if shown := _shown(data.images, index):
+            answers = {"truth": int(truth[at]), "likeliest": _likeliest(probabilities[at])}
+            examples.append({"kind": kind, "score": float(of_truth[at]), **shown, **answers})
+    return details | {"kind": "classify", "classes": list(class_names), "examples": examples}
+
+
+def _likeliest(probabilities: NDArray[np.float64]) -> list[list[float]]:
+    order: Iterable[int] = np.argsort(-probabilities, kind="stable")[:_LIKELIEST].tolist()
+    return [[label, round(float(probabilities[label]), 4)] for label in order]
