@@ -128,7 +128,7 @@ def test_ap50_of_the_journal_is_the_area_under_the_curves():
 
 
 def voc_eval(truths: list[Truth], found: list[Detections], label: int) -> list[float]:
-    """AP at 11 and at all points as py-faster-rcnn's ``voc_eval`` computes them, without its pixel of margin."""
+    """AP at 11 and at all points as in py-faster-rcnn's ``voc_eval``, without its pixel of margin."""
     recs, npos = [], 0
     for truth in truths:
         mine = truth.labels == label

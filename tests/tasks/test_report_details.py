@@ -1,4 +1,4 @@
-"""What a task collects for the report of real evaluations: counts, curves and images, without touching scores."""
+"""What a task collects for the report of an evaluation: counts, curves and images; scores stay the same."""
 
 from __future__ import annotations
 

@@ -186,9 +186,9 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
     for image in images:
         kept = image.scores >= threshold
         found, overlaps = image.found[kept], image.overlaps[kept]
-        ignored = (image.same[kept] & ~image.counts).any(1)
+        ignored = np.asarray((image.same[kept] & ~image.counts).any(1))
         rows, columns = np.nonzero((overlaps > IOU) & image.counts)
-        differs = np.not_equal(found[rows], image.labels[columns])
+        differs = (found[rows] - image.labels[columns]).astype(bool)
         free_rows, free_columns = np.ones(len(found), bool), image.counts.copy()
         for at in np.lexsort((-overlaps[rows, columns], differs)).tolist():
             row, column = rows[at], columns[at]
