@@ -14,7 +14,7 @@ from typing import TextIO
 from cyclopts import App, CycloptsError
 
 from rankless import __version__
-from rankless.cli import data, doctor, library, planning, runs, submit, training
+from rankless.cli import data, doctor, library, planning, runs, submit, training, watching
 from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
 from rankless.errors import OutputError, UserError, of_the_system
@@ -33,7 +33,16 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app["--help"].group = app["--version"].group = OPTIONS
-for part in (training.app, runs.app, doctor.app, planning.app, submit.app, library.app, data.app):
+for part in (
+    training.app,
+    runs.app,
+    watching.app,
+    doctor.app,
+    planning.app,
+    submit.app,
+    library.app,
+    data.app,
+):
     app.update(part)
 
 

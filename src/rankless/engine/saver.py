@@ -19,7 +19,6 @@ from rankless.engine.retention import Retention
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
-from rankless.engine.validation_loss import LOWER_IS_BETTER
 from rankless.errors import UserError, remedy
 from rankless.files.writing import write_atomically
 from rankless.recipe.load import dump
@@ -27,6 +26,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import announced
+from rankless.runs.scoring import is_better
 from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer
 
@@ -135,8 +135,7 @@ class Saver:
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
-        sign = -1.0 if name in LOWER_IS_BETTER else 1.0
-        if best is None or sign * score > sign * best["score"]:
+        if is_better(name, score, best["score"] if best else None):
             self.state.best, self.is_best = {"step": step, "score": score}, True
         return self.is_best
 

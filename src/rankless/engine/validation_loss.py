@@ -18,9 +18,6 @@ from rankless.tasks.capabilities import unreadable_in
 from rankless.tasks.checks import check_loss
 from rankless.tasks.protocol import Task
 
-LOWER_IS_BETTER = ("loss", "nll")
-"""Scores of which the lowest is the best."""
-
 
 def has_loss(task: Task) -> bool:
     """Whether the task's ``loss`` may be called in an evaluation."""

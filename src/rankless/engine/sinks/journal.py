@@ -63,9 +63,8 @@ class JournalSink(JournalCopy):
     def start(self, run: RunStart) -> None:
         """Write a line for the start."""
         reason = {"reason": run.reason} if run.reason else {}
-        self._write(
-            event="resume" if run.first else "start", at=run.first, world_size=run.world_size, **reason
-        )
+        event = "resume" if run.first else "start"
+        self._write(event=event, at=run.first, steps=run.steps, world_size=run.world_size, **reason)
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Write a line for a step."""

@@ -40,10 +40,10 @@ class Terminal(Sink):
     Args:
         images: of one step.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
-        workers: loader processes of each rank.
+        workers: loader processes of each rank; None where nobody knows.
     """
 
-    def __init__(self, images: int, device: str = "cpu", workers: int = 0) -> None:
+    def __init__(self, images: int, device: str = "cpu", workers: int | None = 0) -> None:
         self.images, self.device, self.workers = images, device, workers
         self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
         self.bar: ProgressBar | None = None
@@ -60,8 +60,9 @@ class Terminal(Sink):
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         on = counted(run.world_size, one, many)
         if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
-            workers = f"workers: {self.workers}" + (" (auto)" if run.recipe.get("workers") == "auto" else "")
-            self._print(f"training in {run.run} on {on}, {run.recipe['precision']}, {workers}")
+            workers = " (auto)" if run.recipe.get("workers") == "auto" else ""
+            workers = "" if self.workers is None else f", workers: {self.workers}{workers}"
+            self._print(f"training in {run.run} on {on}, {run.recipe['precision']}{workers}")
         self.bar = ProgressBar(run.steps, _WAITING, done=run.first, console=self.console)
         self.bar.__enter__()
         if run.first:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
-from rankless.files.reading import MIB, read_text
 from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
-from rankless.launch.hosts.channel import OPTIONS
+from rankless.launch.hosts.coordinated import recorded, sent
 from rankless.launch.hosts.gang import Way
-from rankless.launch.hosts.names import HERE, Host, parse_hosts
+from rankless.launch.hosts.names import HERE, Host
 from rankless.launch.hosts.training import Wanted
 from rankless.printing import say
 from rankless.recipe.load import dump
-
-_RECORD = "detached.json"
-"""In the run directory here: where the coordinator is."""
+from rankless.runs.overview import DETACHED
 
 
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
@@ -68,7 +63,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
     record = {"host": str(hosts[0]), "ssh": list(way.ssh), "python": way.helper, "cwd": way.cwd}
     try:
         run.mkdir(parents=True, exist_ok=True)
-        write_atomically(run / _RECORD, json.dumps(record) + "\n")
+        write_atomically(run / DETACHED, json.dumps(record) + "\n")
     except OSError as error:
         raise UserError(f"{run}: cannot be written here ({error}), but the training has begun") from error
     process = done.stdout.decode().strip()
@@ -88,26 +83,16 @@ def attach(run: Path, *, stop: bool) -> int:
     Raises:
         UserError: nothing was detached there, or its host does not answer.
     """
-    try:
-        record = json.loads(read_text(run / _RECORD, MIB, encoding="utf-8"))
-        (host,) = parse_hosts(record["host"])
-        ssh, python, cwd = record["ssh"], record["python"], record["cwd"]
-    except FileNotFoundError:
-        raise UserError(
-            f"{run}: no detached training was started from here; give the --run of one that was, "
-            "or look at its host"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run / _RECORD}: cannot be read ({error}); look at the run's host") from None
-    request = {"cwd": cwd, "run": str(run)}
+    record = recorded(run)
+    request = {"cwd": record.cwd, "run": str(run)}
     try:
         do = "stop" if stop else "follow"
-        code = _ask(host, ssh, python, {**request, "do": do}, captured=False).returncode
+        code = _ask(record.host, record.ssh, record.python, {**request, "do": do}, captured=False).returncode
     except KeyboardInterrupt:
         say(f"\nthe training goes on; stop it with: rankless attach {run} --stop")
         return 0
     if code == 255:
-        raise UserError(f"{host.name}: does not answer; the training goes on if that host is up")
+        raise UserError(f"{record.host.name}: does not answer; the training goes on if that host is up")
     return code
 
 
@@ -115,9 +100,7 @@ def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
     """Run :mod:`rankless.launch.hosts.detached` on a host."""
-    source = base64.b64encode(Path(detached.__file__).read_bytes()).decode()
-    words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
-    command = words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
+    command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:
         return subprocess.run(command, input=line, capture_output=captured, check=False)

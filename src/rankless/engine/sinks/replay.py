@@ -1,0 +1,97 @@
+"""Shows a run from the lines of its journal, as the terminal in which it trains does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankless.engine.sinks.sink import RunStart
+from rankless.engine.sinks.terminal import Terminal
+from rankless.runs.overview import steps_of
+from rankless.runs.scoring import is_better, name_of_best
+
+_STARTS = ("start", "resume")
+
+
+class Replay:
+    """Takes the lines of a journal, those of past steps as well, and shows them; a context manager.
+
+    Args:
+        run: what the run is called.
+        recipe: of the run, as plain values.
+        device: the type of the ranks' devices, ``cpu`` or ``cuda``.
+
+    Attributes:
+        last: the last event that began or ended the run; None before.
+        step: steps done.
+    """
+
+    def __init__(self, run: Path, recipe: Mapping[str, Any], device: str) -> None:
+        self.run, self.recipe, self.device = run, recipe, device
+        self.last: str | None = None
+        self.step = 0
+        self._terminal: Terminal | None = None
+        self._start: dict[str, Any] | None = None  # of which the number of steps is not known yet
+        self._best: float | None = None
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            self._terminal.close()
+
+    def take(self, line: str) -> None:
+        """Show one line; what is none is left out."""
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict):
+                return
+        except ValueError:
+            return
+        if "event" in entry:
+            self._event(entry)
+        elif "step" in entry:
+            self._begin(steps_of(self.recipe, [entry]))
+            self.step = int(entry["step"])
+            if self._terminal:
+                self._terminal.step({"parts": {}, **entry})
+        elif "evaluation" in entry:
+            self._begin(int(entry["evaluation"]))
+            self._scores(entry)
+
+    def _event(self, entry: dict[str, Any]) -> None:
+        name, at = str(entry["event"]), int(entry.get("at", 0))
+        if name in _STARTS:
+            self.__exit__()
+            self._terminal, self._start = None, entry
+            if entry.get("steps"):
+                self._begin(int(entry["steps"]))
+        elif self._terminal:
+            self._terminal.event(name, at, str(entry.get("text", "")))
+        if name in (*_STARTS, "end", "stop", "error", "death"):
+            self.last = name
+
+    def _begin(self, steps: int | None) -> None:
+        """Begin to show what a start has begun, once it is known how long the run is."""
+        if self._start is None:
+            return
+        entry, self._start = self._start, None
+        batch = self.recipe.get("batch") or {}
+        workers = self.recipe.get("workers")
+        self._terminal = Terminal(
+            int(batch.get("images", 64)), self.device, workers if isinstance(workers, int) else None
+        )
+        first, world = int(entry.get("at", 0)), int(entry.get("world_size", 1))
+        self._terminal.start(RunStart(self.run, self.recipe, first, steps or 0, world))
+
+    def _scores(self, entry: dict[str, Any]) -> None:
+        scores, best = entry["scores"], str((self.recipe.get("evaluate") or {}).get("best", "auto"))
+        name = name_of_best(best, scores)
+        score = scores.get(name) if name else None
+        is_best = name is not None and score is not None and is_better(name, score, self._best)
+        self._best = score if is_best else self._best
+        if self._terminal:
+            self._terminal.scores(int(entry["evaluation"]), scores, is_best)

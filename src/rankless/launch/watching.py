@@ -1,0 +1,125 @@
+"""Following a run in the terminal, wherever it trains: its journal is shown, and nothing of it is touched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankless.engine.sinks.replay import Replay
+from rankless.errors import UserError
+from rankless.launch.hosts.coordinated import Coordinator, recorded, sent
+from rankless.launch.hosts.names import parse_hosts
+from rankless.printing import say
+from rankless.recipe import yaml12
+from rankless.runs import following
+from rankless.runs.overview import DETACHED
+
+_ENDS = {
+    "end": "finished after step {}",
+    "stop": "stopped after step {}, and saved; go on with: rankless train --resume --run {}",
+    "error": "failed after step {}",
+}
+
+
+def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
+    """Show a run until it has ended.
+
+    Args:
+        target: its directory here, or ``HOST:DIRECTORY``; one that was detached from here is followed on its
+            host.
+        ssh: the command for SSH.
+        python: the interpreter on the host.
+
+    Returns:
+        0, or 1 where it failed or was interrupted.
+
+    Raises:
+        UserError: no such run, or its host does not answer.
+    """
+    run, coordinator = Path(target), None
+    if not run.exists() and ":" in target:
+        name, _, there = target.partition(":")
+        (host,) = parse_hosts(name)
+        run, coordinator = Path(there), Coordinator(host, ssh, python or "python3", ".")
+    elif not (run / "journal.jsonl").exists() and (run / DETACHED).exists():
+        coordinator = recorded(run)
+    source = _here(run) if coordinator is None else _there(run, coordinator)
+    try:
+        with source as (head, lines), Replay(Path(target), _recipe(head), _device(head)) as replay:
+            for line in lines:
+                replay.take(line)
+    except KeyboardInterrupt:
+        say("\nthe training goes on")
+        return 0
+    if replay.last in _ENDS:
+        say(f"{target}: {_ENDS[replay.last].format(replay.step, target)}")
+        return 1 if replay.last == "error" else 0
+    say(
+        f"{target}: interrupted after step {replay.step}; go on with: rankless train --resume --run {target}"
+        if replay.last
+        else f"{target}: no training has begun here"
+    )
+    return 1
+
+
+@contextmanager
+def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
+    """The recipe and the record of a run of this machine, and the lines of its journal."""
+    try:
+        head = following.described(run)
+    except FileNotFoundError:
+        raise UserError(
+            f"{run}: not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY; rankless runs "
+            "lists those in a folder"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{run}: cannot be read ({error.strerror or error}); give another run") from None
+    yield head, following.lines(run)
+
+
+@contextmanager
+def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
+    """The same of a run on another machine."""
+    command = sent(following, of.host, of.ssh, of.python)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        raise UserError(f"{command[0]}: cannot be started ({error}); give another --ssh") from None
+    with process:
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None:
+            raise UserError(f"{of.host.name}: no connection; try again")
+        try:
+            stdin.write(json.dumps({"run": str(run), "cwd": of.cwd}) + "\n")
+            stdin.flush()
+            head = json.loads(stdout.readline() or "null")
+            if not isinstance(head, dict):
+                raise UserError(f"{of.host.name}: {run}: cannot be followed there; see the line above")
+            yield head, iter(stdout)
+            if process.wait() == 255:
+                raise UserError(f"{of.host.name}: does not answer; the training goes on if that host is up")
+        except BrokenPipeError:
+            raise UserError(f"{of.host.name}: does not answer; is it up, and is {of.python} there?") from None
+        finally:
+            process.kill()
+
+
+def _recipe(head: dict[str, str]) -> dict[str, Any]:
+    tree, _ = yaml12.read(head["recipe"], "recipe.yaml", lines=False)
+    return tree if isinstance(tree, dict) and "epochs" in tree else {"epochs": 1, **(tree or {})}
+
+
+def _device(head: dict[str, str]) -> str:
+    try:
+        return "cpu" if json.loads(head["environment"])[-1]["hardware"]["device"] == "cpu" else "cuda"
+    except (ValueError, LookupError, TypeError):
+        return "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(watch(sys.argv[1]))

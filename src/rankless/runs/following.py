@@ -1,0 +1,163 @@
+"""Follows the journal of a run while it is written; also sent as source to a machine where the run lies.
+
+It needs nothing but a Python 3.8 or newer. As a program it reads a request, a line of JSON, on the standard
+input, and prints what :func:`described` returns and then the lines of the journal, until the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+POLL = 0.5
+"""Seconds between two looks at the journal."""
+SILENCE = 120.0
+"""A run that no process here holds goes on elsewhere if its journal has grown within so many seconds."""
+_RECIPE = 1 << 22  # bytes; a recipe has some thousand
+_OVER = ("end", "stop", "error", "death")
+
+
+def main() -> int:
+    """Do what is asked for; the exit code."""
+    request = json.loads(sys.stdin.readline())
+    cwd = Path(request["cwd"])
+    os.chdir(cwd if cwd.is_dir() else Path.home())
+    run = Path(request["run"]).expanduser()
+    try:
+        print(json.dumps(described(run)), flush=True)
+        for line in lines(run):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+    except OSError as error:
+        print(f"error: {run}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def described(run: Path) -> dict[str, str]:
+    """The text of the run's recipe, and of the record of what it computes with, empty where there is none.
+
+    Raises:
+        OSError: there is no recipe.
+    """
+    with (run / "recipe.yaml").open(encoding="utf-8") as file:
+        recipe = file.read(_RECIPE)
+    environment = ""
+    with contextlib.suppress(OSError), (run / "environment.json").open(encoding="utf-8") as file:
+        environment = file.read(_RECIPE)
+    return {"recipe": recipe, "environment": environment}
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process of this machine has locked a file; it is looked at without being locked.
+
+    A start that met a lock of ours would take it for another training.
+    """
+    try:
+        inode = lock.stat().st_ino
+        held = Path("/proc/locks").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return False
+    for words in map(str.split, held):
+        # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; behind "->" stands one who waits for it
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+            return _has_open(words[4], lock)
+    return False
+
+
+def _has_open(process: str, lock: Path) -> bool:
+    """Whether a process has the file open; other file systems have the same inode numbers."""
+    try:
+        for descriptor in Path("/proc", process, "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if descriptor.samefile(lock):
+                    return True
+    except OSError:  # another user's
+        return True
+    return False
+
+
+def is_alive(run: Path, last: str | None) -> bool:
+    """Whether a run goes on: a process here holds it, or its journal grows, written by another machine.
+
+    Args:
+        run: the run directory.
+        last: the last event in its journal.
+    """
+    if is_held(run / ".lock"):
+        return True
+    if last in _OVER:
+        return False
+    try:
+        return time.time() - (run / "journal.jsonl").stat().st_mtime < SILENCE
+    except OSError:
+        return False
+
+
+def lines(run: Path, poll: float = POLL) -> Iterator[str]:
+    """The whole lines of the journal, those to come included, until the run has ended.
+
+    A start that goes on writes the journal again without the steps that it does again; from that on only
+    what is new is returned.
+    """
+    path = run / "journal.jsonl"
+    last, starts = None, 0
+    while True:
+        # Before reading: what it wrote before its end is read in any case.
+        alive = is_alive(run, last)
+        try:
+            file = path.open(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            if not alive:
+                return
+            time.sleep(poll)
+            continue
+        with file:
+            skipped, torn = starts, ""
+            while True:
+                alive = is_alive(run, last)
+                replaced = _is_another(path, file.fileno())
+                for text in file:
+                    torn += text
+                    if not torn.endswith("\n"):
+                        break
+                    line, torn = torn, ""
+                    event = _event(line)
+                    if event in ("start", "resume"):
+                        skipped -= 1
+                        starts += skipped < 0
+                    if skipped < 0 or not starts:
+                        last = event or last
+                        yield line
+                if replaced:
+                    break
+                if not alive:
+                    return
+                time.sleep(poll)
+
+
+def _is_another(path: Path, opened: int) -> bool:
+    try:
+        return path.stat().st_ino != os.fstat(opened).st_ino
+    except OSError:
+        return False
+
+
+def _event(line: str) -> str | None:
+    if '"event"' not in line:
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    event = entry.get("event") if isinstance(entry, dict) else None
+    return event if isinstance(event, str) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""What there is to say of a run in one line: its state, how far it is, its best score, its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankless.files.reading import MIB, opened, read_text
+from rankless.runs import journal, weights_digest
+from rankless.runs.directory import RunDirectory
+from rankless.runs.following import is_alive
+from rankless.runs.scoring import name_of_best
+
+DETACHED = "detached.json"
+"""In a run directory here: where the machine is that coordinates a detached training."""
+_SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
+_DEPTH = 3
+_STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run in one line.
+
+    Attributes:
+        run: its directory.
+        state: ``running``, ``finished``, ``stopped`` (it was asked to), ``failed`` (by an error), ``died`` (a
+            process did), ``interrupted`` (nobody wrote how it ended), ``new`` (no step was done), or ``on
+            HOST`` for one that was left to another machine.
+        step, steps: done, and of the whole run; None where nobody knows.
+        score_name, score, best_step: the best score so far; None without an evaluation.
+        seconds: of all steps that count.
+        changed: when its journal last grew, in seconds since 1970.
+        digest: SHA-256 of the best weights, or of the last where no score chooses; None without any.
+    """
+
+    run: Path
+    state: str
+    step: int
+    steps: int | None
+    score_name: str | None
+    score: float | None
+    best_step: int | None
+    seconds: float
+    changed: float
+    digest: str | None
+
+
+def find(folder: Path) -> list[RunDirectory]:
+    """The run directories in a folder and in its folders, the last one that changed first."""
+    found = sorted(_within(folder, _DEPTH), key=lambda run: (-_changed(run), run.path))
+    return [RunDirectory(folder)] if is_run(folder) else found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, here or on another machine."""
+    return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
+        (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
+    )
+
+
+def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
+    with suppress(OSError):
+        for entry in sorted(folder.iterdir()):
+            if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
+                continue
+            if is_run(entry):
+                yield RunDirectory(entry)
+            elif depth > 1:
+                yield from _within(entry, depth - 1)
+
+
+def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
+    """Look at one run.
+
+    Args:
+        run: its directory.
+        recipe: of the run as plain values; empty where it cannot be read.
+    """
+    entries: Sequence[dict[str, Any]] = []
+    with suppress(OSError):
+        entries = journal.tail(run.journal)
+    best = _best(run)
+    name = _score_name(recipe, entries) if best else None
+    return Overview(
+        run.path,
+        _state(run, entries),
+        max(map(journal.step_of, entries), default=0),
+        steps_of(recipe, entries),
+        name,
+        best[1] if best else None,
+        best[0] if best else None,
+        _seconds(run.journal),
+        _changed(run),
+        next(filter(None, map(weights_digest.of_weights, _weights(run))), None),
+    )
+
+
+def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """The steps of the whole run, from what one of its steps says; None before the first."""
+    for entry in reversed(entries):
+        if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
+            # The epochs after a step are rounded to a millionth.
+            return math.ceil(int(recipe.get("epochs", 0)) * entry["step"] / entry["epoch"] - 1e-2) or None
+    return None
+
+
+def _state(run: RunDirectory, entries: Sequence[dict[str, Any]]) -> str:
+    events = [entry["event"] for entry in entries if "event" in entry]
+    decisive = [event for event in events if event in (*_STATES, "start", "resume")]
+    last = decisive[-1] if decisive else None
+    if is_alive(run.path, last):
+        return "running"
+    if not run.journal.exists():
+        return _elsewhere(run) or "new"
+    if last in _STATES:
+        return _STATES[last]
+    return "interrupted" if any(map(journal.step_of, entries)) else "new"
+
+
+def _elsewhere(run: RunDirectory) -> str | None:
+    try:
+        host = json.loads(read_text(run.path / DETACHED, MIB))["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return f"on {str(host).split(':')[0]}"
+
+
+def _best(run: RunDirectory) -> tuple[int, float] | None:
+    """The step and the score of the best evaluation, as the newest checkpoint has it."""
+    for step in reversed(run.steps()):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            best = json.loads(read_text(run.step_directory(step) / "state.json", 64 * MIB))["best"]
+            return (int(best["step"]), float(best["score"])) if best else None
+    return None
+
+
+def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str | None:
+    best = str((recipe.get("evaluate") or {}).get("best", "auto"))
+    for entry in reversed(entries):
+        if "evaluation" in entry:
+            return name_of_best(best, entry["scores"])
+    # The last evaluation is further back than the end of the journal that was read.
+    usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
+    return usual if best == "auto" else best
+
+
+def _weights(run: RunDirectory) -> Iterator[Path]:
+    for name in ("best", "last"):
+        if (step := run.pointed(name)) is not None:
+            folder = run.step_directory(step)
+            averaged = folder / "ema.safetensors"
+            yield averaged if averaged.is_file() else folder / "model.safetensors"
+
+
+def _seconds(path: Path) -> float:
+    """What all steps took; the lines are not parsed, as a long run has a million of them."""
+    try:
+        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return sum(float(found[1]) for found in _SECONDS.finditer(text))
+    except (OSError, ValueError):  # there is none, or it is empty
+        return 0.0
+
+
+def _changed(run: RunDirectory) -> float:
+    for path in (run.journal, run.path / DETACHED, run.path):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0

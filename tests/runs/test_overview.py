@@ -1,0 +1,124 @@
+"""A list of runs: what each journal and checkpoint says, and the digest that PyTorch would compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from rankless import cli
+from rankless.models.checkpoints.weights import digest_file
+from rankless.runs import following, journal
+from rankless.runs.directory import RunDirectory
+from rankless.runs.overview import find, overview
+from rankless.runs.scoring import is_better, name_of_best
+from rankless.runs.weights_digest import of_weights
+
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+def test_the_digest_is_the_one_that_is_computed_of_tensors(tmp_path: Path) -> None:
+    state = {f"{number}.w": torch.arange(6).to(dtype).reshape(2, 3) for number, dtype in enumerate(DTYPES)}
+    state |= {"a": torch.tensor(3.0), "none": torch.zeros(0, 4), "large": torch.rand(600, 1000)}
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file(state, path, {"format": "someone's"})
+    assert of_weights(path) == digest_file(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert of_weights(path) is None
+    path.write_bytes(b"\xff" * 100)
+    assert of_weights(path) is None and of_weights(tmp_path / "gone") is None
+
+
+def a_run(path: Path, *entries: dict[str, Any], best: float | None = None) -> RunDirectory:
+    run = RunDirectory(path)
+    path.mkdir(parents=True)
+    run.recipe.write_text("task: detect\nepochs: 3\n")
+    run.journal.write_bytes(b"".join(map(journal.line, entries)))
+    if best is not None:
+        folder = run.step_directory(2)
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"best": {"step": 2, "score": best}}))
+        safetensors.torch.save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+        run.point("best", 2)
+    return run
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"step": number, "epoch": round(number * 4 / 7, 6), "loss": 1.0, "timing": {"seconds": 0.25}}
+
+
+START = {"event": "start", "at": 0}
+
+
+@pytest.mark.parametrize(
+    ("entries", "state"),
+    [
+        ([START], "new"),
+        ([START, step(1)], "interrupted"),
+        ([START, step(1), {"event": "end", "at": 1}], "finished"),
+        ([START, step(1), {"event": "stop", "at": 1}], "stopped"),
+        ([START, step(1), {"event": "error", "at": 1}], "failed"),
+        ([START, step(1), {"event": "death", "at": 1}], "died"),
+        ([START, step(1), {"event": "end", "at": 1}, {"event": "resume", "at": 1}, step(2)], "interrupted"),
+    ],
+)
+def test_the_state_follows_from_the_last_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]], state: str
+) -> None:
+    monkeypatch.setattr(following, "SILENCE", -1.0)
+    assert overview(a_run(tmp_path / "run", *entries), {}).state == state
+
+
+def test_a_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "SILENCE", -1.0)
+    scores = {"evaluation": 2, "scores": {"loss": 3.0, "AP": 0.5}}
+    run = a_run(tmp_path / "runs" / "one", START, step(1), step(2), scores, best=0.5)
+    a_run(tmp_path / "runs" / "group" / "two", START)
+    (tmp_path / "runs" / "else").mkdir()
+    (tmp_path / "runs" / "far").mkdir()
+    (tmp_path / "runs" / "far" / "detached.json").write_text('{"host": "gpu1:4"}')
+    seen = overview(run, {"epochs": 3})
+    # 7 images, 4 in a step: 21 / 4 steps
+    assert (seen.step, seen.steps, seen.score_name, seen.score, seen.best_step) == (2, 6, "AP", 0.5, 2)
+    assert seen.seconds == 0.5
+    assert seen.digest == digest_file(run.step_directory(2) / "model.safetensors")
+    assert {one.path.name for one in find(tmp_path / "runs")} == {"one", "two", "far"}
+    assert cli.main(["runs", str(tmp_path / "runs")]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["state", "step", "score", "digest", "time", "run"]
+    by_name = {Path(line.split()[-1]).name: line.split() for line in lines}
+    assert by_name["one"][:-1] == ["interrupted", "2/6", "AP", "0.5000", str(seen.digest)[:12], "0:00:00"]
+    assert by_name["two"][:2] == ["new", "–"] and by_name["far"][:2] == ["on", "gpu1"]
+    assert all(len(line.removesuffix(line.split()[-1])) < 70 for line in lines)
+    assert cli.main(["runs", str(run.path), "--json"]) == 0
+    (plain,) = json.loads(capsys.readouterr().out)
+    assert plain["digest"] == seen.digest and plain["run"] == str(run.path)
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["runs", str(tmp_path / "gone")]) == 2
+    assert "no such folder; expected one with runs in it" in capsys.readouterr().err
+    assert cli.main(["watch", str(tmp_path)]) == 2
+    assert "not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY" in capsys.readouterr().err
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "no runs here; rankless train digits begins one" in capsys.readouterr().out
+
+
+def test_which_score_is_the_best() -> None:
+    assert name_of_best("auto", {"loss": 1.0, "AP": 0.1, "AP50": 0.2}) == "AP"
+    assert (
+        name_of_best("auto", {"loss": 1.0, "IoU": 0.1}) == "IoU"
+        and name_of_best("nll", {"nll": 1.0}) == "nll"
+    )
+    assert name_of_best("nll", {"AP": 1.0}) is None and name_of_best("auto", {"n": 3}) is None
+    assert is_better("loss", 1.0, 2.0) and is_better("AP", 2.0, 1.0) and is_better("AP", 0.0, None)
+    assert not is_better("nll", 2.0, 1.0)
