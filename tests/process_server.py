@@ -243,6 +243,11 @@ def _become(request: dict[str, Any], output: int, errors: int) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this may have been started while some were blocked
         os.chdir(request["cwd"])
+        sys.path[1:1] = [  # what the server's own variable named stands there already
+            path
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path and path not in sys.path
+        ]
         code = _run(request["words"], request["cwd"])
     except SystemExit as end:
         code = end.code

@@ -10,15 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from harness_for_faults import HERE, RECIPE, outcome
 from listening import listening
 
+from process_server import AVAILABLE, SERVER, Forked
 from rankless.hardware.network import public_address
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
@@ -29,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 TRAIN = ("-m", "rankless", "train")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 SLOW = {"FAULT_SLEEP": "0.05"}
 
 
@@ -45,11 +47,9 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "RANKLESS_CPU": "1", "PYTHONPATH": path, **more}
 
 
-def launched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """What a launcher's command has done in a folder."""
-    return subprocess.run(
-        command, cwd=folder, env=environment(more), capture_output=True, text=True, timeout=200, check=False
-    )
+def launched(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """What a launcher that is a module of Python's has done in a folder; its ranks are new interpreters."""
+    return SERVER.run(*words, cwd=folder, seconds=200, **environment(more))
 
 
 class Ranks:
@@ -70,17 +70,26 @@ class Ranks:
         last: Sequence[str] = (),
     ) -> None:
         prefixes = [()] * (len(variables) - 1) + [tuple(last)]
+        self.open = contextlib.ExitStack()
+        self.outputs = [self.open.enter_context(tempfile.TemporaryFile("w+")) for _ in variables]
         self.processes = [
-            subprocess.Popen(
-                [*prefixes[rank], sys.executable, *TRAIN, *(words[rank] if len(words) > 1 else words[0])],
-                cwd=folder,
-                env=environment(more),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank, more in enumerate(variables)
+            self._started(prefixes[rank], words[rank] if len(words) > 1 else words[0], folder, more, output)
+            for rank, (more, output) in enumerate(zip(variables, self.outputs, strict=True))
         ]
+
+    @staticmethod
+    def _started(
+        prefix: Sequence[str], words: Sequence[str], folder: Path, more: Mapping[str, str], output: IO[str]
+    ) -> Forked | subprocess.Popen[bytes]:
+        """A new interpreter behind a prefix, and otherwise one that has PyTorch at once."""
+        if AVAILABLE and not prefix:
+            return SERVER.start(
+                [*TRAIN, *words], environment=environment(more), cwd=folder, output=output, errors=output
+            )
+        command = [*prefix, sys.executable, *TRAIN, *words]
+        return subprocess.Popen(
+            command, cwd=folder, env=environment(more), stdout=output, stderr=subprocess.STDOUT
+        )
 
     def __enter__(self) -> Ranks:
         return self
@@ -88,17 +97,20 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.wait()
+        self.open.close()
 
     def ends(self) -> tuple[list[int], list[str]]:
         """Exit codes and what was printed, rank by rank."""
-        printed = [process.communicate(timeout=120)[0] for process in self.processes]
-        return [process.returncode for process in self.processes], printed
+        codes = [process.wait(timeout=120) for process in self.processes]
+        for output in self.outputs:
+            output.seek(0)
+        return codes, [output.read() for output in self.outputs]
 
     def until(self, condition: Callable[[], Any]) -> None:
         end = time.monotonic() + 120
         while not condition():
-            ended = [process.returncode for process in self.processes if process.poll() is not None]
+            ended = any(process.poll() is not None for process in self.processes)
             assert time.monotonic() < end and not ended, self.ends()
             time.sleep(0.01)
 
@@ -175,7 +187,7 @@ def test_torchrun_starts_ranks_and_nothing_else_does(
 def test_a_launcher_that_adds_an_argument_is_served(
     tmp_path: Path, recipe: str, expected: dict[str, Any]
 ) -> None:
-    command = (sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2")
+    command = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
     port = ("--master-port", free_port())
     done = launched(tmp_path, *command, *port, *TRAIN, recipe, "--out", "run", "--devices", "2")
     assert done.returncode == 0, done.stderr
@@ -190,7 +202,7 @@ def test_torchruns_on_two_machines_are_one_training(
     where = ("--master-addr", "127.0.0.1", "--master-port", port)
     agents = [
         subprocess.Popen(
-            [*TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node), *where, *train],
+            [sys.executable, *TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node), *where, *train],
             cwd=tmp_path,
             env=environment({}),
             stdout=subprocess.PIPE,
