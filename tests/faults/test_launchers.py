@@ -70,8 +70,9 @@ class Ranks:
         last: Sequence[str] = (),
     ) -> None:
         prefixes = [()] * (len(variables) - 1) + [tuple(last)]
-        self.open = contextlib.ExitStack()
-        self.outputs = [self.open.enter_context(tempfile.TemporaryFile("w+")) for _ in variables]
+        with contextlib.ExitStack() as stack:
+            self.outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in variables]
+            self.open = stack.pop_all()
         self.processes = [
             self._started(prefixes[rank], words[rank] if len(words) > 1 else words[0], folder, more, output)
             for rank, (more, output) in enumerate(zip(variables, self.outputs, strict=True))
