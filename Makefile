@@ -31,7 +31,7 @@ WORKERS := 2
 test: WORKERS := 3
 PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
-.PHONY: help demo test test-fast fuzz check docs bench clean
+.PHONY: help demo test test-fast fuzz check docs bench release clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
@@ -73,6 +73,28 @@ docs: $(STAMP)  ## build the documentation as a site into site/, strictly: open 
 bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py
 
+# The environment holds nothing but the wheel and what it requires; then the sdist takes the wheel's place, and has to
+# train to the same weights.
+SMOKE := digits epochs=1 data.train_images=32 data.val_images=4 model.width=0.125 batch.images=8
+
+release: $(STAMP)  ## build wheel and sdist into dist/, check them, and train with each in an empty environment
+	@rm -rf dist build
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m venv build/empty
+	echo "installing into build/empty; PyTorch is a large download" >&2
+	cd build/empty
+	pip="bin/pip install --disable-pip-version-check --quiet"
+	$$pip --constraint ../../constraints.txt ../../dist/*.whl
+	bin/rankless train $(SMOKE) --run wheel
+	bin/rankless digest wheel > wheel/digest
+	$$pip --force-reinstall --no-deps ../../dist/*.tar.gz
+	bin/rankless train $(SMOKE) --run sdist
+	bin/rankless digest sdist > sdist/digest
+	cmp wheel/digest sdist/digest
+	cat sdist/digest
+	ls -l ../../dist
+
 clean:  ## remove the environment and the tools' caches; runs stay
 	@rm -rf .venv .venv-newest .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -104,7 +126,7 @@ $(STAMP): pyproject.toml constraints.txt
 	rm -f $(STAMP)
 	echo "installing into $(VENV); PyTorch is a large download" >&2
 	case $(DEPENDENCIES) in
-	    pinned) set -- --constraint constraints.txt --editable '.[test,lint,docs]' ;;
+	    pinned) set -- --constraint constraints.txt --editable '.[test,lint,docs,release]' ;;
 	    newest) set -- --upgrade --editable '.[test]' ;;
 	    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
 	        set -- --constraint $(VENV)/lower-bounds.txt --editable '.[test]' ;;

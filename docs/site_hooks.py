@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ EXTERNAL = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//[^"' >]+"""
     r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?(?:https?:)?//[^"' >]+"""
 )
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod|obj):<code>~?\.?([^<]*)</code>")  # of a docstring
 FIGURE = re.compile(r'<p><img alt="[^"]*" src="(pictures/[\w-]+\.svg)"\s*/?></p>')
 NAMES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
 
@@ -57,8 +59,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put SVG into the page itself, where its colors follow the palette."""
-    return FIGURE.sub(lambda match: (ROOT / "docs" / match[1]).read_text(encoding="utf-8"), html)
+    """Put SVG into the page, where its colors follow the palette, and take Sphinx's roles out of docstrings."""
+    html = FIGURE.sub(lambda match: (ROOT / "docs" / match[1]).read_text(encoding="utf-8"), html)
+    return ROLE.sub(r"<code>\1</code>", html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -66,6 +69,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if found := EXTERNAL.search(output):
         raise PluginError(f"{page.file.src_uri}: needs the network: {found[0]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Make sure that the pages of Python were made from the source alone."""
+    if "torch" in sys.modules:
+        raise PluginError("the build has imported torch, which takes seconds")
 
 
 def _in_site(path: Path) -> str:

@@ -1,0 +1,70 @@
+"""Files around the package that name what is in it: they go stale without a word."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import rankless
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"] == rankless.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert [one["name"] for one in citation["authors"]] == [one["name"] for one in PROJECT["authors"]]
+
+
+def test_the_image_is_made_of_what_is_here():
+    copied = [
+        name
+        for names in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+        for name in names.split()
+    ]
+    assert {"src", "pyproject.toml", "constraints.txt"} <= set(copied)
+    let_in = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(copied) == sorted(let_in)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_has_a_python_and_extras_that_there_are():
+    (python,) = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert python in SpecifierSet(PROJECT["requires-python"])
+    (extras,) = re.findall(r'"\.\[(.+)\]"', DOCKERFILE)
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_each_kind_of_device_is_a_stage():
+    (default,) = re.findall(r"^ARG DEVICE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert {default, "cpu", "cuda"} <= set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_issue_templates_are_forms(template: Path):
+    form = yaml.safe_load(template.read_text(encoding="utf-8"))
+    if template.stem == "config":
+        return
+    assert form["name"]
+    assert form["description"]
+    kinds = {"textarea": {"label"}, "markdown": {"value"}}
+    for part in form["body"]:
+        assert kinds[part["type"]] <= set(part["attributes"])
+    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_tools_of_a_release_are_an_extra():
+    names = {Requirement(one).name for one in PROJECT["optional-dependencies"]["release"]}
+    assert names == {"build", "twine"}
