@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put SVG into the page, where its colors follow the palette, and take Sphinx's roles out of docstrings."""
+    """Put SVG into the page, where its colors follow the palette; take Sphinx's roles out of docstrings."""
     html = FIGURE.sub(lambda match: (ROOT / "docs" / match[1]).read_text(encoding="utf-8"), html)
     return ROLE.sub(r"<code>\1</code>", html)
 
