@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankless.geometry import nms as page
 from rankless.geometry.boxes import to_xyxy
-from rankless.geometry.nms import nms
+from rankless.geometry.nms import best_first, nms
 
 
 def crowd(count: int, seed: int, levels: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,6 +62,17 @@ def test_equals_a_literal_loop(kind, class_agnostic, count, seed, levels, thresh
     found = nms(boxes, scores, labels, kind=kind, threshold=threshold, class_agnostic=class_agnostic)
     assert found.dtype == torch.int64
     assert found.tolist() == literal(boxes, scores, labels, kind, threshold, class_agnostic)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, float("nan")]) | st.floats(0, 1, width=32), max_size=40),
+    st.integers(1, 45),
+)
+def test_the_best_are_those_that_a_stable_sort_puts_first(values, count):
+    scores = torch.tensor(values)
+    expected = scores.sort(descending=True, stable=True).indices[:count]
+    assert torch.equal(best_first(scores, count), expected)
 
 
 def test_boxes_are_compared_in_parts(monkeypatch):

@@ -19,7 +19,7 @@ from rankless.geometry.boxes import distance, iou, pairwise_iou
 # Darknet's beta_nms in all its published networks.
 _BETA = 0.6
 # Rows of the boxes-by-boxes comparison that are computed at once.
-_ROWS = 512
+_ROWS = 128
 # Above so many boxes torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
 # Libraries with torchvision's operators: since 0.29, and before.
@@ -63,6 +63,19 @@ def nms(
     return order[selected.sort().values]
 
 
+def best_first(scores: Tensor, count: int) -> Tensor:
+    """Return the indices of the ``count`` best of ``scores`` (N,), best first, equal ones as given."""
+    if len(scores) > count:
+        # Sorting all of some hundred thousand would take longer than the network.
+        worst = scores.topk(count).values[-1]
+        better = (~(scores <= worst)).nonzero().squeeze(1)
+        equal = (scores == worst).nonzero().squeeze(1)[: max(count - len(better), 0)]
+        chosen = torch.cat((better, equal)).sort().values
+    else:
+        chosen = torch.arange(len(scores), device=scores.device)
+    return chosen[scores[chosen].sort(descending=True, stable=True).indices[:count]]
+
+
 @cache
 def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
     """Load torchvision's operator without importing torchvision, which takes as long as importing PyTorch."""
@@ -96,20 +109,25 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
     """Return the indices of the selected boxes, given sorted by score; compared on their device."""
-    count = len(boxes)
-    similar = torch.zeros(count, count, dtype=torch.bool, device=boxes.device)
-    for start in range(0, count, _ROWS):
-        rows, rest = slice(start, start + _ROWS), slice(start, count)
+    if not len(boxes):
+        return labels
+    # Class by class, so that a block of rows meets the columns of its own classes alone.
+    labels, by_class = labels.sort(stable=True)
+    boxes, ends = boxes[by_class], torch.searchsorted(labels, labels, right=True).cpu()
+    pairs = []
+    for start in range(0, len(boxes), _ROWS):
+        stop = min(start + _ROWS, len(boxes))
+        rows, rest = slice(start, stop), slice(start, int(ends[stop - 1]))
         near = pairwise_iou(boxes[rows], boxes[rest]) > threshold
-        first, second = (near & (labels[rows, None] == labels[rest])).nonzero(as_tuple=True)
+        first, second = (near & (labels[rows, None] == labels[rest])).triu(1).nonzero(as_tuple=True)
         # The distance only reduces the similarity: only the few pairs with a large IoU can be similar.
-        first, second = first + start, second + start
-        a, b = boxes[first], boxes[second]
-        similar[first, second] = iou(a, b) - distance(a, b).pow(_BETA) > threshold
-    removed = np.zeros(count, dtype=bool)
-    selected = []
-    for index, neighbors in enumerate(similar.cpu().numpy()):
+        a, b = boxes[first + start], boxes[second + start]
+        similar = iou(a, b) - distance(a, b).pow(_BETA) > threshold
+        pairs.append(torch.stack((first[similar], second[similar])) + start)
+    better, worse = torch.cat(pairs, 1).cpu().numpy()
+    removed = np.zeros(len(boxes), dtype=bool)
+    each, starts = np.unique(better, return_index=True)
+    for index, start, stop in zip(each, starts, np.searchsorted(better, each, "right"), strict=True):
         if not removed[index]:
-            selected.append(index)
-            removed |= neighbors
-    return torch.tensor(selected, dtype=torch.int64, device=boxes.device)
+            removed[worse[start:stop]] = True
+    return by_class[torch.from_numpy(~removed).to(boxes.device)]

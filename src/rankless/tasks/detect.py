@@ -18,7 +18,7 @@ from rankless.data.datasets.detection import DetectionExamples, collate, open_im
 from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing, clipped, to_source
-from rankless.geometry.nms import nms
+from rankless.geometry.nms import best_first, nms
 from rankless.metrics import coco
 from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
@@ -205,7 +205,7 @@ class Detect:
             scores = torch.full_like(scores, -1).scatter(1, best, scores.gather(1, best))
         flat = scores.flatten()
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
-        candidates = candidates[flat[candidates].sort(descending=True, stable=True).indices[:CANDIDATES]]
+        candidates = candidates[best_first(flat[candidates], CANDIDATES)]
         boxes = boxes[candidates // classes]
         finite = boxes.isfinite().all(1)
         boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
