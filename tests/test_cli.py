@@ -40,7 +40,11 @@ def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 def found(*detections: object, classes: tuple[dict[str, object], ...] = ()) -> SimpleNamespace:
     """An image's report."""
     return SimpleNamespace(
-        source="a.jpg", detections=list(detections), classes=list(classes), prediction=None
+        source="a.jpg",
+        detections=[{"name": each} for each in detections],
+        classes=list(classes),
+        prediction=None,
+        frame=None,
     )
 
 
@@ -64,9 +68,11 @@ class Calls:
         per_class = {"cat": {"AP": 0.5, "AP50": None}}
         return self.scores or {"AP": 0.25, "APl": None, "images": 3, "per_class": per_class}
 
-    def predict(self, target, sources, *, out, confidence, device, overrides, force, task):
+    def predict(self, target, sources, *, out, confidence, device, overrides, force, task, progress, **more):
         self.asked.append((target, sources, out, confidence, device, tuple(overrides), force, task))
+        self.more = more
         report = SimpleNamespace(images=self.images, failed=self.failed, removed=[], out=out, best=0.2)
+        report.notes, report.per_second = [], 0.0
         report.exit_code, report.precision = 1 if self.failed else 0, "fp32"
         report.as_json = lambda: {"images": []}
         return report

@@ -12,8 +12,11 @@ import pytest
 import rankless
 
 NAMES = [
+    "ClassificationResult",
+    "DetectionResult",
     "Examples",
     "LossSum",
+    "Predictor",
     "Recipe",
     "Scores",
     "Sink",
@@ -27,6 +30,7 @@ NAMES = [
     "from_dataset",
     "generator",
     "join",
+    "load",
     "load_recipe",
     "predict",
     "seeded",

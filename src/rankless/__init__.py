@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rankless.engine.sinks.sink import Sink
     from rankless.errors import UserError
     from rankless.inference.predict import predict
+    from rankless.inference.predictor import Predictor, load
+    from rankless.inference.results import ClassificationResult, DetectionResult
     from rankless.launch.local import evaluate, train
     from rankless.launch.plain_loop import join
     from rankless.models.checkpoints.weights import digest, digest_file
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "ClassificationResult": "rankless.inference.results:ClassificationResult",
+    "DetectionResult": "rankless.inference.results:DetectionResult",
     "Examples": "rankless.tasks.protocol:Examples",
     "LossSum": "rankless.structures:LossSum",
+    "Predictor": "rankless.inference.predictor:Predictor",
     "Recipe": "rankless.recipe.schema:Recipe",
     "Scores": "rankless.structures:Scores",
     "Sink": "rankless.engine.sinks.sink:Sink",
@@ -41,6 +46,7 @@ _HOMES = {
     "from_dataset": "rankless.data.torch_dataset:from_dataset",
     "generator": "rankless.randomness:generator",
     "join": "rankless.launch.plain_loop:join",
+    "load": "rankless.inference.predictor:load",
     "load_recipe": "rankless.recipe.load:load",
     "predict": "rankless.inference.predict:predict",
     "seeded": "rankless.data.torch_dataset:seeded",
@@ -48,8 +54,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "ClassificationResult",
+    "DetectionResult",
     "Examples",
     "LossSum",
+    "Predictor",
     "Recipe",
     "Scores",
     "Sink",
@@ -63,6 +72,7 @@ __all__ = [
     "from_dataset",
     "generator",
     "join",
+    "load",
     "load_recipe",
     "predict",
     "seeded",

@@ -52,7 +52,8 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
 
 
 def _is_missing(source: str) -> bool:
-    return not (os.path.lexists(source) or glob.has_magic(source) or source.startswith("digits:"))
+    is_named = source.startswith(("digits:", "webcam:")) or "://" in source
+    return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
 
 
 def _problems_of_weights(target: Path) -> Iterator[str]:

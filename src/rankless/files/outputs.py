@@ -41,23 +41,33 @@ class Outputs:
     def __init__(
         self, files: Sequence[Path], *, verb: str | None, force: bool = False, option: str = "--out"
     ) -> None:
-        self._verb, self._option = verb, option
+        self._verb, self._option, self._force = verb, option, force
         self._lists: dict[Path, OutputList] = {}
         self._before: dict[Path, os.stat_result | None] = {}
         self._forced: list[Path] = []
         self._written: list[Path] = []
+        self.include(files)
+
+    def include(self, files: Sequence[Path]) -> None:
+        """Check further files that will be written, whose names were not known before.
+
+        Raises:
+            UserError: as at the start.
+        """
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
             first, *others = within
+            if folder in self._lists:
+                continue
             if reason := _unusable(folder):
                 where = (
                     f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
                 )
-                never.append(f"{option} {where}: {reason}")
+                never.append(f"{self._option} {where}: {reason}")
                 continue
             self._lists[folder] = OutputList(folder)
-            if verb and not self._lists[folder].is_ours:
+            if self._verb and not self._lists[folder].is_ours:
                 never.append(f"{folder / LIST}: is not a list that rankless wrote; move it away")
         for file in files if not never else ():
             try:
@@ -66,12 +76,12 @@ class Outputs:
                 self._before[file] = None
                 continue
             except (OSError, ValueError) as error:
-                never.append(f"{option} {file}: it cannot be written: {_reason(error)}")
+                never.append(f"{self._option} {file}: it cannot be written: {_reason(error)}")
                 continue
             if reason := self._stays(file, there):
                 self._forced.append(file)
-                (never if _is_fixed(there) else stay).append(f"{option} {file}: {reason}")
-        if never or (stay and not force):
+                (never if _is_fixed(there) else stay).append(f"{self._option} {file}: {reason}")
+        if never or (stay and not self._force):
             raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
@@ -147,12 +157,15 @@ class Outputs:
         Files that were changed since, or that are not on the folder's list, remain.
 
         Args:
-            folder: of some of the outputs, all of which have been written.
+            folder: of outputs, all of which have been written.
 
         Returns:
             The removed files.
         """
-        return self._lists[folder].remove_others(self._verb or "", {file.name for file in self._written})
+        if folder not in self._lists:  # nothing was written there this time
+            self._lists[folder] = OutputList(folder)
+        written = {file.name for file in self._written if file.parent == folder}
+        return self._lists[folder].remove_others(self._verb or "", written)
 
     @contextmanager
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:

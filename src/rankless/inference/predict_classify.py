@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import shown_as
-from rankless.data.images.drawing import Mark
-from rankless.data.images.image_file import Decoded, UnreadableImage
+from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
+from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
+from rankless.structures import Classification, ClassificationItem
 from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
-
-BEST = 5
-"""Number of classes that are reported."""
 
 
 class ClassFinder:
@@ -33,8 +31,9 @@ class ClassFinder:
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
-        self.confidence, self.best = confidence, 0.0
+        self.confidence = confidence
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
+        self.class_names = self.task.class_names
         refuse_giant_image(self.task.size, source)
         model = self.task.model()
         weights.load_into(model, loaded.state, source)
@@ -54,20 +53,30 @@ class ClassFinder:
             raise UnreadableImage(f"digits:{split}:{index}", reason)
         return digits.read(index)
 
-    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """Return the best classes of an image, most likely first, and its caption."""
-        batch = self.task.collate([self.task.item(view.image)])
-        (found,) = self.task.predict(self.model, batch.to(self.device))
-        scores, labels = found.log_probabilities.exp().sort(descending=True, stable=True)
-        names = self.task.class_names
-        self.best = max(self.best, float(scores[0]))
-        rows = [
-            {"score": round(score, 4), "label": label, "name": names[label]}
-            for score, label in zip(scores[:BEST].tolist(), labels[:BEST].tolist(), strict=True)
-            if score >= self.confidence
-        ]
-        height, width = view.source
-        whole = (0.0, 0.0, float(width), float(height))
-        return rows, [
-            Mark(whole, f"{best['name']}: {best['score']:.0%}", int(best["label"])) for best in rows[:1]
-        ]
+    def item(self, view: Decoded) -> ClassificationItem:
+        """Place an image on the network's input."""
+        return self.task.item(view.image)
+
+    def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[Classification]:
+        """Predict the classes of images; arguments as of a :class:`BoxFinder`."""
+        padded = [*items, *[items[-1]] * (batch - len(items))]
+        return self.task.predict(self.model, self.task.collate(padded).to(self.device))[: len(items)]
+
+    def best(self, answer: Classification) -> float:
+        """Return the highest probability."""
+        return float(answer.log_probabilities.max().exp())
+
+    def result(self, answer: Classification, image: Pixels, source: str) -> ClassificationResult:
+        """Return the likeliest classes of an image (H, W, 3)."""
+        probabilities = answer.log_probabilities.exp()
+        scores, labels = probabilities.sort(descending=True, stable=True)
+        scores, labels = scores[:BEST], labels[:BEST]
+        likely = torch.tensor([score >= self.confidence for score in scores.tolist()])
+        return ClassificationResult(
+            image,
+            scores[likely].numpy(),
+            labels[likely].numpy(),
+            probabilities.numpy(),
+            self.class_names,
+            source,
+        )

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankless.data.datasets.builtin import DigitScenes
-from rankless.data.images.drawing import Mark
-from rankless.data.images.image_file import Decoded, Shown
+from rankless.data.images.image_file import Decoded, Pixels, Shown
+from rankless.errors import UserError, listed, nearest
 from rankless.geometry.letterbox import in_source, whole
+from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
-from rankless.structures import DetectionItem
+from rankless.models.detectors.protocol import Detector
+from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
 _LOOKED_AT = 0.05
 """Scores from here on are known even if ``confidence`` is higher, to say what a lower one would find."""
+_MOST = 100_000  # detections of an image that a recipe allows
+
+
+class Answer(NamedTuple):
+    """What a detector says about one image.
+
+    Attributes:
+        found: from the lowest score that is looked at, in pixels of the image.
+        letterbox: how the image was placed on the input.
+        heat: of :mod:`rankless.inference.heatmaps`; None unless it was asked for.
+    """
+
+    found: Detections
+    letterbox: Letterbox
+    heat: Tensor | None = None
 
 
 class BoxFinder:
@@ -29,25 +48,41 @@ class BoxFinder:
         confidence: detections with a lower score are left out, 0..1; None: 0.25.
         device: of the computation.
         source: the weights' file, for messages.
+        classes: names or ids of the classes to find; all if empty.
+
+    Attributes:
+        heat: whether answers have the scores of all places.
 
     Raises:
-        UserError: the weights do not fit their recipe.
+        UserError: the weights do not fit their recipe, or there is no such class.
     """
 
     def __init__(
-        self, loaded: weights.Weights, confidence: float | None, device: torch.device, source: str
+        self,
+        loaded: weights.Weights,
+        confidence: float | None,
+        device: torch.device,
+        source: str,
+        classes: Sequence[str | int] = (),
     ) -> None:
         recipe = loaded.recipe
-        self.confidence, self.best = 0.25 if confidence is None else float(confidence), 0.0
+        self.confidence, self.most = 0.25 if confidence is None else float(confidence), None
+        self.wanted = chosen_classes(classes, loaded.class_names)
         # What scores lower never displaces what scores higher: more candidates change nothing above it.
         lowest = min(self.confidence, _LOOKED_AT)
-        recipe = replace(recipe, evaluate=replace(recipe.evaluate, confidence=lowest, multi_label=False))
+        evaluate = replace(recipe.evaluate, confidence=lowest, multi_label=False)
+        self.most = evaluate.detections
+        if self.wanted:  # those of other classes must not take the places
+            evaluate = replace(evaluate, detections=_MOST)
+        recipe = replace(recipe, evaluate=evaluate)
         self.task = Detect(recipe, class_names=loaded.class_names)
+        self.class_names = self.task.class_names
         model = self.task.model()
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         weights.load_into(model, loaded.state, source)
         self.model, self.device = model.to(device).eval(), device
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail)
+        self.heat = False
 
     def scene(self, split: str, index: int) -> Tensor:
         """Return a scene of the built-in data, uint8 (3, H, W)."""
@@ -55,28 +90,92 @@ class BoxFinder:
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
-    def find(self, view: Decoded) -> tuple[list[dict[str, Any]], list[Mark]]:
-        """Detect objects, each with its best class, in pixels of the image; return rows and what to draw."""
+    def item(self, view: Decoded) -> DetectionItem:
+        """Place an image on the network's input."""
         fit = self.task.recipe.data.fit
         placed, where = whole(view.image, self.task.size, fit, placing=self.task.placing)
         where = in_source(where, view.reduced, view.source)
-        item = DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
-        (found,) = self.task.predict(self.model, self.task.collate([item]).to(self.device))
-        self.best = max([self.best, *found.scores[:1].tolist()])
+        return DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
+
+    def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
+        """Detect objects, each with its best class.
+
+        Args:
+            items: of :meth:`item`.
+            batch: images that the network gets at once; the last one fills what is missing, so that no
+                number depends on how many images there are.
+        """
+        padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
+        if self.heat:
+            return self._with_heat(padded)[: len(items)]
+        found = self.task.predict(self.model, padded)
+        return [
+            Answer(self._wanted(one), where)
+            for one, where in zip(found[: len(items)], padded.letterboxes, strict=False)
+        ]
+
+    def best(self, answer: Answer) -> float:
+        """Return the highest score, whether it reaches the confidence or not; 0.0 if none is known."""
+        return float(answer.found.scores[0]) if len(answer.found.scores) else 0.0
+
+    def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
+        """Return what was found in an image (H, W, 3)."""
+        found = answer.found
         chosen = found.scores > self.confidence
-        boxes, scores, labels = (one[chosen].tolist() for one in (found.boxes, found.scores, found.labels))
-        names = self.task.class_names
-        rows = [
-            {
-                "box": [round(side, 2) for side in box],
-                "score": round(score, 4),
-                "label": label,
-                "name": names[label],
-            }
-            for box, score, label in zip(boxes, scores, labels, strict=True)
+        boxes, scores, labels = (one[chosen].numpy() for one in (found.boxes, found.scores, found.labels))
+        boxes = boxes.astype(np.float32).reshape(-1, 4)
+        return DetectionResult(image, boxes, scores, labels, self.class_names, source)
+
+    def _with_heat(self, batch: DetectionBatch) -> list[Answer]:
+        from rankless.inference.heatmaps import heat
+
+        watched = _Watched(cast(Detector, self.model))
+        found = self.task.predict(cast(nn.Module, watched), batch)
+        boxes, scores = watched.decoded[0]  # without test-time augmentation
+        best = (scores[..., self.wanted] if self.wanted else scores).amax(-1)
+        return [
+            Answer(self._wanted(one), where, heat(its_boxes, its_scores, self.task.size))
+            for one, where, its_boxes, its_scores in zip(found, batch.letterboxes, boxes, best, strict=True)
         ]
-        marks = [
-            Mark(tuple(box), f"{names[label]}: {score:.0%}", label)
-            for box, score, label in zip(boxes, scores, labels, strict=True)
-        ]
-        return rows, marks
+
+    def _wanted(self, found: Detections) -> Detections:
+        if not self.wanted:
+            return found
+        kept = torch.isin(found.labels, torch.tensor(self.wanted)).nonzero().squeeze(1)[: self.most]
+        return replace(found, boxes=found.boxes[kept], scores=found.scores[kept], labels=found.labels[kept])
+
+
+class _Watched:
+    """A detector that remembers what it decoded."""
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector, self.decoded = detector, list[tuple[Tensor, Tensor]]()
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.detector(images)
+
+    def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
+        self.decoded.append(self.detector.decode(raw))
+        return self.decoded[-1]
+
+
+def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
+    """Return the ids of classes that are given by name or by id.
+
+    Raises:
+        UserError: lists all that the model does not have.
+    """
+    labels, problems = [], []
+    for given in classes:
+        if given in names:
+            labels.append(list(names).index(str(given)))
+        elif str(given).isdecimal() and int(given) < len(names):
+            labels.append(int(given))
+        else:
+            problems.append(
+                f"--classes has '{given}': expected names of the model's classes, {listed(names)}, or their "
+                f"numbers{nearest(str(given), names)}"
+            )
+    if problems:
+        raise UserError(problems)
+    return sorted(set(labels))

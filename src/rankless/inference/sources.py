@@ -1,4 +1,4 @@
-"""The images that the arguments of ``rankless predict`` mean, and the names of the annotated images."""
+"""The images and videos that the arguments of ``rankless predict`` mean, and the names of what is drawn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,34 @@ from rankless.errors import UserError
 
 MOST_SCENES = 10_000  # each becomes an image in the output folder
 SCENES = re.compile(r"digits:(train|val):(\d+)(?:-(\d+))?")
+VIDEOS = frozenset(
+    {
+        ".3gp",
+        ".avi",
+        ".flv",
+        ".m4v",
+        ".mkv",
+        ".mov",
+        ".mp4",
+        ".mpeg",
+        ".mpg",
+        ".mts",
+        ".ogv",
+        ".ts",
+        ".webm",
+        ".wmv",
+    }
+)
+"""Endings by which a file counts as a video, compared in lower case."""
+CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
+STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
 def find(sources: Sequence[str]) -> list[str]:
-    """List the images that ``sources`` mean, in order, without duplicates; folders are sorted by path.
+    """List the images and videos that ``sources`` mean, in order, without duplicates.
+
+    Folders are sorted by path; cameras and streams stay as they are given.
 
     Raises:
         UserError: lists all sources without an image.
@@ -37,9 +60,30 @@ def find(sources: Sequence[str]) -> list[str]:
     return list(images.values())
 
 
+def is_live(source: str) -> bool:
+    """Return whether a source is a camera or a stream, which may have no end."""
+    return bool(CAMERAS.fullmatch(source) or STREAMS.match(source))
+
+
+def is_video(source: str) -> bool:
+    """Return whether a source has frames: a video file, a camera or a stream."""
+    return is_live(source) or Path(source).suffix.lower() in VIDEOS
+
+
+def public(source: str) -> str:
+    """Return a source as it may be written down: a stream's address without user and password."""
+    if not STREAMS.match(source):
+        return source
+    scheme, _, rest = source.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def _expand(source: str) -> Iterator[str]:
     path = Path(source)
-    if path.is_dir():
+    if is_live(source):
+        yield source
+    elif path.is_dir():
         yield from _in_folder(path)
     elif path.is_file():
         yield source
@@ -52,19 +96,19 @@ def _expand(source: str) -> Iterator[str]:
         for match in sorted(glob.glob(source, recursive=True)):  # noqa: PTH207 - takes absolute patterns too
             if Path(match).is_dir():
                 yield from _in_folder(Path(match))
-            elif Path(match).suffix.lower() in EXTENSIONS:
+            elif Path(match).suffix.lower() in EXTENSIONS | VIDEOS:
                 yield match
 
 
 def _in_folder(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS | VIDEOS)
     return sorted(str(path) for path in paths if path.is_file())
 
 
 def _no_image(source: str) -> str:
     if Path(source).is_dir():
-        kinds = ", ".join(sorted(EXTENSIONS))
-        return f"'{source}': no images in this folder or below (looked for {kinds})"
+        kinds = ", ".join(sorted(EXTENSIONS | VIDEOS))
+        return f"'{source}': no images or videos in this folder or below (looked for {kinds})"
     if source.startswith("digits:"):
         return (
             f"'{source}': expected built-in scenes as digits:val:3 or digits:val:0-7, "
@@ -76,7 +120,7 @@ def _no_image(source: str) -> str:
 
 
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Name each annotated image: PNG except for JPEG; ``-2``, ``-3`` … where names are equal.
+    """Name what is drawn of each: PNG except for JPEG, MP4 of videos; ``-2``, ``-3`` … where names are equal.
 
     Raises:
         UserError: a source is inside the output folder.
@@ -92,9 +136,13 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     names = []
     for source in sources:
         path = Path(source)
-        scene = SCENES.fullmatch(source) and not path.exists()
-        stem = source.replace(":", "-") if scene else path.stem
-        suffix = path.suffix if path.suffix.lower() in JPEG else ".png"
+        stem, suffix = path.stem, path.suffix if path.suffix.lower() in JPEG else ".png"
+        if is_live(source):
+            stem = re.sub(r"[^\w.-]+", "-", public(source).partition("://")[2] or source).strip("-.")[-80:]
+        elif SCENES.fullmatch(source) and not path.exists():
+            stem = source.replace(":", "-")
+        if is_video(source):
+            suffix = ".mp4"
         name, number = stem + suffix, 1
         while name.casefold() in taken:
             number += 1

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.voc_layout import LAYOUT, find_split, recognize, splits
-from rankless.data.formats.voc_xml import SIDES, Annotation, parse, unreadable
+from rankless.data.formats.voc_xml import Annotation, VocObject, parse, unreadable, written
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
@@ -24,7 +23,6 @@ from rankless.data.formats.writing import (
     lost_of,
     names_of,
     rounded,
-    shortest,
 )
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.data.index.findings import KINDS, Findings
@@ -124,17 +122,16 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (out / folder).mkdir(parents=True)
     taken: set[str] = set()
-    written: dict[tuple[object, ...], str] = {}
+    stems: dict[tuple[object, ...], str] = {}
     for split, data in splits.items():
         keys = list(_keys(data))
-        fresh = [index for index, key in enumerate(keys) if key not in written]
+        fresh = [index for index, key in enumerate(keys) if key not in stems]
         for index, name in zip(fresh, file_names(data, taken, fresh), strict=True):
             file = out / "JPEGImages" / name
             files.put(data, index, file)
-            tree = _tree(data, index, name, names)
-            (out / "Annotations" / f"{file.stem}.xml").write_bytes(ElementTree.tostring(tree, "utf-8"))
-            written[keys[index]] = file.stem
-        listed = "".join(f"{written[key]}\n" for key in keys)
+            (out / "Annotations" / f"{file.stem}.xml").write_bytes(_written(data, index, name, names))
+            stems[keys[index]] = file.stem
+        listed = "".join(f"{stems[key]}\n" for key in keys)
         (out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt").write_text(listed, encoding="utf-8")
     return _lost(splits, names)
 
@@ -157,28 +154,14 @@ def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
-def _tree(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> ElementTree.Element:
-    """One annotation; the first pixel is 1."""
-    root = ElementTree.Element("annotation")
-    _add(root, "filename", name)
+def _written(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
+    """One annotation."""
     height, width = annotations.sizes[index].tolist()
-    if height and width:
-        size = ElementTree.SubElement(root, "size")
-        for side, value in (("width", width), ("height", height), ("depth", 3)):
-            _add(size, side, str(value))
-    for (x1, y1, x2, y2), label, flag, _ in annotations.objects(index):
-        thing = ElementTree.SubElement(root, "object")
-        _add(thing, "name", names[label])
-        _add(thing, "difficult", str(int(bool(flag & (DIFFICULT | CROWD)))))
-        sides = ElementTree.SubElement(thing, "bndbox")
-        for side, value in zip(SIDES, (x1 + 1, y1 + 1, x2, y2), strict=True):
-            _add(sides, side, shortest(value))
-    ElementTree.indent(root, "\t")
-    return root
-
-
-def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
-    ElementTree.SubElement(parent, tag).text = text
+    objects = (
+        VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))
+        for (x1, y1, x2, y2), label, flag, _ in annotations.objects(index)
+    )
+    return written(name, (height, width), objects)
 
 
 def _lost(splits: Mapping[str, Annotations], names: Sequence[str]) -> list[str]:

@@ -1,12 +1,13 @@
-"""What one annotation of Pascal VOC says: its objects, and whatever is wrong with them."""
+"""One annotation of Pascal VOC: its objects, and whatever is wrong with them; and how it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from rankless.data.formats import outlines
+from rankless.data.formats.writing import shortest
 from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -65,6 +66,36 @@ def parse(content: bytes) -> Annotation:
     elements = enumerate(root.findall("object"), 1)
     objects = [known for number, element in elements if (known := _object(element, number, problems))]
     return Annotation(objects, _size(root), problems)
+
+
+def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
+    """Write one annotation.
+
+    Args:
+        name: of the image's file.
+        size: (height, width) in pixels; zeros leave it out.
+        objects: with xyxy boxes, whose first pixel is 0; in the file it is 1.
+    """
+    root = ElementTree.Element("annotation")
+    _add(root, "filename", name)
+    if all(size):
+        element = ElementTree.SubElement(root, "size")
+        for side, value in (("width", size[1]), ("height", size[0]), ("depth", 3)):
+            _add(element, side, str(value))
+    for one in objects:
+        thing = ElementTree.SubElement(root, "object")
+        _add(thing, "name", one.name)
+        _add(thing, "difficult", str(int(one.difficult)))
+        sides = ElementTree.SubElement(thing, "bndbox")
+        x1, y1, x2, y2 = one.box
+        for side, number in zip(SIDES, (x1 + 1, y1 + 1, x2, y2), strict=True):
+            _add(sides, side, shortest(number))
+    ElementTree.indent(root, "\t")
+    return bytes(ElementTree.tostring(root, "utf-8"))
+
+
+def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
+    ElementTree.SubElement(parent, tag).text = text
 
 
 def unreadable(kind: str, problem: str) -> Annotation:

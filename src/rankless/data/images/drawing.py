@@ -6,14 +6,21 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from rankless.data.images.fonts import Font, font_for
+
+Floats = NDArray[np.float64]
 Color = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
 
 _GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # neighboring class ids get hues far apart
 _LIGHTNESS = (0.72, 0.60, 0.82)  # classes whose hues come close again differ in lightness
 _CHROMA = 0.17
+_REACH = 6  # heights of a label that it may stand away from its box
+_MOST_PLACES = 10_000
 
 
 class Mark(NamedTuple):
@@ -33,26 +40,30 @@ class Mark(NamedTuple):
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """A copy of ``image`` (RGB) with every mark drawn on it, the first on top.
 
-    Line width and font size follow the image's size. A label stands above its box where there is room that
-    no earlier label took, else inside, below or beside its right end. The font is Pillow's own, which has
-    Latin letters; others show as boxes.
+    Line width and font size follow the image's size. No label hides another where there is room: it stands at
+    its box if it can, else as near as it can, with a line to its box. A text with letters that no font here
+    has (:mod:`rankless.data.images.fonts`) becomes the class's number: ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
     # Grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
     root = (image.width * image.height) ** 0.25
-    line = max(1, round(root / 9))
-    font = ImageFont.load_default(max(10, round(0.7 * root)))
+    line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
     named = [(mark, frame) for mark, frame in zip(marks, frames, strict=True) if mark.text]
-    labels = _place([mark for mark, _ in named], [frame for _, frame in named], draw, font, image.size)
+    texts = [_written(mark, size, image.width, draw) for mark, _ in named]
+    labels = place([text.size for text in texts], [frame for _, frame in named], image.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
         _outline(draw, frame, color(mark.label), line)
-    for (mark, _), (frame, text) in reversed(list(zip(named, labels, strict=True))):
+    for (mark, frame), label in zip(named, labels, strict=True):
+        if link := _link(frame, label):
+            draw.line(link, fill=(0, 0, 0), width=line + 2 * _rim(line))
+            draw.line(link, fill=color(mark.label), width=line)
+    for (mark, _), text, label in reversed(list(zip(named, texts, labels, strict=True))):
         fill = color(mark.label)
-        draw.rectangle(_pixels(frame), fill=fill)
-        pad = _pad(font)
-        draw.text((frame[0] + pad, frame[1] + pad), text, fill=_ink(fill), font=font, anchor="la")
+        draw.rectangle(_pixels(label), fill=fill)
+        at = (label[0] + _pad(size), (label[1] + label[3]) / 2)
+        draw.text(at, text.text, fill=_ink(fill), font=text.font, anchor="lm")
     return drawn
 
 
@@ -110,37 +121,60 @@ def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
 
-def _pad(font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
-    return max(1, round(getattr(font, "size", 10) / 6))
+def _pad(size: int) -> int:
+    return max(1, round(size / 6))
 
 
-def _place(
-    marks: Sequence[Mark],
-    around: Sequence[Rectangle],
-    draw: ImageDraw.ImageDraw,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-    size: tuple[int, int],
-) -> list[tuple[Rectangle, str]]:
-    """A frame and a text for each label; earlier marks choose first."""
-    placed: list[tuple[Rectangle, str]] = []
-    pad = _pad(font)
-    height = draw.textbbox((0, 0), "Äg", font=font, anchor="la")[3] + 2 * pad
-    for mark, outer in zip(marks, around, strict=True):
-        text = _shorten(mark.text, draw, font, size[0] - 2 * pad)
-        width = draw.textlength(text, font=font) + 2 * pad
-        frames = [_inside(frame, size) for frame in _candidates(outer, width, height)]
-        hidden = [_hidden(frame, mark.box, placed) for frame in frames]
+class _Text(NamedTuple):
+    """What stands on a label, and how wide and high the label is."""
+
+    text: str
+    font: Font
+    size: tuple[int, int]
+
+
+def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _Text:
+    text, font = mark.text, font_for(mark.text, size)
+    if font is None:
+        text = f"#{mark.label}{':' * (':' in text)} {text.rpartition(' ')[2] if ':' in text else ''}".strip()
+        font = ImageFont.load_default(size)
+    text = _shorten(text, draw, font, widest - 2 * _pad(size))
+    _, top, _, bottom = draw.textbbox((0, 0), f"Äg{text}", font=font, anchor="lm")
+    width, height = draw.textlength(text, font=font), 2 * max(-top, bottom)
+    return _Text(text, font, (math.ceil(width + 2 * _pad(size)), math.ceil(height + 2 * _pad(size))))
+
+
+def place(
+    labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
+) -> list[Rectangle]:
+    """Find a rectangle for each label, on whole pixels of the image; earlier ones choose first.
+
+    Args:
+        labels: (width, height) of each.
+        frames: the box that each belongs to, xyxy.
+        size: (width, height) of the image.
+
+    Returns:
+        xyxy of each. Two overlap only where no free place was found within six labels of the box.
+    """
+    placed = np.zeros((len(labels), 4))
+    for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
+        near = _inside(np.array(list(_candidates(frame, width, height))), size)
+        hidden = _hidden(near, frame, placed[:number])
+        if hidden.min() > 0:
+            near = _inside(_further(frame, width, height), size)
+            hidden = _hidden(near, frame, placed[:number])
         # The first of equals: the order of the candidates is the order of preference.
-        placed.append((frames[hidden.index(min(hidden))], text))
-    return placed
+        placed[number] = near[hidden.argmin()]
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in placed.tolist()]
 
 
-def _hidden(frame: Rectangle, box: Rectangle, placed: Sequence[tuple[Rectangle, str]]) -> float:
-    """Pixels of earlier labels under the frame, and of its box where it hides much of that."""
-    hidden = _overlap(frame, box)
-    if hidden < 0.2 * (box[2] - box[0]) * (box[3] - box[1]):
-        hidden = 0.0
-    return hidden / 2 + sum(_overlap(frame, other) for other, _ in placed)
+def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
+    """Pixels of earlier labels under each candidate, and of its own box where it hides much of that."""
+    own = _overlaps(candidates, np.array([box]))[:, 0]
+    own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
+    hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
+    return hidden
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
@@ -154,23 +188,56 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
             yield left, top, left + width, top + height
 
 
-def _inside(frame: Rectangle, size: tuple[int, int]) -> Rectangle:
-    """The frame moved onto the image, on whole pixels."""
-    width, height = math.ceil(frame[2] - frame[0]), math.ceil(frame[3] - frame[1])
-    left = max(0, min(round(frame[0]), size[0] - width))
-    top = max(0, min(round(frame[1]), size[1] - height))
-    return left, top, left + width, top + height
+def _further(box: Rectangle, width: float, height: float) -> Floats:
+    """Places all around the box, the nearest first, (N, 4)."""
+    x1, y1, x2, y2 = box
+    reach_x, reach_y = _REACH * height, _REACH * height
+    lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))
+    tops = np.arange(y1 - height - reach_y, y2 + reach_y + 1, max(1.0, height / 2))
+    if len(lefts) * len(tops) > _MOST_PLACES:  # of a large box
+        lefts = np.linspace(lefts[0], lefts[-1], 100)
+        tops = np.linspace(tops[0], tops[-1], 100)
+    left, top = (axis.ravel() for axis in np.meshgrid(lefts, tops))
+    away_x = np.maximum(np.maximum(x1 - (left + width), left - x2), 0)
+    away_y = np.maximum(np.maximum(y1 - (top + height), top - y2), 0)
+    # Beside the upper left corner a label is looked for first.
+    order = np.lexsort((np.abs(left - x1) + np.abs(top + height - y1), np.hypot(away_x, away_y)))
+    return np.stack([left, top, left + width, top + height], 1)[order]
 
 
-def _overlap(one: Rectangle, other: Rectangle) -> float:
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, width) * max(0.0, height)
+def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
+    """The frames (N, 4) moved onto the image, on whole pixels."""
+    sides = np.ceil(frames[:, 2:] - frames[:, :2])
+    corners = np.clip(np.round(frames[:, :2]), 0, np.maximum(np.array(size) - sides, 0))
+    return np.concatenate([corners, corners + sides], 1)
 
 
-def _shorten(
-    text: str, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float
-) -> str:
+def _overlaps(one: Floats, other: Floats) -> Floats:
+    """Pixels that each of ``one`` (N, 4) shares with each of ``other`` (M, 4): (N, M)."""
+    least, most = (
+        np.maximum(one[:, None, :2], other[None, :, :2]),
+        np.minimum(one[:, None, 2:], other[None, :, 2:]),
+    )
+    shared: Floats = np.clip(most - least, 0, None).prod(2)
+    return shared
+
+
+def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, float] | None:
+    """A line from a label to its box; None where they touch."""
+    nearest = [
+        (
+            min(max(label[axis], frame[axis]), frame[axis + 2]),
+            min(max(frame[axis], label[axis]), label[axis + 2]),
+        )
+        for axis in (0, 1)
+    ]
+    (x1, x2), (y1, y2) = nearest
+    if abs(x1 - x2) <= 1 and abs(y1 - y2) <= 1:
+        return None
+    return x1, y1, x2, y2
+
+
+def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
     """The text, cut until it fits, except its last word: the score stays."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:

@@ -1,0 +1,218 @@
+"""The commands that show what a model sees: predict."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from rankless.cli.words import Json, Target, Task, flag, is_override, part
+from rankless.errors import UserError, counted
+from rankless.printing import print_json, say
+
+if TYPE_CHECKING:
+    from rankless.inference.report import ImageReport, PredictionReport
+
+app = part()
+
+_SHOWN = 20  # images that could not be read, or that were classified
+_KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
+
+
+@app.command(
+    sort_key=3,
+    usage="Usage: rankless predict TARGET SOURCE ... [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless predict runs/digits digits:val:0-7 --out found
+  rankless predict runs/my photo.jpg folder/ clip.mp4 --confidence 0.4
+  rankless predict yolov4.safetensors webcam:0 --classes person,car
+""",
+)
+def predict(
+    target: Target,
+    /,
+    *sources: Annotated[
+        str,
+        Parameter(
+            name="SOURCE KEY=VALUE",
+            help="Images, videos, folders, patterns, webcam:0, rtsp://…, or built-in scenes as in "
+            "digits:val:0-7; - reads a list of them; and changes to the recipe of the weights.",
+        ),
+    ],
+    task: Task = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="A new folder for the results; if not given, predictions, or predictions-2, -3 …"),
+    ] = None,
+    save: Annotated[
+        str,
+        Parameter(
+            help="Some of annotated, json, jsonl, coco, yolo, voc, csv, counts, crops, heatmaps.",
+            metavar="KINDS",
+        ),
+    ] = "annotated,json",
+    confidence: Annotated[
+        float | None,
+        Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
+    ] = None,
+    classes: Annotated[
+        str | None, Parameter(help="Find only these: names or numbers, as in cat,dog.", metavar="NAMES")
+    ] = None,
+    iou: Annotated[
+        float | None, Parameter(help="Of two boxes that overlap by more, drop the lower score.")
+    ] = None,
+    most: Annotated[
+        int | None, Parameter(name="--max", help="Detections per image, at most.", metavar="N")
+    ] = None,
+    tta: Annotated[
+        Literal["none", "flip", "full"] | None,
+        Parameter(help="Predict on the mirrored image too, or in three sizes.", show_choices=True),
+    ] = None,
+    device: Annotated[
+        str | None,
+        Parameter(help="cpu, cuda:1, or cuda:0,cuda:1; if not given, all GPUs or the CPU.", metavar="NAMES"),
+    ] = None,
+    batch: Annotated[
+        int | None, Parameter(help="Images at once; if not given, 16 on a GPU, 1 on a CPU.", metavar="N")
+    ] = None,
+    resume: Annotated[bool, Parameter(help="Go on with the stopped prediction in --out."), flag] = False,
+    force: Annotated[
+        bool, Parameter(help="Take an --out that is not empty, and replace earlier results."), flag
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Find things in images and videos, and draw them."""
+    overrides = [word for word in sources if is_override(word)]
+    sources = tuple(word for word in sources if word not in overrides)
+    overrides += _as_overrides({"--iou": iou, "--max": most, "--tta": tta}, overrides)
+    if not sources:
+        raise UserError(
+            "no images given: expected files, folders or patterns, "
+            "as in: rankless predict runs/digits photo.jpg"
+        )
+    if confidence is not None and not 0 <= confidence <= 1:
+        raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
+    if batch is not None and batch < 1:
+        raise UserError(f"--batch is {batch}: expected a whole number of at least 1")
+    sources = _with_list(sources)
+    from rankless.cli.missing import check_target
+    from rankless.recipe.instruction_set import fix, of_weights
+    from rankless.runs.directory import weights_of
+
+    check_target(target, sources)
+    if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
+        with suppress(UserError):  # reported below, with whatever else is wrong
+            fix(of_weights(weights_of(target, warn=lambda _: None)))
+    from rankless.inference.predict import predict as find
+
+    report = find(
+        target,
+        sources,
+        out=out,
+        confidence=confidence,
+        classes=_words(classes or ""),
+        device=device,
+        batch=batch,
+        overrides=overrides,
+        save=_words(save),
+        force=force,
+        resume=resume,
+        task=task,
+        progress=True,
+    )
+    for source, reason in report.failed[:_SHOWN]:
+        say(f"{source}: {reason}", file=sys.stderr)
+    if len(report.failed) > _SHOWN:
+        say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print(report, 0.25 if confidence is None else confidence)
+    return report.exit_code
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _as_overrides(options: dict[str, float | int | str | None], overrides: Sequence[str]) -> list[str]:
+    """The options that stand for a key of the recipe.
+
+    Raises:
+        UserError: the key is given as well.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    keys = {word.partition("=")[0] for word in overrides}
+    if twice := [option for option in given if _KEYS[option] in keys]:
+        raise UserError(f"{option} and {_KEYS[option]} are the same; give one of them" for option in twice)
+    return [f"{_KEYS[option]}={value}" for option, value in given.items()]
+
+
+def _with_list(sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources, with the lines of the standard input in the place of ``-``."""
+    if "-" not in sources:
+        return tuple(sources)
+    lines = [line.rstrip("\r\n") for line in sys.stdin]
+    if not any(lines):
+        raise UserError("-: no images on the standard input; expected a path on each line")
+    at = sources.index("-")
+    return (*sources[:at], *(line for line in lines if line), *(one for one in sources[at:] if one != "-"))
+
+
+def _print(report: PredictionReport, confidence: float) -> None:
+    classified = (each for each in report.images if each.classes)
+    for image in islice(classified, _SHOWN):
+        say(f"{_where(image)}: {image.classes[0]['name']} {image.classes[0]['score']:.0%}")
+    if any(True for _ in classified):
+        say(f"… and {len(report.images) - _SHOWN:,} more")
+    for note in report.notes:
+        say(f"note: {note}")
+    answered, found = False, Counter[str]()
+    frames = 0
+    for image in report.images:
+        answered |= _is_answered(image)
+        found.update(each["name"] for each in image.detections)
+        frames += image.frame is not None
+    say(_summary(report, found, frames))
+    if report.images and not answered:
+        say(_lower_confidence(report.best, confidence))
+
+
+def _where(image: ImageReport) -> str:
+    return image.source if image.frame is None else f"{image.source} at {image.time:.2f} s"
+
+
+def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
+    """What was predicted, in one line; of a classifier each image has a line of its own already."""
+    still = len(report.images) - frames
+    kinds = [counted(still, "image")] if still or not frames else []
+    images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
+    parts = [images]
+    if not any(image.classes or image.prediction is not None for image in islice(report.images, 1)):
+        parts = [f"{counted(found.total(), 'object')} in {images}"]
+    if report.failed:
+        parts.append(f"{counted(len(report.failed), 'image')} not readable")
+    if report.removed:
+        parts.append(f"{counted(len(report.removed), 'file')} of an earlier prediction removed")
+    if report.per_second:
+        parts.append(f"{report.per_second:.3g} {'frames' if frames > still else 'images'} per second")
+    return f"{'; '.join(parts)}; in {report.precision}; results in {report.out}"
+
+
+def _is_answered(image: ImageReport) -> bool:
+    return bool(image.detections or image.classes) or image.prediction is not None
+
+
+def _lower_confidence(best: float, confidence: float) -> str:
+    """Say what to try where nothing was found."""
+    if not best:
+        return f"no score came near --confidence {confidence:g}; try --confidence 0.01, or train for longer"
+    lower = next(step for step in (0.2, 0.1, 0.05, 0.02, 0.01, 0.0) if step < best)
+    return f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"

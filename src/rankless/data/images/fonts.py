@@ -1,0 +1,102 @@
+"""The font that a text is drawn in: Pillow's own for Latin letters, one of the system's for all else.
+
+No font comes with the package. A text with other letters, such as Chinese ones, is drawn in the first of
+these that has them all: the file that ``RANKLESS_FONT`` names, known fonts with Chinese, Japanese and Korean
+letters in the system's folders, the DejaVu font of Matplotlib, any other font in those folders.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import ImageFont
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+VARIABLE = "RANKLESS_FONT"
+_KNOWN = (
+    "notosanscjk", "notosanssc", "sourcehansans", "wqy-microhei", "wqy-zenhei", "droidsansfallback",
+    "pingfang", "msyh", "simhei", "arplumingcn", "uming", "ukai", "unifont", "notosans-regular",
+    "dejavusans.",
+)  # fmt: skip
+_ENDINGS = frozenset({".ttf", ".otf", ".ttc", ".otc", ".pcf", ".pfb"})
+_MOST_FONTS = 300  # that are opened to look for a letter
+_NO_LETTER = "\U0010fffe"  # a noncharacter: a font draws its sign for missing letters
+_TRIED_AT = 16  # pixels
+
+
+def font_for(text: str, size: int) -> Font | None:
+    """Return a font of ``size`` pixels that has every letter of the text; None if none is found."""
+    letters = frozenset(letter for letter in text if not letter.isspace())
+    if (path := _path_for(letters)) is None:
+        return None
+    return _opened(path, size)
+
+
+def unwritable(texts: Iterable[str]) -> list[str]:
+    """Return the texts that no font here can draw."""
+    return [text for text in texts if font_for(text, _TRIED_AT) is None]
+
+
+@lru_cache(maxsize=4096)
+def _path_for(letters: frozenset[str]) -> str | None:
+    """The font file that has all the letters, "" for Pillow's own; None if there is none."""
+    if _has("", letters):
+        return ""
+    return next((path for path in _files(os.environ.get(VARIABLE, "")) if _has(path, letters)), None)
+
+
+def _has(path: str, letters: frozenset[str]) -> bool:
+    return all(_draws(path, letter) for letter in letters)
+
+
+@lru_cache(maxsize=1 << 16)
+def _draws(path: str, letter: str) -> bool:
+    """Whether a font has a letter: whether it draws it otherwise than what it does not have."""
+    try:
+        font = _opened(path, _TRIED_AT)
+        return bytes(font.getmask(letter)) != _missing(path)
+    except (OSError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=512)
+def _missing(path: str) -> bytes:
+    return bytes(_opened(path, _TRIED_AT).getmask(_NO_LETTER))
+
+
+@lru_cache(maxsize=128)
+def _opened(path: str, size: int) -> Font:
+    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+
+
+@lru_cache(maxsize=8)
+def _files(chosen: str) -> tuple[str, ...]:
+    """Font files, the likeliest first."""
+    found = [str(path) for folder in _folders() for path in _in_folder(folder)]
+    matplotlib = importlib.util.find_spec("matplotlib")
+    if matplotlib is not None and matplotlib.origin:
+        found.append(str(Path(matplotlib.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf"))
+
+    def rank(path: str) -> int:
+        name = Path(path).name.lower().replace("_", "").replace(" ", "")
+        return next((number for number, known in enumerate(_KNOWN) if name.startswith(known)), len(_KNOWN))
+
+    return tuple(([chosen] if chosen else []) + sorted(found, key=rank)[:_MOST_FONTS])
+
+
+def _folders() -> Iterator[Path]:
+    home = Path("~").expanduser()
+    shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
+    own = os.environ.get("XDG_DATA_HOME", "") or str(home / ".local/share")
+    yield from (Path(folder) / "fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder)
+    yield home / ".fonts"
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    for top, _, names in os.walk(folder):
+        yield from (Path(top) / name for name in sorted(names) if Path(name).suffix.lower() in _ENDINGS)

@@ -1,0 +1,160 @@
+"""Predictions in the formats of others, written from the journal of a prediction when it has ended.
+
+Each writer reads the entries once or twice and holds none of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, TextIO
+
+from rankless.data.formats.voc_xml import VocObject, written
+from rankless.data.formats.writing import on_one_line
+
+_NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+class Entry(NamedTuple):
+    """What was predicted in one image.
+
+    Attributes:
+        stem: the name of its files, without ending; for a frame of a video with its number.
+        image: as in ``predictions.json``.
+    """
+
+    stem: str
+    image: dict[str, Any]
+
+
+Entries = Callable[[], Iterator[Entry]]
+"""Starts to read them, from the first."""
+
+
+def write_json(entries: Entries, file: Path) -> None:
+    """Write one array, an image on each line."""
+    with file.open("w", encoding="utf-8") as out:
+        out.write("[\n")
+        for number, entry in enumerate(entries()):
+            out.write((",\n" if number else "") + json.dumps(entry.image))
+        out.write("\n]\n")
+
+
+def write_jsonl(entries: Entries, file: Path) -> None:
+    """Write an object on each line, one for each image."""
+    with file.open("w", encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries())
+
+
+def write_coco_images(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
+    """Write COCO's images and categories, without annotations; see :func:`image_ids`."""
+    categories = [{"id": number, "name": name} for number, name in enumerate(class_names, 1)]
+    images = (
+        {
+            "id": number,
+            "file_name": PurePath(entry.image["source"]).name,
+            "width": entry.image["width"],
+            "height": entry.image["height"],
+        }
+        for number, entry in image_ids(entries)
+    )
+    with file.open("w", encoding="utf-8") as out:
+        out.write(f'{{"categories": {json.dumps(categories)},\n"annotations": [],\n"images": [\n')
+        _write_list(out, images)
+        out.write("]}\n")
+
+
+def write_coco_results(entries: Entries, file: Path) -> None:
+    """Write a list of results as COCO's evaluation takes them: ``bbox`` is x, y, width, height."""
+    results = (
+        {
+            "image_id": number,
+            "category_id": found["label"] + 1,
+            "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)],
+            "score": found["score"],
+        }
+        for number, entry in image_ids(entries)
+        for found in entry.image["detections"]
+        for x1, y1, x2, y2 in [found["box"]]
+    )
+    with file.open("w", encoding="utf-8") as out:
+        out.write("[\n")
+        _write_list(out, results)
+        out.write("]\n")
+
+
+def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
+    """Number the images as COCO does: by their names where all are different numbers, else from 1."""
+    seen: set[int] = set()
+    numbered = True
+    for entry in entries():
+        number = int(entry.stem) if entry.stem.isdecimal() and len(entry.stem) < 16 else -1
+        numbered = number > 0 and number not in seen
+        if not numbered:
+            break
+        seen.add(number)
+    for position, entry in enumerate(entries(), 1):
+        yield int(entry.stem) if numbered else position, entry
+
+
+def yolo_text(image: dict[str, Any]) -> str:
+    """Return a line per box: class, center x and y, width and height, as fractions of the image."""
+    width, height = image["width"], image["height"]
+    return "".join(
+        f"{found['label']} {(x1 + x2) / 2 / width:.6f} {(y1 + y2) / 2 / height:.6f} "
+        f"{(x2 - x1) / width:.6f} {(y2 - y1) / height:.6f}\n"
+        for found in image["detections"]
+        for x1, y1, x2, y2 in [found["box"]]
+    )
+
+
+def yolo_names(class_names: Iterable[str]) -> str:
+    """Return the content of ``classes.txt``."""
+    return "".join(f"{name}\n" for name in on_one_line(class_names))
+
+
+def voc_xml(image: dict[str, Any]) -> bytes:
+    """Return one annotation; what XML cannot hold of a name becomes U+FFFD."""
+    objects = (
+        VocObject(_NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
+        for found in image["detections"]
+    )
+    name = _NOT_XML.sub("\ufffd", PurePath(image["source"]).name)
+    return written(name, (image["height"], image["width"]), objects)
+
+
+def write_csv(entries: Entries, file: Path) -> None:
+    """Write a row per object, or per class of an image that was classified."""
+    head = ["source", "frame", "time", "label", "name", "score"]
+    with file.open("w", encoding="utf-8", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow([*head, "x1", "y1", "x2", "y2"])
+        for _, image in entries():
+            where = [image["source"], image.get("frame", ""), image.get("time", "")]
+            for found in image.get("detections", []) or image.get("classes", []):
+                what = [found["label"], found["name"], found["score"]]
+                rows.writerow([*where, *what, *found.get("box", ["", "", "", ""])])
+
+
+def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
+    """Write a row per image: how many objects there are in all, and of each class."""
+    with file.open("w", encoding="utf-8", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["source", "frame", "time", "total", *class_names])
+        for _, image in entries():
+            # Of an image that was classified the best class counts.
+            found = image.get("detections", []) or image.get("classes", [])[:1]
+            counts = Counter(one["label"] for one in found)
+            per_class = [counts[label] for label in range(len(class_names))]
+            where = [image["source"], image.get("frame", ""), image.get("time", "")]
+            rows.writerow([*where, len(found), *per_class])
+
+
+def _write_list(out: TextIO, items: Iterable[Any]) -> None:
+    for number, item in enumerate(items):
+        out.write((",\n" if number else "") + json.dumps(item))
+    out.write("\n")

@@ -1,0 +1,65 @@
+"""Where a detector sees something: the best score of every place, over the image.
+
+A place's score is that of the best candidate box whose center lies there, before any is left out: of a head
+with objectness this is objectness times class probability.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rankless.data.images.image_file import Pixels
+from rankless.geometry.letterbox import to_source
+from rankless.inference.predict_detect import Answer
+from rankless.structures import Letterbox
+
+CELL = 8
+"""Pixels of the network's input that a place of the map is wide and high, the finest stride of the heads."""
+
+
+def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the best score of each place, float32 (H / 8, W / 8), on the CPU.
+
+    Args:
+        boxes: candidates xyxy in pixels of the input, (P, 4).
+        scores: the best of the chosen classes, 0..1, (P,).
+        size: the input's (H, W).
+    """
+    rows, columns = size[0] // CELL, size[1] // CELL
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2 / CELL
+    x, y = centers[:, 0].long().clamp(0, columns - 1), centers[:, 1].long().clamp(0, rows - 1)
+    flat = torch.zeros(rows * columns, dtype=torch.float32, device=scores.device)
+    flat = flat.scatter_reduce(0, y * columns + x, scores.float(), "amax")
+    return flat.view(rows, columns).cpu()
+
+
+def in_image(heat: Tensor, letterbox: Letterbox) -> Pixels:
+    """Return the map of the image's pixels, uint8 (H, W), without the input's margin."""
+    corner = to_source(torch.zeros(1, 4), letterbox)[0, :2].tolist()
+    far = to_source(torch.tensor([[0.0, 0.0, heat.shape[1] * CELL, heat.shape[0] * CELL]]), letterbox)
+    right, bottom = far[0, 2:].tolist()
+    across, down = heat.shape[1] / (right - corner[0]), heat.shape[0] / (bottom - corner[1])
+    # PIL's affine map: for each pixel of the image, where it lies on the map.
+    matrix = (across, 0.0, -corner[0] * across, 0.0, down, -corner[1] * down)
+    small = Image.fromarray((heat.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
+    size = letterbox.width, letterbox.height
+    return np.asarray(small.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR))
+
+
+def overlaid(image: Pixels, answer: Answer) -> Image.Image:
+    """Return the image (H, W, 3), darkened, under the map: dark at 0, yellow at a score of 1."""
+    if answer.heat is None:
+        return Image.fromarray(image)
+    from matplotlib import colormaps
+
+    level = in_image(answer.heat, answer.letterbox)
+    table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)
+    opacity = (0.25 + 0.6 * np.sqrt(np.arange(256) / 255)).astype(np.float32)
+    part = opacity[level][..., None]
+    mixed = image.astype(np.float32) * (1 - part) + table[level] * part
+    return Image.fromarray(mixed.round().astype(np.uint8))

@@ -1,0 +1,196 @@
+"""What a prediction has found so far, on the disk: a line per image, so that a killed prediction goes on.
+
+The file lies in the output folder while the prediction runs. At its end the formats are written from it and
+its name is removed; whoever holds it open can still read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from rankless.errors import UserError
+from rankless.inference.formats import Entry
+
+NAME = ".rankless-predictions.jsonl"
+_FORMAT = "rankless predictions 1"
+_AT_ONCE = 1 << 20  # bytes
+
+
+class Journal(Sequence[Entry]):
+    """The entries of all images, in their order; each is read from the disk when it is asked for.
+
+    Args:
+        folder: the output folder, which exists.
+        asked: what was asked for; a prediction goes on only if this is the same.
+        resume: go on with what is there.
+
+    Attributes:
+        failed: source and reason of each image that could not be read.
+        done: sources that need no further work; a video is one when its last frame was predicted.
+
+    Raises:
+        UserError: nothing to go on with, something else was asked for, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
+        self.path, self.failed, self.done = folder / NAME, list[tuple[str, str]](), set[str]()
+        self._starts, self._end = array("Q"), 0
+        head = json.loads(json.dumps({"format": _FORMAT, **asked}))
+        if resume:
+            refuse_nothing_to_resume(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
+        try:
+            self._file = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"--out {self.path}: cannot be written: {error.strerror}; give another"
+            ) from error
+        weakref.finalize(self, os.close, self._file)
+        if resume:
+            self._go_on(head)
+        else:
+            self._append(head)
+
+    def add(self, source: str, entry: Entry) -> None:
+        """Record what was found in an image or a frame."""
+        self._starts.append(self._end)
+        self._append({"stem": entry.stem, "image": entry.image})
+        if "frame" not in entry.image:
+            self.done.add(source)
+
+    def add_failure(self, source: str, reason: str) -> None:
+        """Record an image that could not be read."""
+        self._append({"failed": source, "reason": reason})
+        self.failed.append((source, reason))
+        self.done.add(source)
+
+    def end_video(self, source: str) -> None:
+        """Record that the last frame of a video was predicted."""
+        self._append({"ended": source})
+        self.done.add(source)
+
+    def remove(self) -> None:
+        """Remove the file's name; the entries can still be read."""
+        self.path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        start = self._starts[index]
+        line = b""
+        while not line.endswith(b"\n") and (part := os.pread(self._file, 4096, start + len(line))):
+            line += part[: part.find(b"\n") + 1 or len(part)]
+        return _entry(json.loads(line))
+
+    def __iter__(self) -> Iterator[Entry]:
+        for _, line in self._lines():
+            if "image" in (row := json.loads(line)):
+                yield _entry(row)
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            if os.pwrite(self._file, line, self._end) != len(line):
+                raise OSError(0, "the disk is full")
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written: {error.strerror}; make room, and go on with --resume"
+            ) from error
+        self._end += len(line)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Every whole line and where it starts."""
+        at, rest = 0, b""
+        while part := os.pread(self._file, _AT_ONCE, at + len(rest)):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                yield at, line
+                at += len(line) + 1
+
+    def _go_on(self, head: Mapping[str, Any]) -> None:
+        """Take over the lines that are there, but for a cut one and those of a video without its end."""
+        video_start, failed_before = None, 0
+        for number, (start, line) in enumerate(self._lines()):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                break
+            if number == 0:
+                _refuse_another(self.path, row, head)
+            elif "image" in row:
+                if "frame" not in row["image"]:
+                    self.done.add(row["image"]["source"])
+                elif video_start is None:
+                    video_start, failed_before = (start, len(self._starts)), len(self.failed)
+                self._starts.append(start)
+            elif "failed" in row:
+                self.failed.append((row["failed"], row["reason"]))
+                self.done.add(row["failed"])
+            else:
+                self.done.add(row["ended"])
+                video_start = None
+            self._end = start + len(line) + 1
+        if not self._end:
+            _refuse_another(self.path, {}, head)
+        if video_start is not None:
+            self._end, count = video_start
+            del self._starts[count:], self.failed[failed_before:]
+        os.ftruncate(self._file, self._end)
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    return Entry(row["stem"], row["image"])
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a prediction into ``folder`` was stopped before its end."""
+    return (folder / NAME).is_file()
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Check that no prediction was stopped in ``folder``.
+
+    Raises:
+        UserError: one was.
+    """
+    if is_unfinished(folder):
+        raise UserError(
+            f"--out {folder}: holds a prediction that was stopped before its end; add --resume to go on, or "
+            "--force to start again"
+        )
+
+
+def refuse_nothing_to_resume(folder: Path) -> None:
+    """Check that a prediction can go on.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not is_unfinished(folder):
+        raise UserError(f"--out {folder}: no stopped prediction to go on with; leave --resume out")
+
+
+def _refuse_another(path: Path, found: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+    if found.get("format") != head["format"]:
+        raise UserError(f"{path}: is not of this version of Rankless; start again with --force")
+    changed = [key for key in head if found.get(key) != head[key]]
+    if changed:
+        raise UserError(
+            f"--resume: the prediction in {path.parent} was started with other {' and '.join(changed)}; give "
+            "the same command, or start again with --force"
+        )

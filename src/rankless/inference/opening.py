@@ -1,0 +1,182 @@
+"""Opening what predicts: weights, their recipe with changes, devices, and a finder on each device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rankless.errors import UserError, printable
+from rankless.inference.predict_classify import ClassFinder
+from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.predict_detect import BoxFinder
+from rankless.models.checkpoints import weights
+from rankless.recipe import load
+from rankless.recipe.precision import autocast, resolve
+from rankless.recipe.schema import Recipe
+from rankless.recipe.used import refuse_unused_in_prediction
+from rankless.runs.directory import weights_of
+from rankless.tasks.custom import absolute, name_of, refuse_unasked
+from rankless.world.compat import set_tf32
+
+Finder = BoxFinder | ClassFinder | CustomFinder
+BATCH_ON_GPU = 16
+"""Images that a GPU gets at once where nothing is said; a CPU gets one."""
+MOST_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to predict; see :func:`rankless.predict`."""
+
+    confidence: float | None = None
+    classes: Sequence[str | int] = ()
+    device: str | None = None
+    overrides: Sequence[str] = ()
+    task: type | str | None = None
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.confidence is not None and not 0 <= self.confidence <= 1:
+            raise UserError(f"confidence is {self.confidence:g}: expected a number from 0 to 1")
+        if self.batch is not None and not 1 <= self.batch <= MOST_AT_ONCE:
+            raise UserError(
+                f"batch is {self.batch}: expected a whole number of images from 1 to {MOST_AT_ONCE:,}"
+            )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What predicts.
+
+    Attributes:
+        path: the weights file.
+        recipe: with the changes and the resolved precision.
+        finders: one per device, all alike.
+        devices: of the finders.
+        batch: images that a finder gets at once.
+    """
+
+    path: Path
+    recipe: Recipe
+    finders: list[Finder]
+    devices: list[torch.device]
+    batch: int
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """Inside, this process computes with the recipe's precision, as in evaluation."""
+        restore = set_tf32(self.recipe.precision == "tf32")
+        try:
+            yield
+        finally:
+            restore()
+
+    @contextmanager
+    def computing(self, device: torch.device) -> Iterator[None]:
+        """Inside, this thread's forward passes are those of the evaluation."""
+        with torch.inference_mode(), autocast(self.recipe.precision, device):
+            yield
+
+
+def open_finders(target: Path, asked: Asked, *others: Callable[[], object]) -> Opened:
+    """Load the weights and build a finder on every device.
+
+    Args:
+        target: a run directory (its best weights are used) or a weights file.
+        asked: how to predict.
+        others: further checks, whose errors are reported together with those of weights and devices.
+
+    Raises:
+        UserError: no weights, a device that cannot be used, a recipe that does not fit, and whatever the
+            other checks find; all of them.
+    """
+    problems: list[str] = []
+    devices: list[torch.device] = []
+    loaded: list[tuple[Path, weights.Weights]] = []
+    parts: list[Callable[[], object]] = [
+        *others,
+        lambda: devices.extend(devices_named(asked.device)),
+        lambda: loaded.append(_loaded(target, asked.task, asked.overrides)),
+    ]
+    for part in parts:
+        try:
+            part()
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    ((path, found),) = loaded
+    recipe = found.recipe
+    recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
+    found = replace(found, recipe=recipe)
+    if recipe.task not in ("detect", "classify"):  # a user's code is not asked from several threads
+        devices = devices[:1]
+    finders = [_finder(found, asked, device, str(path)) for device in devices]
+    batch = asked.batch or (BATCH_ON_GPU if devices[0].type == "cuda" else 1)
+    return Opened(path, recipe, finders, devices, 1 if isinstance(finders[0], CustomFinder) else batch)
+
+
+def devices_named(names: str | None) -> list[torch.device]:
+    """Return the devices of ``cpu``, ``cuda:1`` or ``cuda:0,cuda:1``; None: all GPUs, or else the CPU.
+
+    Raises:
+        UserError: lists all that cannot be used.
+    """
+    if names is None:
+        count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
+        return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
+    devices, problems = [], []
+    for name in names.split(","):
+        try:
+            device = torch.device(name.strip())
+            torch.empty(0, device=device)
+            devices.append(device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0]
+            problems.append(
+                f"device '{name}' cannot be used ({reason}); expected cpu, cuda, cuda:N, or several as in "
+                "cuda:0,cuda:1"
+            )
+    if len({device.type for device in devices}) > 1:
+        problems.append(f"device is '{names}': devices of different kinds round differently; give one kind")
+    if problems:
+        raise UserError(problems)
+    return devices
+
+
+def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> tuple[Path, weights.Weights]:
+    path = weights_of(target)
+    loaded = weights.load(path)
+    if task is not None:
+        loaded = replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
+    else:
+        refuse_unasked(loaded.recipe.task, path)
+    if overrides:
+        refuse_unused_in_prediction(overrides, loaded.recipe.task)
+        loaded = replace(loaded, recipe=load.changed(loaded.recipe, overrides))
+    return path, loaded
+
+
+def _finder(loaded: weights.Weights, asked: Asked, device: torch.device, source: str) -> Finder:
+    """Return the finder of the weights' task."""
+    task = loaded.recipe.task
+    if task == "detect":
+        return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
+    if asked.classes:
+        raise UserError(
+            f"--classes is {','.join(map(str, asked.classes))}, which chooses among the boxes of a detector, "
+            f"and the task is '{printable(task)}'; leave it out"
+        )
+    if task == "classify":
+        return ClassFinder(loaded, asked.confidence or 0.0, device, source)
+    if asked.confidence is not None:
+        raise UserError(
+            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself "
+            "what it reports; leave it out"
+        )
+    return CustomFinder(loaded, device, source)

@@ -1,0 +1,158 @@
+"""Images through a model: read ahead by threads, in batches, on every device, in order.
+
+At most a few batches are in memory, however many images there are. A batch is always full (its last image is
+repeated), so what is found in an image depends neither on its neighbors nor on the number of devices.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from rankless.data.images.image_file import Decoded, UnreadableImage
+from rankless.hardware.cores import usable_cores
+from rankless.inference.opening import Finder, Opened
+from rankless.inference.predict_custom import CustomFinder
+
+_MOST_THREADS = 8
+One = TypeVar("One")
+Other = TypeVar("Other")
+
+
+class Source(NamedTuple):
+    """One image to predict on.
+
+    Attributes:
+        name: its path, scene or video.
+        read: returns the image to draw on, uint8 (3, H, W), and the one for the network.
+        frame: its number in a video, from 0; None of a still image.
+        time: of the frame, in seconds from the video's start.
+    """
+
+    name: str
+    read: Callable[[Finder], tuple[torch.Tensor, Decoded]]
+    frame: int | None = None
+    time: float | None = None
+
+
+class Answered(NamedTuple):
+    """What a model says about one image.
+
+    Attributes:
+        source: of the image.
+        image: uint8 (3, H, W); None where it could not be read.
+        answer: of the finder; for a custom task its prediction and drawing.
+        reason: why it could not be read.
+    """
+
+    source: Source
+    image: torch.Tensor | None
+    answer: Any
+    reason: str = ""
+
+
+class _Read(NamedTuple):
+    source: Source
+    image: torch.Tensor | None
+    item: Any
+    reason: str = ""
+
+
+def reading() -> int:
+    """Return how many threads read and draw."""
+    return min(usable_cores(), _MOST_THREADS)
+
+
+@contextmanager
+def threads() -> Iterator[Executor]:
+    """Threads that read and draw; what waits for one is dropped at the end."""
+    pool = ThreadPoolExecutor(reading(), "rankless-images")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def ordered(
+    pool: Executor, function: Callable[[One], Other], items: Iterable[One], ahead: int
+) -> Iterator[Other]:
+    """Call ``function`` on every item in threads, and yield what it returns in the order of the items.
+
+    Args:
+        pool: the threads.
+        function: may raise; the error is raised here in its turn.
+        items: consumed as results are asked for.
+        ahead: at most so many items are taken that have not been yielded.
+    """
+    waiting: deque[Future[Other]] = deque()
+    for item in items:
+        waiting.append(pool.submit(function, item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Iterator[Answered]:
+    """Ask the model about every image; yield the answers in the order of the images."""
+    finder = opened.finders[0]
+
+    def read(source: Source) -> _Read:
+        try:
+            image, view = source.read(finder)
+        except UnreadableImage as error:
+            return _Read(source, None, None, error.reason)
+        return _Read(source, image, image if isinstance(finder, CustomFinder) else finder.item(view))
+
+    batches = _batched(ordered(pool, read, sources, opened.batch + reading()), opened.batch)
+    if len(opened.finders) == 1:
+        for batch in batches:
+            yield from _answers(opened, 0, batch)
+        return
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(opened.finders)):
+        free.put(number)
+
+    def on_a_free_device(batch: list[_Read]) -> list[Answered]:
+        number = free.get()
+        try:
+            return _answers(opened, number, batch)
+        finally:
+            free.put(number)
+
+    with ThreadPoolExecutor(len(opened.finders), "rankless-devices") as devices:
+        for answers in ordered(devices, on_a_free_device, batches, 2 * len(opened.finders)):
+            yield from answers
+
+
+def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
+    """Lists with ``size`` readable images each, and the unreadable ones between them."""
+    batch: list[_Read] = []
+    for item in items:
+        batch.append(item)
+        if sum(one.image is not None for one in batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answered]:
+    finder, device = opened.finders[number], opened.devices[number]
+    items = [one.item for one in batch if one.image is not None]
+    with opened.computing(device):
+        if isinstance(finder, CustomFinder):
+            found: list[Any] = [finder.answer(item) for item in items]
+        else:
+            found = finder.answers(items, opened.batch) if items else []
+    answers = iter(found)
+    return [
+        Answered(one.source, one.image, None if one.image is None else next(answers), one.reason)
+        for one in batch
+    ]

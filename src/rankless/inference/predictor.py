@@ -1,0 +1,137 @@
+"""A trained model in a Python program: images in, typed results out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rankless.data.images.image_file import UnreadableImage
+from rankless.errors import UserError, counted, listed
+from rankless.inference.inputs import ImageLike, source_of
+from rankless.inference.opening import Asked, Opened, open_finders
+from rankless.inference.pipeline import Source, answered, threads
+from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.results import Result, Results
+
+
+def load(
+    target: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    confidence: float | None = None,
+    classes: Sequence[str | int] = (),
+    device: str | None = None,
+    batch: int | None = None,
+) -> Predictor:
+    """Load a trained detector or classifier to predict with.
+
+    Args:
+        target: a run directory (its best weights are used) or a weights file.
+        overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
+        confidence: what scores lower is left out, 0..1; by default 0.25 for detections.
+        classes: names or ids of the classes to detect; all if empty.
+        device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
+        batch: images that the model gets at once; by default 16 on a GPU and 1 on a CPU.
+
+    Raises:
+        UserError: no weights, or options that do not fit them; all problems at once.
+
+    Example:
+        >>> model = rankless.load("runs/digits")
+        >>> (result,) = model.predict("digits:val:1000")
+        >>> result.names, result.xyxy.shape, result.scores.min() > 0.25
+    """
+    opened = open_finders(
+        Path(target), Asked(confidence, tuple(classes), device, tuple(overrides), None, batch)
+    )
+    return Predictor(opened)
+
+
+class Predictor:
+    """A trained model that predicts; :func:`rankless.load` makes one.
+
+    Attributes:
+        class_names: a name per class id.
+        task: ``detect`` or ``classify``.
+        weights: the weights file.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        finder = opened.finders[0]
+        if isinstance(finder, CustomFinder):
+            raise UserError(
+                f"{opened.path}: is of the task '{opened.recipe.task}', which is not built in; predict with "
+                "rankless.predict(…, task=…)"
+            )
+        self._opened, self._finder = opened, finder
+        self.class_names: tuple[str, ...] = tuple(finder.class_names)
+        self.task, self.weights = opened.recipe.task, opened.path
+
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> Results:
+        """Predict on one image or on several.
+
+        Args:
+            images: one or an iterable: a path or a built-in scene (``digits:val:3``), a PIL image, a NumPy
+                array uint8 RGB (H, W, 3) or gray (H, W), a tensor (3, H, W), uint8 or floats in 0..1. What
+                OpenCV reads is BGR: give ``image[..., ::-1]``.
+
+        Returns:
+            A list with one :class:`DetectionResult` or :class:`ClassificationResult` per image.
+
+        Raises:
+            UserError: something is not an image, or cannot be read; lists all unreadable files.
+        """
+        results, unreadable = Results(), []
+        for result in self._results(images):
+            if isinstance(result, UnreadableImage):
+                unreadable.append(result)
+            else:
+                results.append(result)
+        if unreadable:
+            raise UserError(problem for error in unreadable for problem in error.problems)
+        return results
+
+    def stream(self, images: Iterable[ImageLike]) -> Iterator[Result]:
+        """Predict on many images, a few of which are in memory at a time.
+
+        Args:
+            images: as of :meth:`predict`.
+
+        Yields:
+            The results in the order of the images.
+
+        Raises:
+            UnreadableImage: in the turn of an image that cannot be read.
+        """
+        for result in self._results(images):
+            if isinstance(result, UnreadableImage):
+                raise result
+            yield result
+
+    def _results(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Result | UnreadableImage]:
+        if isinstance(images, str | os.PathLike | Image.Image) or _is_one(images):
+            images = [images]  # type: ignore[list-item]
+        sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
+        with self._opened.settings(), threads() as pool:
+            for one in answered(self._opened, sources, pool):
+                if one.image is None:
+                    yield UnreadableImage(one.source.name, one.reason)
+                else:
+                    pixels = one.image.permute(1, 2, 0).contiguous().numpy()
+                    yield self._finder.result(one.answer, pixels, one.source.name)
+
+    def __repr__(self) -> str:
+        classes = f"{counted(len(self.class_names), 'class', 'classes')}: {listed(self.class_names)}"
+        return f"<Predictor {self.weights}, {self.task}, {classes}>"
+
+
+def _is_one(images: object) -> bool:
+    """Check whether an array is one image, and not a batch of them."""
+    if isinstance(images, np.ndarray):
+        return images.ndim < 4
+    return isinstance(images, torch.Tensor) and images.ndim < 4

@@ -1,0 +1,202 @@
+"""One image after the other is predicted, drawn and written down, and the formats follow at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from rankless.data.images.fonts import unwritable
+from rankless.errors import counted, listed
+from rankless.files.outputs import Outputs, refuse_filled
+from rankless.inference import saving, video
+from rankless.inference.inputs import file_source
+from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
+from rankless.inference.opening import Opened
+from rankless.inference.pipeline import Answered, Source, answered, ordered, reading, threads
+from rankless.inference.report import ImageReports, PredictionReport
+from rankless.inference.saving import Rendered
+from rankless.inference.sources import is_live, is_video, output_names, public
+from rankless.printing import ProgressBar, say
+
+
+class Recording:
+    """A prediction into a folder.
+
+    Args:
+        opened: what predicts.
+        sources: images, videos, cameras and streams.
+        out: the folder.
+        kinds: what is written, of :data:`rankless.inference.saving.KINDS`.
+        force, resume: see :func:`rankless.predict`.
+
+    Raises:
+        UserError: files that must not be replaced, a folder that cannot be used, or nothing to resume;
+            nothing is changed then.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        sources: Sequence[str],
+        out: Path,
+        kinds: frozenset[str],
+        *,
+        force: bool = False,
+        resume: bool = False,
+    ) -> None:
+        self.opened, self.sources, self.out, self.kinds = opened, sources, out, kinds
+        self.resume, self._is_new = resume, not out.exists()
+        names = output_names(sources, out)
+        self._originals = {public(source): source for source in sources}
+        self._names = dict(zip(map(public, sources), names, strict=True))
+        files = [out / name for name in [*names, *saving.single_files(kinds)]]
+        # In a folder that is not there nothing can be in the way.
+        self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
+        self.outputs.refuse_inputs([*sources, opened.path])
+        if resume:
+            refuse_nothing_to_resume(out)
+        elif not force:
+            refuse_unfinished(out)
+            refuse_filled(out)
+        self._video: tuple[str, ExitStack, video.Writer | None] | None = None
+        self._best, self._seen, self._computed = 0.0, set[str](), 0
+
+    def run(self, asked: Mapping[str, Any], *, progress: bool) -> PredictionReport:
+        """Predict on all sources.
+
+        Args:
+            asked: the options; a prediction goes on only with the same.
+            progress: show on the standard error how far it is.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        journal = Journal(self.out, asked, resume=self.resume)
+        try:
+            seconds = self._predict_all(journal, progress=progress)
+        except BaseException as error:
+            self._leave_video()
+            if not len(journal):
+                journal.remove()
+                if self._is_new:
+                    with suppress(OSError):
+                        self.out.rmdir()
+            elif progress and isinstance(error, KeyboardInterrupt):
+                done = counted(len(journal), "image")
+                say(
+                    f"stopped after {done}; the same command goes on with --out {self.out} --resume",
+                    file=sys.stderr,
+                )
+            raise
+        report = PredictionReport(self.out, self.opened.path, self.opened.recipe.precision)
+        report.images, report.failed = ImageReports(journal, self.out), journal.failed
+        report.best, report.seconds, report.computed = self._best, seconds, self._computed
+        class_names = getattr(self.opened.finders[0], "class_names", ())
+        saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs)
+        report.removed.extend(saving.remove_others(self.outputs, self.out))
+        report.notes.extend(self._notes())
+        journal.remove()
+        return report
+
+    def _predict_all(self, journal: Journal, *, progress: bool) -> float:
+        """Predict on what is not done; return the seconds it took."""
+        left = [source for source in self.sources if public(source) not in journal.done]
+        finder = self.opened.finders[0]
+
+        def render(one: Answered) -> Rendered:
+            return saving.rendered(one, finder, self.kinds, self._names[one.source.name])
+
+        began = time.monotonic()
+        with threads() as pool, self._bar(left, journal, progress=progress) as bar:
+            found = answered(self.opened, self._sources(left), pool)
+            try:
+                for one in ordered(pool, render, found, reading() + 1):
+                    self._keep(one, journal)
+                    if bar is not None:
+                        bar.advance()
+            except KeyboardInterrupt:
+                # A camera has no other end.
+                if self._video is None or not is_live(self._originals[self._video[0]]):
+                    raise
+        self._end_video(journal)
+        return time.monotonic() - began
+
+    def _bar(
+        self, left: Sequence[str], journal: Journal, *, progress: bool
+    ) -> ProgressBar | nullcontext[None]:
+        if not progress:
+            return nullcontext()
+        videos = [source for source in left if is_video(source)]
+        total = len(left) - len(videos) + sum(map(video.frame_count, videos))
+        return ProgressBar(len(journal) + total, "predicting", done=len(journal))
+
+    def _sources(self, names: Sequence[str]) -> Iterator[Source]:
+        for name in names:
+            if is_video(name):
+                yield from video.sources(name)
+            else:
+                yield file_source(name)
+
+    def _keep(self, one: Rendered, journal: Journal) -> None:
+        """Write what belongs to an image or a frame, and then note that it is done."""
+        source = one.answered.source
+        if self._video is not None and self._video[0] != source.name:
+            self._end_video(journal)
+        if one.entry is None:
+            journal.add_failure(source.name, one.answered.reason)
+            self._end_video(journal)
+            return
+        if source.frame is not None:
+            self._add_frame(source, one.drawn)
+        for name, content in one.files:
+            saving.write(self.outputs, self.out / name, content)
+        journal.add(source.name, one.entry)
+        self._best, self._computed = max(self._best, one.best), self._computed + 1
+        if one.drawn is not None:
+            found = one.entry.image.get("detections", []) or one.entry.image.get("classes", [])[:1]
+            self._seen.update(each["name"] for each in found)
+
+    def _add_frame(self, source: Source, drawn: Image.Image | None) -> None:
+        if self._video is None:
+            stack, writer = ExitStack(), None
+            if drawn is not None:
+                path = self.out / self._names[source.name]
+                self.outputs.include([path])
+                part = stack.enter_context(self.outputs.writing(path))
+                writer = video.Writer(part, video.rate_of(self._originals[source.name]))
+            self._video = source.name, stack, writer
+        if (writer := self._video[2]) is not None and drawn is not None:
+            writer.add(drawn, source.time or 0.0)
+
+    def _end_video(self, journal: Journal) -> None:
+        """Finish the video that is being written, if there is one."""
+        if self._video is not None:
+            name, stack, writer = self._video
+            with stack:
+                if writer is not None:
+                    writer.close()
+            self._video = None
+            journal.end_video(name)
+
+    def _leave_video(self) -> None:
+        """Remove what was written of a video that will not end."""
+        if self._video is not None:
+            _, stack, writer = self._video
+            self._video = None
+            with suppress(InterruptedError), stack:
+                if writer is not None:
+                    with suppress(Exception):
+                        writer.close()
+                raise InterruptedError  # so that what was begun is removed
+
+    def _notes(self) -> Iterator[str]:
+        if names := unwritable(sorted(self._seen)):
+            have = counted(len(names), "class name has", "class names have")
+            yield (
+                f"{have} characters that no font here can draw, and a number instead on the images: "
+                f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
+            )

@@ -1,0 +1,232 @@
+"""What was found in one image, for Python programs and notebooks."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rankless.data.images.drawing import Mark, annotate
+from rankless.data.images.image_file import Pixels
+from rankless.errors import UserError, counted, escaped
+
+if TYPE_CHECKING:
+    import supervision
+
+BEST = 5
+"""Number of classes that are reported of an image that is classified."""
+_WIDEST = 640  # pixels of an image in a notebook
+_ROWS = 10  # of the table below it
+_SHOWN = 12  # images of a list in a notebook
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionResult:
+    """The objects found in one image, best first.
+
+    Attributes:
+        image: the image, uint8 RGB (H, W, 3).
+        xyxy: float32 boxes in pixels of the image, (N, 4): left, top, right, bottom.
+        scores: float32 in 0..1, (N,).
+        classes: int64 class ids, (N,).
+        class_names: the model's classes, a name per id.
+        source: the image's path, or what names it; empty if unknown.
+    """
+
+    image: Pixels
+    xyxy: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    source: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the class name of each object."""
+        return [self.class_names[label] for label in self.classes.tolist()]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return ``box`` (rounded to 0.01 pixels), ``score``, ``label`` and ``name`` of each object."""
+        return [
+            {
+                "box": [round(side, 2) for side in box],
+                "score": round(score, 4),
+                "label": label,
+                "name": self.class_names[label],
+            }
+            for box, score, label in self._objects()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as in ``predictions.json``."""
+        return {**_head(self), "detections": self.rows()}
+
+    def marks(self) -> list[Mark]:
+        """Return what :meth:`draw` draws."""
+        return [
+            Mark((x1, y1, x2, y2), f"{self.class_names[label]}: {score:.0%}", label)
+            for (x1, y1, x2, y2), score, label in self._objects()
+        ]
+
+    def draw(self) -> Image.Image:
+        """Return a copy of the image with labeled boxes."""
+        return annotate(Image.fromarray(self.image), self.marks())
+
+    def to_supervision(self) -> supervision.Detections:
+        """Return ``supervision.Detections``, with the names as ``data["class_name"]``.
+
+        Raises:
+            UserError: supervision is not installed.
+        """
+        found: supervision.Detections = _supervision().Detections(
+            xyxy=self.xyxy.reshape(-1, 4),
+            confidence=self.scores,
+            class_id=self.classes,
+            data={"class_name": np.array(self.names, dtype=str)},
+        )
+        return found
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for name in self.names:
+            counts[name] = counts.get(name, 0) + 1
+        found = ", ".join(f"{count:,} × {name}" for name, count in counts.items()) or "nothing found"
+        return f"<DetectionResult {_about(self)}: {found}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[row["name"], f"{row['score']:.0%}", str(row["box"])] for row in self.rows()]
+        return _html(self, ("class", "score", "box (xyxy)"), rows)
+
+    def _objects(self) -> Iterator[tuple[list[float], float, int]]:
+        return zip(self.xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), strict=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationResult:
+    """The likeliest classes of one image, best first; at most five.
+
+    Attributes:
+        image: the image, uint8 RGB (H, W, 3).
+        scores: float32 probabilities, (K,).
+        classes: int64 class ids, (K,).
+        probabilities: float32 of every class, (C,).
+        class_names: the model's classes, a name per id.
+        source: the image's path, or what names it; empty if unknown.
+    """
+
+    image: Pixels
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    source: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the name of each class."""
+        return [self.class_names[label] for label in self.classes.tolist()]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return ``score``, ``label`` and ``name`` of each class."""
+        return [
+            {"score": round(score, 4), "label": label, "name": self.class_names[label]}
+            for score, label in zip(self.scores.tolist(), self.classes.tolist(), strict=True)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as in ``predictions.json``."""
+        return {**_head(self), "classes": self.rows()}
+
+    def marks(self) -> list[Mark]:
+        """Return what :meth:`draw` draws: the likeliest class around the whole image."""
+        height, width = self.image.shape[:2]
+        whole = (0.0, 0.0, float(width), float(height))
+        return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
+
+    def draw(self) -> Image.Image:
+        """Return a copy of the image with its likeliest class as a caption."""
+        return annotate(Image.fromarray(self.image), self.marks())
+
+    def to_supervision(self) -> supervision.Classifications:
+        """Return ``supervision.Classifications``.
+
+        Raises:
+            UserError: supervision is not installed.
+        """
+        found: supervision.Classifications = _supervision().Classifications(
+            class_id=self.classes, confidence=self.scores
+        )
+        return found
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{row['name']} {row['score']:.0%}" for row in self.rows()[:3])
+        return f"<ClassificationResult {_about(self)}: {best or 'nothing likely'}>"
+
+    def _repr_html_(self) -> str:
+        return _html(self, ("class", "score"), [[row["name"], f"{row['score']:.0%}"] for row in self.rows()])
+
+
+Result = DetectionResult | ClassificationResult
+
+
+class Results(list[Result]):
+    """A list of results, one per image, which a notebook shows as images."""
+
+    def _repr_html_(self) -> str:
+        more = f"<p>… and {counted(len(self) - _SHOWN, 'more image')}</p>" if len(self) > _SHOWN else ""
+        cells = "".join(f'<div style="max-width:20rem">{one._repr_html_()}</div>' for one in self[:_SHOWN])
+        return f'<div style="display:flex;flex-wrap:wrap;gap:1rem;align-items:start">{cells}</div>{more}'
+
+
+def _head(result: Result) -> dict[str, Any]:
+    height, width = result.image.shape[:2]
+    return {"source": result.source, "width": width, "height": height}
+
+
+def _about(result: Result) -> str:
+    height, width = result.image.shape[:2]
+    return f"{escaped(result.source)} {width} × {height}".strip()
+
+
+def _html(result: Result, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The image with what is drawn on it, at most 640 pixels wide, above a table."""
+    drawn = result.draw()
+    drawn.thumbnail((_WIDEST, _WIDEST))
+    buffer = io.BytesIO()
+    drawn.save(buffer, "PNG")
+    encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
+    title = html.escape(_about(result))
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(escaped(text))}</td>' for text in row)}</tr>"
+        for row in rows[:_ROWS]
+    )
+    more = f"<p>… and {len(rows) - _ROWS:,} more</p>" if len(rows) > _ROWS else ""
+    return (
+        f'<figure style="margin:0"><img alt="{title}" src="data:image/png;base64,{encoded}" '
+        f'style="max-width:100%;height:auto"><figcaption>{title}</figcaption></figure>'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+    )
+
+
+def _supervision() -> Any:
+    try:
+        import supervision
+    except ImportError:
+        raise UserError(
+            "to_supervision() needs supervision; install it with: pip install supervision"
+        ) from None
+    return supervision

@@ -1,0 +1,212 @@
+"""What a prediction leaves in its folder: annotated media, crops, heat maps, and formats of all images."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rankless.data.images.image_file import Pixels
+from rankless.errors import UserError, nearest, one_of, printable
+from rankless.files.output_list import LIST
+from rankless.files.outputs import Outputs
+from rankless.inference import formats
+from rankless.inference.formats import Entry
+from rankless.inference.heatmaps import overlaid
+from rankless.inference.journal import Journal
+from rankless.inference.opening import Finder
+from rankless.inference.pipeline import Answered
+from rankless.inference.predict_custom import CustomFinder
+from rankless.inference.predict_detect import BoxFinder
+from rankless.inference.results import DetectionResult
+from rankless.inference.sources import JPEG
+
+DEFAULT = ("annotated", "json")
+_SINGLE = {
+    "json": ("predictions.json",),
+    "jsonl": ("predictions.jsonl",),
+    "coco": ("coco_images.json", "coco_results.json"),
+    "csv": ("predictions.csv",),
+    "counts": ("counts.csv",),
+}
+_FOLDERS = ("yolo", "voc", "crops", "heatmaps")
+KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
+"""What ``--save`` knows."""
+_OF_BOXES = frozenset({"coco", "yolo", "voc", "crops", "heatmaps"})
+_OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
+_UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # in the name of a folder
+
+
+def kinds_named(save: Sequence[str]) -> frozenset[str]:
+    """Return what is to be written.
+
+    Raises:
+        UserError: lists all that is not known.
+    """
+    if unknown := [name for name in save if name not in KINDS]:
+        raise UserError(
+            f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
+            for name in unknown
+        )
+    if not save:
+        raise UserError(f"--save is empty: expected some of {', '.join(KINDS)}")
+    return frozenset(save)
+
+
+def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
+    """Check that what is to be written can be made of what is found.
+
+    Raises:
+        UserError: lists all that cannot.
+    """
+    if isinstance(finder, BoxFinder):
+        return
+    fit = set(KINDS) - _OF_BOXES
+    what = "a classifier finds no boxes"
+    if isinstance(finder, CustomFinder):
+        fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' decides itself what it finds"
+    if unfit := [name for name in KINDS if name in kinds - fit]:
+        raise UserError(
+            f"--save has {name}, but {what}; expected some of {', '.join(k for k in KINDS if k in fit)}"
+            for name in unfit
+        )
+
+
+@dataclass
+class Rendered:
+    """One image's entry, and the files that are to be written for it.
+
+    Attributes:
+        answered: what it was made of.
+        entry: for the journal; None where the image could not be read.
+        best: the highest score, whether it was reported or not.
+        drawn: the annotated image, RGB.
+        files: path below the output folder, and content.
+    """
+
+    answered: Answered
+    entry: Entry | None = None
+    best: float = 0.0
+    drawn: Image.Image | None = None
+    files: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str) -> Rendered:
+    """Draw and encode what was found in one image; called in threads.
+
+    Args:
+        answered: the model's answer.
+        finder: that gave it.
+        kinds: what is to be written.
+        name: of the annotated image or video.
+    """
+    source, image = answered.source, answered.image
+    if image is None:
+        return Rendered(answered)
+    stem = Path(name).stem
+    where: dict[str, Any] = {"source": source.name}
+    if source.frame is not None:
+        stem = f"{stem}-{source.frame:06}"
+        where |= {"frame": source.frame, "time": round(source.time or 0.0, 3)}
+    size = {"width": image.shape[-1], "height": image.shape[-2]}
+    made = Rendered(answered)
+    if isinstance(finder, CustomFinder):
+        prediction, drawn = answered.answer
+        found: dict[str, Any] = {"prediction": prediction}
+        made.drawn = drawn if "annotated" in kinds else None
+    else:
+        pixels = image.permute(1, 2, 0).contiguous().numpy()
+        result = finder.result(answered.answer, pixels, source.name)
+        found = result.to_dict()
+        found = {key: found[key] for key in ("detections", "classes") if key in found}
+        made.best = finder.best(answered.answer)
+        made.drawn = result.draw() if "annotated" in kinds else None
+        if isinstance(result, DetectionResult) and "crops" in kinds:
+            made.files += crops(result, stem, Path(name).suffix)
+        if "heatmaps" in kinds and isinstance(finder, BoxFinder):
+            made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, answered.answer), ".png")))
+    shown = {"annotated": name} if made.drawn is not None else {}
+    if made.drawn is not None and source.frame is None:
+        made.files.append((name, _encoded(made.drawn, Path(name).suffix)))
+    made.entry = Entry(stem, {**where, **shown, **size, **found})
+    return made
+
+
+def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
+    """Cut out every object, best first, into a folder per class: what a classifier trains on."""
+    height, width = result.image.shape[:2]
+    suffix = suffix if suffix.lower() in JPEG else ".png"
+    for number, ((x1, y1, x2, y2), name) in enumerate(
+        zip(result.xyxy.tolist(), result.names, strict=True), 1
+    ):
+        left, top = min(max(math.floor(x1), 0), width - 1), min(max(math.floor(y1), 0), height - 1)
+        right, bottom = max(left + 1, math.ceil(x2)), max(top + 1, math.ceil(y2))
+        cut: Pixels = np.ascontiguousarray(result.image[top:bottom, left:right])
+        folder = _UNUSABLE.sub("_", name).strip()
+        folder = f"_{folder.lstrip('.')}" if not folder or folder.startswith(".") else folder
+        yield f"crops/{folder}/{stem}-{number}{suffix}", _encoded(Image.fromarray(cut), suffix)
+
+
+def write_formats(
+    journal: Journal, out: Path, kinds: frozenset[str], class_names: Sequence[str], outputs: Outputs
+) -> None:
+    """Write the formats that are made of all images together, from the journal."""
+
+    def entries() -> Iterator[Entry]:
+        return iter(journal)
+
+    writers: dict[str, Callable[[Path], None]] = {
+        "predictions.json": lambda file: formats.write_json(entries, file),
+        "predictions.jsonl": lambda file: formats.write_jsonl(entries, file),
+        "coco_images.json": lambda file: formats.write_coco_images(entries, file, class_names),
+        "coco_results.json": lambda file: formats.write_coco_results(entries, file),
+        "predictions.csv": lambda file: formats.write_csv(entries, file),
+        "counts.csv": lambda file: formats.write_counts(entries, file, class_names),
+    }
+    if "yolo" in kinds:
+        write(outputs, out / "yolo/classes.txt", formats.yolo_names(class_names).encode())
+        for stem, image in journal:
+            write(outputs, out / f"yolo/{stem}.txt", formats.yolo_text(image).encode())
+    if "voc" in kinds:
+        for stem, image in journal:
+            write(outputs, out / f"voc/{stem}.xml", formats.voc_xml(image))
+    for name in single_files(kinds):
+        outputs.include([out / name])
+        with outputs.writing(out / name) as file:
+            writers[name](file)
+
+
+def single_files(kinds: frozenset[str]) -> list[str]:
+    """Return the names of the files that hold all images."""
+    return [name for kind in KINDS if kind in kinds for name in _SINGLE.get(kind, ())]
+
+
+def write(outputs: Outputs, path: Path, content: bytes) -> None:
+    """Write a file of one image, whose name was not known before."""
+    outputs.include([path])
+    with outputs.writing(path, durable=False) as file:
+        file.write_bytes(content)
+
+
+def remove_others(outputs: Outputs, out: Path) -> list[Path]:
+    """Remove files of an earlier prediction that this one did not write again."""
+    folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
+    if (out / "crops").is_dir():
+        folders += sorted(folder for folder in (out / "crops").iterdir() if (folder / LIST).is_file())
+    return [file for folder in folders for file in outputs.remove_others(folder)]
+
+
+def _encoded(image: Image.Image, suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    if suffix.lower() in JPEG:
+        image.save(buffer, "JPEG", quality=92)
+    else:
+        image.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,221 @@
+"""Frames of video files, webcams and streams, and annotated videos, by PyAV (the extra ``video``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rankless.data.images.image_file import MOST_PIXELS, Decoded, Pixels, UnreadableImage
+from rankless.errors import UserError
+from rankless.inference.inputs import reduced
+from rankless.inference.opening import Finder
+from rankless.inference.pipeline import Source
+from rankless.inference.sources import CAMERAS, is_live, public
+
+_SECONDS_TO_OPEN, _SECONDS_TO_READ = 15.0, 15.0  # of a stream
+_USUAL_RATE = Fraction(25)  # of a video that does not say
+_HIGHEST_RATE = 240
+_CODECS = ("libx264", "mpeg4")
+_MILLISECONDS = Fraction(1, 1000)
+
+
+class Frame(NamedTuple):
+    """One frame.
+
+    Attributes:
+        pixels: uint8 RGB (H, W, 3), upright.
+        number: from 0.
+        time: in seconds from the first frame.
+    """
+
+    pixels: Pixels
+    number: int
+    time: float
+
+
+def refuse_without_av(names: list[str]) -> None:
+    """Check that videos can be read here.
+
+    Raises:
+        UserError: the extra is missing.
+    """
+    if names and importlib.util.find_spec("av") is None:
+        raise UserError(
+            f"'{public(names[0])}': video needs av; install it with: pip install 'rankless[video]'"
+        )
+
+
+def sources(name: str) -> Iterator[Source]:
+    """Yield the frames of a video, as they are asked for.
+
+    What cannot be read is a source that says so: the frames before it stand.
+    """
+    shown = public(name)
+    try:
+        for frame in frames(name):
+            yield _source(shown, frame)
+    except UnreadableImage as error:
+        yield Source(shown, _raising(UnreadableImage(shown, error.reason)))
+
+
+def frames(name: str) -> Iterator[Frame]:
+    """Read a video's frames one by one; a camera or a stream has no end of its own.
+
+    Raises:
+        UnreadableImage: no such video or stream, no frames in it, or it breaks off.
+    """
+    import av
+
+    number, first = 0, None
+    try:
+        with _opened(name) as container:
+            if not container.streams.video:
+                raise UnreadableImage(name, "it has no video, only sound or other data")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            for frame in container.decode(stream):
+                if frame.width * frame.height > MOST_PIXELS:
+                    raise UnreadableImage(name, "its frames have too many pixels")
+                time = float(frame.time) if frame.time is not None else number / float(_rate(stream))
+                first = time if first is None else first
+                pixels = frame.to_ndarray(format="rgb24")
+                yield Frame(_upright(pixels, frame), number, max(0.0, time - first))
+                number += 1
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        after = f"it breaks off after {number:,} frames: " if number else ""
+        raise UnreadableImage(name, f"{after}{getattr(error, 'strerror', None) or error}") from error
+    if not number:
+        raise UnreadableImage(name, "it has no frames")
+
+
+def frame_count(name: str) -> int:
+    """Return about how many frames a video file has; 0 if it does not say, or has no end."""
+    import av
+
+    if is_live(name):
+        return 0
+    try:
+        with _opened(name) as container:
+            stream = container.streams.video[0]
+            if stream.frames:
+                return int(stream.frames)
+            seconds = container.duration / av.time_base if container.duration else 0
+            return round(seconds * float(_rate(stream)))
+    except (av.error.FFmpegError, OSError, ValueError, IndexError):
+        return 0
+
+
+def rate_of(name: str) -> Fraction:
+    """Return a video's frames per second, which its annotated copy gets."""
+    import av
+
+    if is_live(name):
+        return _USUAL_RATE
+    try:
+        with _opened(name) as container:
+            return _rate(container.streams.video[0])
+    except (av.error.FFmpegError, OSError, ValueError, IndexError):
+        return _USUAL_RATE
+
+
+class Writer:
+    """Writes an annotated video: H.264 in MP4, each frame shown when it was in the source.
+
+    Args:
+        path: a new file, whatever its name ends in.
+        rate: frames per second, which players show.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, rate: Fraction) -> None:
+        import av
+
+        library: Any = av
+        self._container = library.open(str(path), "w", format="mp4")
+        codec = next(name for name in _CODECS if name in av.codecs_available)
+        self._stream = self._container.add_stream(codec, rate=rate)
+        self._stream.pix_fmt = "yuv420p"
+        # A millisecond fits every rate, and frames of a camera come when they come.
+        self._stream.time_base = self._stream.codec_context.time_base = _MILLISECONDS
+        self._last, self._size = -1, (0, 0)
+
+    def add(self, image: Image.Image, time: float) -> None:
+        """Add a frame of the first one's size, RGB, ``time`` seconds from the start."""
+        import av
+
+        if self._last < 0:
+            # This format stores colors for every second pixel only: sides are even.
+            self._size = image.width + image.width % 2, image.height + image.height % 2
+            self._stream.width, self._stream.height = self._size
+        pixels = np.asarray(image.convert("RGB"))
+        if pixels.shape[:2] != self._size[::-1]:
+            pixels = _padded(pixels, self._size)
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+        self._last = max(self._last + 1, round(time * 1000))
+        frame.pts, frame.time_base = self._last, _MILLISECONDS
+        for packet in self._stream.encode(frame):
+            self._container.mux(packet)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._last >= 0:
+            for packet in self._stream.encode():
+                self._container.mux(packet)
+        self._container.close()
+
+
+def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """The frame with its last column and row repeated up to an even size; one of another size is resized."""
+    height, width = pixels.shape[:2]
+    if not (0 <= size[0] - width <= 1 and 0 <= size[1] - height <= 1):
+        return np.asarray(Image.fromarray(pixels).resize(size))
+    return np.pad(pixels, ((0, size[1] - height), (0, size[0] - width), (0, 0)), "edge")
+
+
+def _opened(name: str) -> Any:
+    import av
+
+    if camera := CAMERAS.fullmatch(name):
+        return av.open(f"/dev/video{camera[1] or camera[2]}", format="v4l2")
+    if is_live(name):
+        options = {"rtsp_transport": "tcp"} if name.lower().startswith("rtsp") else {}
+        return av.open(name, options=options, timeout=(_SECONDS_TO_OPEN, _SECONDS_TO_READ))
+    # A name with a colon would be taken for an address.
+    return av.open(str(Path(name).absolute()))
+
+
+def _rate(stream: Any) -> Fraction:
+    rate = stream.average_rate or stream.guessed_rate
+    return Fraction(rate) if rate and 0 < rate <= _HIGHEST_RATE else _USUAL_RATE
+
+
+def _upright(pixels: Pixels, frame: Any) -> Pixels:
+    """A frame turned as its video says, as phones' videos do."""
+    quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
+    return np.ascontiguousarray(np.rot90(pixels, quarters))
+
+
+def _source(name: str, frame: Frame) -> Source:
+    image = torch.from_numpy(frame.pixels).permute(2, 0, 1)
+
+    def read(finder: Finder) -> tuple[torch.Tensor, Decoded]:
+        return reduced(image, finder)
+
+    return Source(name, read, frame.number, frame.time)
+
+
+def _raising(error: UnreadableImage) -> Any:
+    def read(_: Finder) -> tuple[torch.Tensor, Decoded]:
+        raise error
+
+    return read
