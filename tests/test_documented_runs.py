@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 
 from rankless import cli
+from rankless.inference.video import Writer
 from rankless.models.checkpoints import weights
 from rankless.models.zoo import build
 from rankless.recipe.load import load
@@ -27,7 +29,7 @@ from documented import Line, commands
 
 VERBS = {"data", "digest", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
-HEAVY = re.compile(r"export (?!.*--format darknet)|data show digits|--task")
+HEAVY = re.compile(r"export (?!.*--format darknet)|data show digits|--task|--resume")
 
 
 def data_set(root: Path) -> None:
@@ -55,7 +57,7 @@ def model(path: Path, recipe: Recipe, names: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages take to be there: mydata, runs/my, runs/digits, coco.safetensors, photo.jpg, folder."""
+    """What the pages take to be there: mydata, runs/my, runs/digits, coco.safetensors, images and a video."""
     place = tmp_path_factory.mktemp("documented")
     data_set(place / "mydata")
     small = Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=Data(root="mydata"))
@@ -66,6 +68,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "folder").mkdir()
     for name in ("photo.jpg", "folder/first.jpg"):
         Image.new("RGB", (80, 60), "gray").save(place / name)
+    writer = Writer(place / "clip.mp4", Fraction(10))
+    writer.add(Image.new("RGB", (80, 60), "gray"), 0.0)
+    writer.close()
     return place
 
 

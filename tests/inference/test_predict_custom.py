@@ -82,7 +82,8 @@ def test_it_says_and_draws_what_it_sees(
     words = ["predict", str(target), image, "--task", task(tmp_path), "--out", str(out)]
     assert cli.main(words) == 0
     assert re.fullmatch(
-        rf"1 image; in (fp32|bf16); results in {re.escape(str(out))}\n", capsys.readouterr().out
+        rf"1 image; \S+ images per second; in (fp32|bf16); results in {re.escape(str(out))}\n",
+        capsys.readouterr().out,
     )
     assert json.loads((out / "predictions.json").read_text()) == [
         {"source": image, "annotated": "a.png", "width": 30, "height": 20, "prediction": {"redness": 51.0}}

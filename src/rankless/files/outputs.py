@@ -151,6 +151,10 @@ class Outputs:
         except OSError as error:
             raise UserError(f"{self._option} {file}: it cannot be written: {_reason(error)}") from error
 
+    def keep(self, files: Iterable[Path]) -> None:
+        """Count files as written: an earlier call of the same command began this one's work."""
+        self._written.extend(files)
+
     def remove_others(self, folder: Path) -> list[Path]:
         """Remove earlier outputs of this command from ``folder`` that it did not write again.
 

@@ -57,10 +57,10 @@ class Journal(Sequence[Entry]):
         else:
             self._append(head)
 
-    def add(self, source: str, entry: Entry) -> None:
-        """Record what was found in an image or a frame."""
+    def add(self, source: str, entry: Entry, files: Sequence[str] = ()) -> None:
+        """Record what was found in an image or a frame, and the files that were written of it."""
         self._starts.append(self._end)
-        self._append({"stem": entry.stem, "image": entry.image})
+        self._append({"stem": entry.stem, "files": list(files), "image": entry.image})
         if "frame" not in entry.image:
             self.done.add(source)
 
@@ -70,9 +70,9 @@ class Journal(Sequence[Entry]):
         self.failed.append((source, reason))
         self.done.add(source)
 
-    def end_video(self, source: str) -> None:
-        """Record that the last frame of a video was predicted."""
-        self._append({"ended": source})
+    def end_video(self, source: str, files: Sequence[str] = ()) -> None:
+        """Record that the last frame of a video was predicted, and the files that were written of all."""
+        self._append({"ended": source, "files": list(files)})
         self.done.add(source)
 
     def remove(self) -> None:
@@ -101,6 +101,11 @@ class Journal(Sequence[Entry]):
         for _, line in self._lines():
             if "image" in (row := json.loads(line)):
                 yield _entry(row)
+
+    def files(self) -> Iterator[str]:
+        """Yield the paths, below the folder, of all files that were written of images and videos."""
+        for _, line in self._lines():
+            yield from json.loads(line).get("files", ())
 
     def _append(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(row).encode() + b"\n"

@@ -21,7 +21,7 @@ from rankless.inference.opening import Opened
 from rankless.inference.pipeline import Answered, Source, answered, ordered, reading, threads
 from rankless.inference.report import ImageReports, PredictionReport
 from rankless.inference.saving import Rendered
-from rankless.inference.sources import is_live, is_video, output_names, public
+from rankless.inference.sources import is_live, is_video, output_names, public, stems
 from rankless.printing import ProgressBar, say
 
 
@@ -54,7 +54,7 @@ class Recording:
         self.resume, self._is_new = resume, not out.exists()
         names = output_names(sources, out)
         self._originals = {public(source): source for source in sources}
-        self._names = dict(zip(map(public, sources), names, strict=True))
+        self._names = dict(zip(map(public, sources), zip(names, stems(names), strict=True), strict=True))
         files = [out / name for name in [*names, *saving.single_files(kinds)]]
         # In a folder that is not there nothing can be in the way.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
@@ -97,6 +97,8 @@ class Recording:
         report.best, report.seconds, report.computed = self._best, seconds, self._computed
         class_names = getattr(self.opened.finders[0], "class_names", ())
         saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs)
+        if self.resume:  # what was written before the stop is not of an earlier prediction
+            self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
         report.notes.extend(self._notes())
         journal.remove()
@@ -108,7 +110,7 @@ class Recording:
         finder = self.opened.finders[0]
 
         def render(one: Answered) -> Rendered:
-            return saving.rendered(one, finder, self.kinds, self._names[one.source.name])
+            return saving.rendered(one, finder, self.kinds, *self._names[one.source.name])
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:
@@ -154,7 +156,7 @@ class Recording:
             self._add_frame(source, one.drawn)
         for name, content in one.files:
             saving.write(self.outputs, self.out / name, content)
-        journal.add(source.name, one.entry)
+        journal.add(source.name, one.entry, [name for name, _ in one.files])
         self._best, self._computed = max(self._best, one.best), self._computed + 1
         if one.drawn is not None:
             found = one.entry.image.get("detections", []) or one.entry.image.get("classes", [])[:1]
@@ -164,7 +166,7 @@ class Recording:
         if self._video is None:
             stack, writer = ExitStack(), None
             if drawn is not None:
-                path = self.out / self._names[source.name]
+                path = self.out / self._names[source.name][0]
                 self.outputs.include([path])
                 part = stack.enter_context(self.outputs.writing(path))
                 writer = video.Writer(part, video.rate_of(self._originals[source.name]))
@@ -180,18 +182,18 @@ class Recording:
                 if writer is not None:
                     writer.close()
             self._video = None
-            journal.end_video(name)
+            journal.end_video(name, [self._names[name][0]] if writer is not None else [])
 
     def _leave_video(self) -> None:
         """Remove what was written of a video that will not end."""
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None
-            with suppress(InterruptedError), stack:
+            with suppress(_GivenUpError), stack:
                 if writer is not None:
                     with suppress(Exception):
                         writer.close()
-                raise InterruptedError  # so that what was begun is removed
+                raise _GivenUpError  # so that what was begun is removed
 
     def _notes(self) -> Iterator[str]:
         if names := unwritable(sorted(self._seen)):
@@ -200,3 +202,7 @@ class Recording:
                 f"{have} characters that no font here can draw, and a number instead on the images: "
                 f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
             )
+
+
+class _GivenUpError(Exception):
+    """Leaves a context as an error does."""

@@ -98,7 +98,7 @@ class Rendered:
     files: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str) -> Rendered:
+def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
     """Draw and encode what was found in one image; called in threads.
 
     Args:
@@ -106,11 +106,11 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
         finder: that gave it.
         kinds: what is to be written.
         name: of the annotated image or video.
+        stem: of other files of this image or video.
     """
     source, image = answered.source, answered.image
     if image is None:
         return Rendered(answered)
-    stem = Path(name).stem
     where: dict[str, Any] = {"source": source.name}
     if source.frame is not None:
         stem = f"{stem}-{source.frame:06}"

@@ -150,3 +150,17 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
         taken.add(name.casefold())
         names.append(name)
     return names
+
+
+def stems(names: Sequence[str]) -> list[str]:
+    """Name the other files of each image: its name without ending; ``-2``, ``-3`` … where these are equal."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        stem, number = Path(name).stem, 1
+        while stem.casefold() in taken:
+            number += 1
+            stem = f"{Path(name).stem}-{number}"
+        taken.add(stem.casefold())
+        found.append(stem)
+    return found

@@ -1,0 +1,182 @@
+"""A prediction that was stopped goes on, and ends with the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import rankless.inference.saving as saving
+from rankless.errors import UserError
+from rankless.inference.journal import NAME
+from rankless.inference.predict import predict
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import rankless.inference.saving as saving
+from rankless.inference.predict import predict
+left, real = 4, saving.write
+def write(*words):
+    global left
+    real(*words)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+saving.write = write
+save = ["annotated", "json", "crops"]
+weights, images, out = map(Path, sys.argv[1:])
+predict(weights, [str(images)], out=out, save=save, device="cpu", confidence=0.0)
+"""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+@pytest.fixture
+def stopped(colors, painted_file, monkeypatch, tmp_path):
+    """The folder of a prediction that was stopped in its fourth file, and what it was asked."""
+    for number in range(6):
+        painted_file(f"{number}.png", "red", shift=number)
+    (tmp_path / "images/1.jpg").write_text("no image")
+    sources, real, left = [str(tmp_path / "images")], saving.write, [3]
+
+    def write(*words):
+        if not left[0]:
+            raise Stop
+        left[0] -= 1
+        real(*words)
+
+    monkeypatch.setattr(saving, "write", write)
+    with pytest.raises(Stop):
+        predict(colors, sources, out=tmp_path / "out", device="cpu")
+    monkeypatch.setattr(saving, "write", real)
+    return tmp_path / "out", sources
+
+
+def test_it_goes_on_where_it_was(colors, stopped, tmp_path):
+    out, sources = stopped
+    before = {path: path.stat().st_ino for path in out.glob("*.png")}
+    assert len(before) == 3 and (out / NAME).exists() and not (out / "predictions.json").exists()
+    with (out / NAME).open("ab") as file:
+        file.write(b'{"stem": "cut in the mid')
+    report = predict(colors, sources, out=out, device="cpu", resume=True)
+    assert report.computed == 3 and len(report.images) == 6 and len(report.failed) == 1
+    assert all(path.stat().st_ino == inode for path, inode in before.items()), "nothing is done again"
+    whole = predict(colors, sources, out=tmp_path / "whole", device="cpu")
+    assert content(out) == content(whole.out) | {
+        ".rankless-outputs": (out / ".rankless-outputs").read_bytes()
+    }
+    assert report.failed == whole.failed
+
+
+@pytest.mark.processes
+def test_after_a_kill(forked, tmp_path):
+    """A real process, a real kill, a real detector."""
+    import torch
+
+    from rankless.models.checkpoints import weights
+    from rankless.recipe.schema import Model, Recipe
+    from rankless.tasks.detect import Detect
+
+    torch.manual_seed(0)
+    recipe = Recipe(model=Model(image_size=64, width=0.25))
+    path = tmp_path / "w.safetensors"
+    state = Detect(recipe, ("a", "b")).model().state_dict()
+    weights.save(path, state, recipe=recipe, class_names=("a", "b"))
+    images = tmp_path / "images"
+    images.mkdir()
+    from PIL import Image
+
+    for number in range(4):
+        Image.effect_noise((90, 70), 50 + number).convert("RGB").save(images / f"{number}.png")
+    out = tmp_path / "out"
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = forked(str(tmp_path / "killed.py"), str(path), str(images), str(out), cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    save = ["annotated", "json", "crops"]
+    options = {"save": save, "device": "cpu", "confidence": 0.0}
+    with pytest.raises(UserError, match=r"was stopped before its end; add --resume to go on, or --force"):
+        predict(path, [str(images)], out=out, **options)
+    predict(path, [str(images)], out=out, resume=True, **options)
+    predict(path, [str(images)], out=tmp_path / "whole", **options)
+    assert {name for name in content(out) if ".rankless" not in name} == {
+        name for name in content(tmp_path / "whole") if ".rankless" not in name
+    }
+    assert (out / "predictions.json").read_bytes() == (tmp_path / "whole/predictions.json").read_bytes()
+    assert not (out / NAME).exists()
+
+
+def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_file):
+    out, sources = stopped
+    before = content(out)
+    more = [*sources, str(painted_file("../more.png"))]
+    for words, options, said in (
+        (more, {}, "other images"),
+        (sources, {"confidence": 0.5}, "other options"),
+        (sources, {"save": ["json"]}, "other outputs"),
+        (more, {"classes": ["red"]}, "other images and options"),
+    ):
+        with pytest.raises(UserError, match=f"was started with {said}; give the same command"):
+            predict(colors, words, out=out, device="cpu", resume=True, **options)
+    os.utime(colors)
+    with pytest.raises(UserError, match="other weights"):
+        predict(colors, sources, out=out, device="cpu", resume=True)
+    assert content(out) == before
+    report = predict(colors, sources, out=out, device="cpu", force=True)
+    assert report.computed == 6 and len(report.images) == 6 and not (out / NAME).exists()
+
+
+def test_what_cannot_go_on(colors, stopped, tmp_path):
+    out, sources = stopped
+    for options, said in (
+        ({"resume": True}, "--resume needs the folder of the stopped prediction; name it with --out"),
+        ({"resume": True, "out": tmp_path / "none"}, "none: no stopped prediction to go on with"),
+        ({"resume": True, "out": out, "force": True}, "give one of them"),
+    ):
+        with pytest.raises(UserError, match=said):
+            predict(colors, sources, device="cpu", **options)
+    assert not (tmp_path / "none").exists()
+    (out / NAME).write_text("not ours")
+    with pytest.raises(UserError, match="is not of this version of Rankless; start again with --force"):
+        predict(colors, sources, out=out, device="cpu", resume=True)
+
+
+def test_a_start_that_fails_leaves_nothing(colors, painted_file, monkeypatch, tmp_path):
+    def fail(*_):
+        raise Stop
+
+    monkeypatch.setattr(saving, "rendered", fail)
+    monkeypatch.chdir(tmp_path)
+    for out in (None, tmp_path / "out"):
+        with pytest.raises(Stop):
+            predict(colors, [str(painted_file("a.png"))], out=out, device="cpu")
+    assert not Path("predictions").exists() and not (tmp_path / "out").exists()
+
+
+def test_the_journal_reads_any_entry_alone(tmp_path):
+    from rankless.inference.formats import Entry
+    from rankless.inference.journal import Journal
+
+    journal = Journal(tmp_path, {"a": 1}, resume=False)
+    entries = [
+        Entry(str(number), {"source": str(number), "text": "ü" * (number * 997)}) for number in range(12)
+    ]
+    for entry in entries:
+        journal.add(entry.stem, entry)
+    journal.add_failure("bad", "cut")
+    journal.remove()
+    assert not (tmp_path / NAME).exists()
+    assert list(journal) == entries and [journal[number] for number in range(12)] == entries
+    assert journal[-1] == entries[-1] and journal[2:5] == entries[2:5] and len(journal) == 12
+    with pytest.raises(IndexError):
+        journal[12]
+    assert json.dumps(journal[3].image)

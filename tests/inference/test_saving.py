@@ -1,0 +1,234 @@
+"""What a prediction leaves on the disk, read back by others: pycocotools, ElementTree, csv, Pillow."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless.errors import UserError
+from rankless.inference.predict import predict
+from rankless.inference.saving import KINDS
+
+BOXES = {"red": (40, 60, 140, 220), "green": (200, 20, 380, 120), "blue": (220, 160, 300, 280)}
+
+
+@pytest.fixture
+def saved(colors, painted_file, tmp_path):
+    """``saved("yolo", …)``: the folder of a prediction on three images."""
+    painted_file("a.jpg", "red", "blue", quality=95)
+    painted_file("b.png")
+    painted_file("sub/a.png", "green")
+    sources = [str(tmp_path / "images")]
+
+    def save(*kinds, out="out", **options):
+        return predict(colors, sources, out=tmp_path / out, save=kinds, device="cpu", **options).out
+
+    return save
+
+
+@pytest.fixture
+def painted_file(paint, tmp_path):
+    def write(name, *names, **options):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(paint(*names)).save(path, **options)
+        return path
+
+    return write
+
+
+def files(out: Path) -> set[str]:
+    return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and path.name[0] != "."}
+
+
+def test_only_what_was_asked_for_is_written(saved):
+    assert files(saved("json", out="1")) == {"predictions.json"}
+    assert files(saved("annotated", out="2")) == {"a.jpg", "b.png", "a.png"}
+    several = saved("jsonl", "csv", "counts", out="3")
+    assert files(several) == {"predictions.jsonl", "predictions.csv", "counts.csv"}
+    for wrong, said in ((["jsn"], "--save has 'jsn': .*did you mean 'json'"), ([], "--save is empty")):
+        with pytest.raises(UserError, match=said):
+            saved(*wrong, out="4")
+
+
+def test_coco_results_are_read_by_pycocotools(saved, tmp_path, capsys):
+    coco = pytest.importorskip("pycocotools.coco")
+    out = saved("coco", "json")
+    known = coco.COCO(str(out / "coco_images.json"))
+    found = known.loadRes(str(out / "coco_results.json"))
+    assert [one["name"] for one in known.loadCats(known.getCatIds())] == ["red", "green", "blue"]
+    images = {one["file_name"]: one for one in known.loadImgs(known.getImgIds())}
+    assert set(images) == {"a.jpg", "b.png", "a.png"} and images["a.jpg"]["width"] == 400
+    by_name = {
+        known.loadCats(one["category_id"])[0]["name"]: one for one in found.loadAnns(found.getAnnIds())
+    }
+    assert len(found.getAnnIds()) == 3
+    for name, (x1, y1, x2, y2) in BOXES.items():
+        np.testing.assert_allclose(by_name[name]["bbox"], (x1, y1, x2 - x1, y2 - y1), atol=3)
+    assert by_name["green"]["image_id"] == images["a.png"]["id"] and by_name["green"]["score"] == 0.8
+
+
+def test_coco_names_that_are_numbers_are_the_ids(colors, painted_file, tmp_path):
+    sources = [str(painted_file(name, "red")) for name in ("000000000139.jpg", "000000000785.jpg")]
+    out = predict(colors, sources, out=tmp_path / "out", save=["coco"], device="cpu").out
+    assert [one["image_id"] for one in json.loads((out / "coco_results.json").read_text())] == [139, 785]
+
+
+def test_yolo_text(saved):
+    out = saved("yolo")
+    assert files(out) == {"yolo/a.txt", "yolo/b.txt", "yolo/a-2.txt", "yolo/classes.txt"}
+    assert (out / "yolo/classes.txt").read_text() == "red\ngreen\nblue\n"
+    assert (out / "yolo/b.txt").read_text() == ""
+    rows = np.loadtxt(out / "yolo/a.txt")
+    assert rows[:, 0].tolist() == [0, 2]
+    center, size = rows[:, 1:3] * (400, 300), rows[:, 3:] * (400, 300)
+    corners = np.concatenate([center - size / 2, center + size / 2], 1)
+    np.testing.assert_allclose(corners, [BOXES["red"], BOXES["blue"]], atol=3)
+
+
+def test_voc_xml_counts_pixels_from_one(saved):
+    out = saved("voc")
+    root = ElementTree.parse(out / "voc/a.xml").getroot()
+    assert root.tag == "annotation" and root.findtext("filename") == "a.jpg"
+    assert [root.findtext(f"size/{side}") for side in ("width", "height", "depth")] == ["400", "300", "3"]
+    assert [one.findtext("name") for one in root.iter("object")] == ["red", "blue"]
+    sides = [float(root.findtext(f"object/bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")]
+    x1, y1, x2, y2 = BOXES["red"]
+    np.testing.assert_allclose(sides, (x1 + 1, y1 + 1, x2, y2), atol=3)
+    assert not list(ElementTree.parse(out / "voc/b.xml").iter("object"))
+
+
+def test_csv_counts_and_lines(saved):
+    out = saved("csv", "counts", "jsonl", "json")
+    with (out / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["red", "blue", "green"]
+    np.testing.assert_allclose(
+        [float(rows[2][side]) for side in ("x1", "y1", "x2", "y2")], BOXES["green"], atol=3
+    )
+    with (out / "counts.csv").open(newline="") as file:
+        counts = [
+            {key: row[key] for key in ("total", "red", "green", "blue")} for row in csv.DictReader(file)
+        ]
+    assert [list(row.values()) for row in counts] == [list("2101"), list("0000"), list("1010")]
+    lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert lines == json.loads((out / "predictions.json").read_text()) and len(lines) == 3
+
+
+def test_crops_are_the_pixels_in_the_boxes(saved):
+    out = saved("crops")
+    assert files(out) == {"crops/red/a-1.jpg", "crops/blue/a-2.jpg", "crops/green/a-2-1.png"}
+    with Image.open(out / "crops/green/a-2-1.png") as cut:
+        assert abs(cut.width - 180) < 4 and abs(cut.height - 100) < 4
+        assert (np.asarray(cut)[5:-5, 5:-5] == (0, 250, 0)).all()
+
+
+def test_heat_lies_on_the_object(tmp_path):
+    """A real detector whose every output but one is at its lowest."""
+    import torch
+
+    from rankless.data.images.image_file import Decoded
+    from rankless.inference import heatmaps
+    from rankless.inference.predict_detect import BoxFinder
+    from rankless.models.checkpoints import weights
+    from rankless.recipe.schema import Model, Recipe
+    from rankless.tasks.detect import Detect
+
+    torch.manual_seed(0)
+    recipe = Recipe(model=Model(image_size=(96, 128), width=0.25))
+    state = Detect(recipe, ("a", "b")).model().state_dict()
+    path = tmp_path / "w.safetensors"
+    weights.save(path, state, recipe=recipe, class_names=("a", "b"))
+    finder = BoxFinder(weights.load(path), 0.0, torch.device("cpu"), "w")
+    image = torch.randint(0, 255, (3, 150, 300), dtype=torch.uint8)
+    item = finder.item(Decoded(image, 1, (150, 300)))
+    (plain,) = finder.answers([item], 1)
+    finder.heat = True
+    (answer,) = finder.answers([item], 1)
+    assert torch.equal(plain.found.boxes, answer.found.boxes), "the map changes no number"
+    assert answer.heat.shape == (12, 16)
+    assert answer.heat.max() == pytest.approx(float(answer.found.scores[0]))
+    # One place of the map, and where it must be on the image: 128 × 64 of the input show 300 × 150.
+    alone = torch.zeros(12, 16)
+    alone[6, 10] = 1.0
+    level = heatmaps.in_image(alone, answer.letterbox)
+    assert level.shape == (150, 300)
+    rows, columns = np.nonzero(level > 128)
+    scale = 300 / 128
+    assert rows.mean() == pytest.approx((6.5 * 8 - 16) * scale, abs=1.5)
+    assert columns.mean() == pytest.approx(10.5 * 8 * scale, abs=1.5)
+    drawn = heatmaps.overlaid(image.permute(1, 2, 0).numpy(), answer._replace(heat=alone))
+    assert drawn.size == (300, 150)
+
+
+def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
+    from rankless.models.checkpoints import weights
+    from rankless.recipe.schema import Model, Recipe
+    from rankless.tasks.classify import Classify
+
+    recipe = Recipe(task="classify", model=Model(name="resnet18", image_size=32))
+    path = tmp_path / "c.safetensors"
+    weights.save(
+        path, Classify(recipe, ("a", "b")).model().state_dict(), recipe=recipe, class_names=("a", "b")
+    )
+    image = str(painted_file("x.png", "red"))
+    with pytest.raises(UserError) as error:
+        predict(path, [image], out=tmp_path / "out", save=KINDS, device="cpu")
+    assert len(error.value.problems) == 5 and not (tmp_path / "out").exists()
+    assert error.value.problems[0] == (
+        "--save has coco, but a classifier finds no boxes; expected some of annotated, json, jsonl, csv, "
+        "counts"
+    )
+    with pytest.raises(UserError, match="--classes is a, which chooses among the boxes of a detector"):
+        predict(path, [image], out=tmp_path / "out", classes=["a"], device="cpu")
+    out = predict(path, [image], out=tmp_path / "out", save=["csv", "counts"], device="cpu").out
+    with (out / "predictions.csv").open(newline="") as file:
+        assert {row["name"] for row in csv.DictReader(file)} == {"a", "b"}
+    with (out / "counts.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["total"] == "1" and {row["a"], row["b"]} == {"0", "1"}
+
+
+def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):
+    out = saved("crops", "yolo", "voc", "annotated", "json")
+    (out / "crops/red/mine.png").write_bytes(b"mine")
+    report = predict(
+        tmp_path / "colors.safetensors",
+        [str(tmp_path / "images/b.png")],
+        out=out,
+        save=["json"],
+        device="cpu",
+        force=True,
+    )
+    assert files(out) == {"predictions.json", "crops/red/mine.png"}
+    assert len(report.removed) == 3 + 4 + 3 + 3
+    assert "crops/blue/a-2.jpg" in report.as_json()["removed"]
+
+
+def test_a_file_of_somebody_elses_is_not_replaced_by_a_crop(saved, tmp_path):
+    mine = tmp_path / "out/crops/red/a-1.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    with pytest.raises(UserError, match="holds other files"):
+        saved("crops")
+    saved("crops", force=True)  # as --force says
+    assert mine.read_bytes() != b"mine"
+
+
+def test_the_report_holds_no_images(saved, tmp_path):
+    """What it lists is read from the disk when it is asked for, and survives another prediction."""
+    sources = [str(tmp_path / "images")]
+    options = {"out": tmp_path / "more", "device": "cpu"}
+    saved("json")
+    report = predict(tmp_path / "colors.safetensors", sources, **options)
+    predict(tmp_path / "colors.safetensors", sources, **options, classes=["blue"], force=True)
+    assert [len(image.detections) for image in report.images] == [2, 0, 1]
+    assert report.images[-1].detections[0]["name"] == "green"
+    assert [Path(image.source).name for image in report.images[:2]] == ["a.jpg", "b.png"]
+    assert report.computed == 3 and report.per_second > 0

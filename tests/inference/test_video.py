@@ -1,0 +1,180 @@
+"""Videos in and out, written and read back by PyAV itself."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless.errors import UserError
+from rankless.inference import recording, video
+from rankless.inference.journal import NAME
+from rankless.inference.predict import predict
+from rankless.inference.sources import is_video, output_names, public
+
+av = pytest.importorskip("av")
+
+
+def film(path: Path, frames: list[np.ndarray], rate: Fraction | int = 10, rotation: int = 0) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt, stream.bit_rate = "yuv420p", 4_000_000
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for pixels in frames:
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+def decoded(path: Path) -> tuple[list[np.ndarray], list[float], str]:
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = [(frame.to_ndarray(format="rgb24"), frame.time) for frame in container.decode(stream)]
+        return [pixels for pixels, _ in frames], [time for _, time in frames], stream.codec_context.name
+
+
+@pytest.fixture
+def clip(paint, tmp_path):
+    """Seven frames in which the red rectangle moves by 20 pixels each, 10 a second."""
+    return film(tmp_path / "clip.mp4", [paint("red", shift=20 * number) for number in range(7)])
+
+
+def test_every_frame_is_predicted_and_drawn(colors, clip, painted_file, tmp_path):
+    still = painted_file("still.png", "green")
+    report = predict(colors, [str(clip), str(still)], out=tmp_path / "out", device="cpu", save=[
+        "annotated", "json", "csv", "yolo"
+    ])  # fmt: skip
+    assert (len(report.images), report.failed, report.exit_code) == (8, [], 0)
+    rows = json.loads((report.out / "predictions.json").read_text())
+    assert [row.get("frame") for row in rows] == [*range(7), None]
+    np.testing.assert_allclose([row["time"] for row in rows[:7]], np.arange(7) / 10, atol=1e-3)
+    for number, row in enumerate(rows[:7]):
+        assert (row["source"], row["annotated"]) == (str(clip), "clip.mp4")
+        (found,) = row["detections"]
+        assert found["name"] == "red" and abs(found["box"][0] - 40 - 20 * number) < 4
+    assert sorted(path.name for path in report.out.iterdir() if path.name[0] != ".") == [
+        "clip.mp4", "predictions.csv", "predictions.json", "still.png", "yolo",
+    ]  # fmt: skip
+    assert (report.out / "yolo/clip-000006.txt").read_text().startswith("0 ")
+    frames, times, codec = decoded(report.out / "clip.mp4")
+    assert codec == "h264" and len(frames) == 7 and frames[0].shape == (300, 400, 3)
+    np.testing.assert_allclose(times, np.arange(7) / 10, atol=2e-3)
+    # The box is drawn: the label of the last frame stands where the first has the background.
+    away = [np.abs(frame.astype(int) - 120).max(2) for frame in frames]
+    assert away[6][50, 170] > 40 > away[0][50, 330]
+
+
+def test_sides_become_even_and_uneven_times_stay(tmp_path):
+    writer = video.Writer(tmp_path / "x.mp4", Fraction(30000, 1001))
+    times = [0.0, 0.04, 0.5, 0.5, 2.0]
+    for number, time in enumerate(times):
+        writer.add(Image.new("RGB", (31, 47), (40 * number, 0, 0)), time)
+    writer.close()
+    frames, found, _ = decoded(tmp_path / "x.mp4")
+    assert frames[0].shape == (48, 32, 3)
+    np.testing.assert_allclose(found, [0.0, 0.04, 0.5, 0.501, 2.0], atol=2e-3)
+
+
+def test_a_phones_video_is_upright(paint, tmp_path):
+    pixels = paint("red")
+    for rotation in (90, 180, -90):
+        path = film(tmp_path / f"r{rotation}.mp4", [pixels], rotation=rotation)
+        (frame,) = video.frames(str(path))
+        with av.open(str(path)) as container:  # FFmpeg's own turn is the oracle
+            shown = next(container.decode(video=0))
+            assert shown.rotation % 360 == rotation % 360
+        # A positive rotation turns the stored frame counterclockwise.
+        assert np.abs(frame.pixels.astype(int) - np.rot90(pixels, rotation // 90)).mean() < 6
+
+
+def test_what_is_no_video_is_named_and_the_others_go_on(colors, clip, tmp_path):
+    content = clip.read_bytes()
+    (tmp_path / "bad.mp4").write_text("no video")
+    (tmp_path / "empty.avi").write_bytes(b"")
+    with av.open(str(tmp_path / "sound.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    names = [str(tmp_path / name) for name in ("bad.mp4", "empty.avi", "sound.mkv", "clip.mp4")]
+    report = predict(colors, names, out=tmp_path / "out", device="cpu")
+    assert [Path(source).name for source, _ in report.failed] == ["bad.mp4", "empty.avi", "sound.mkv"]
+    assert "only sound" in report.failed[2][1] and len(report.images) == 7 and report.exit_code == 1
+    assert clip.read_bytes() == content and (report.out / "clip.mp4").exists()
+
+
+def test_a_stopped_video_begins_again_and_the_images_before_do_not(
+    colors, clip, painted_file, tmp_path, monkeypatch
+):
+    sources = [str(painted_file("still.png", "red")), str(clip)]
+    real, left = recording.video.Writer.add, [3]
+
+    def add(*words):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        real(*words)
+
+    monkeypatch.setattr(recording.video.Writer, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        predict(colors, sources, out=tmp_path / "out", device="cpu")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".rankless-outputs", NAME, "still.png",
+    ]  # fmt: skip
+    report = predict(colors, sources, out=tmp_path / "out", device="cpu", resume=True)
+    assert (report.computed, len(report.images)) == (7, 8)
+    assert [image.frame for image in report.images] == [None, *range(7)]
+    assert len(decoded(report.out / "clip.mp4")[0]) == 7
+
+
+def test_ctrl_c_ends_a_camera_with_whole_results(colors, clip, tmp_path, monkeypatch):
+    """A camera has no other end; here a file stands for it."""
+    real, left = recording.Recording._keep, [5]
+
+    def keep(*words):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        real(*words)
+
+    opened = video._opened
+    monkeypatch.setattr(recording.Recording, "_keep", keep)
+    monkeypatch.setattr(video, "_opened", lambda name: opened(str(clip)))
+    report = predict(colors, ["rtsp://user:secret@camera/live?x=1"], out=tmp_path / "out", device="cpu")
+    assert len(report.images) == 4 and report.images[0].source == "rtsp://camera/live?x=1"
+    assert len(decoded(report.out / "camera-live-x-1.mp4")[0]) == 4
+    assert "secret" not in "".join(path.read_text(errors="replace") for path in report.out.glob("*.json"))
+
+
+def test_names_of_videos_cameras_and_streams():
+    for name in ("a.MP4", "x/y.mov", "webcam:0", "/dev/video3", "rtsp://a/b", "https://a/b.m3u8", "udp://:1"):
+        assert is_video(name), name
+    assert not any(map(is_video, ("a.gif", "webcam:x", "a.mp4.png", "digits:val:0")))
+    assert public("rtsp://u:p@h:554/a@b") == "rtsp://h:554/a@b" and public("a@b.png") == "a@b.png"
+    names = output_names(["a.mov", "b/a.avi", "webcam:0", "rtsp://u:p@h:554/a b"], Path("out"))
+    assert names == ["a.mp4", "a-2.mp4", "webcam-0.mp4", "h-554-a-b.mp4"]
+
+
+def test_without_av_it_says_what_to_install(colors, clip, tmp_path, monkeypatch):
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"clip.mp4': video needs av; install it with: pip install 'rankless\[video\]'"
+    ):
+        predict(colors, [str(clip)], out=tmp_path / "out", device="cpu")
+
+
+def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
+    from rankless.inference.sources import find
+
+    painted_file("../still.png")
+    folder = str(clip.parent)
+    assert str(clip) in find([folder]) and str(clip) in find([f"{folder}/*"])
