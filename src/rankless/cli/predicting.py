@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Json, Target, Task, flag, is_override, part
 from rankless.errors import UserError, counted
+from rankless.files.reading import NAMES, read_text
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def predict(
         Parameter(
             name="SOURCE KEY=VALUE",
             help="Images, videos, folders, patterns, webcam:0, rtsp://…, or built-in scenes as in "
-            "digits:val:0-7; - reads a list of them; and changes to the recipe of the weights.",
+            "digits:val:0-7; @FILE or @- reads a list of them; and changes to the recipe of the weights.",
         ),
     ],
     task: Task = None,
@@ -101,7 +103,7 @@ def predict(
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     if batch is not None and batch < 1:
         raise UserError(f"--batch is {batch}: expected a whole number of at least 1")
-    sources = _with_list(sources)
+    sources = _with_lists(sources)
     from rankless.cli.missing import check_target
     from rankless.recipe.instruction_set import fix, of_weights
     from rankless.runs.directory import weights_of
@@ -155,15 +157,29 @@ def _as_overrides(options: dict[str, float | int | str | None], overrides: Seque
     return [f"{_KEYS[option]}={value}" for option, value in given.items()]
 
 
-def _with_list(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources, with the lines of the standard input in the place of ``-``."""
-    if "-" not in sources:
-        return tuple(sources)
-    lines = [line.rstrip("\r\n") for line in sys.stdin]
-    if not any(lines):
-        raise UserError("-: no images on the standard input; expected a path on each line")
-    at = sources.index("-")
-    return (*sources[:at], *(line for line in lines if line), *(one for one in sources[at:] if one != "-"))
+def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources, with the lines of a file in the place of ``@FILE``; ``@-`` is the standard input.
+
+    Raises:
+        UserError: lists that cannot be read, or that are empty.
+    """
+    every: list[str] = []
+    problems = []
+    for source in sources:
+        if not source.startswith("@") or os.path.lexists(source):
+            every.append(source)
+            continue
+        try:
+            text = sys.stdin.read() if source == "@-" else read_text(Path(source[1:]), NAMES)
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"'{source}': the list cannot be read: {error}; expected a path on each line")
+            continue
+        if not (lines := [line for line in text.splitlines() if line.strip()]):
+            problems.append(f"'{source}': the list is empty; expected a path on each line")
+        every += lines
+    if problems:
+        raise UserError(problems)
+    return tuple(every)
 
 
 def _print(report: PredictionReport, confidence: float) -> None:

@@ -1,0 +1,90 @@
+"""What the options of ``rankless predict`` become, and what it prints."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rankless.inference.predict as page
+from rankless import cli
+from rankless.inference.report import ImageReport, PredictionReport
+
+RED = {"box": [0, 0, 1, 1], "score": 0.9, "label": 0, "name": "red"}
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The options of the last call, and the report that it returns."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("w.safetensors", "a.jpg", "b.jpg"):
+        Path(name).touch()
+    made = SimpleNamespace(report=PredictionReport(Path("out"), Path("w")))
+
+    def predict(target, sources, **options):
+        made.sources, made.options = sources, options
+        return made.report
+
+    monkeypatch.setattr(page, "predict", predict)
+    return made
+
+
+def test_options_become_overrides(asked):
+    words = "w.safetensors a.jpg --iou 0.5 --max 7 --tta flip --classes red,2 --batch 3 precision=fp32"
+    assert cli.main(["predict", *words.split(), "--save", "json, coco"]) == 0
+    assert asked.options["overrides"] == [
+        "precision=fp32", "evaluate.iou=0.5", "evaluate.detections=7", "evaluate.tta=flip",
+    ]  # fmt: skip
+    assert asked.options["classes"] == ["red", "2"] and asked.options["batch"] == 3
+    assert asked.options["save"] == ["json", "coco"] and asked.options["progress"]
+    assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 0
+    assert asked.options["save"] == ["annotated", "json"] and asked.options["overrides"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate.iou=0.5", "--iou", "0.5"], "--iou and evaluate.iou are the same; give one of them"),
+        (["--batch", "0"], "--batch is 0: expected a whole number of at least 1"),
+        (["--tta", "most"], "--tta has 'most'"),
+        (["@gone.txt"], "'@gone.txt': the list cannot be read"),
+        (["@empty.txt"], "'@empty.txt': the list is empty; expected a path on each line"),
+        (["rtsp"], "'rtsp': no such file or folder"),
+    ],
+)
+def test_mistakes(asked, capsys, words, said):
+    Path("empty.txt").write_text("\n")
+    assert cli.main(["predict", "w.safetensors", "a.jpg", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_lists_of_sources(asked, monkeypatch):
+    Path("list.txt").write_text("b.jpg\n\na.jpg\n")
+    assert cli.main(["predict", "w.safetensors", "b.jpg", "@list.txt", "webcam:0", "rtsp://x"]) == 0
+    assert asked.sources == ("b.jpg", "b.jpg", "a.jpg", "webcam:0", "rtsp://x")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a.jpg\nb.jpg\n"))
+    assert cli.main(["predict", "w.safetensors", "@-"]) == 0
+    assert asked.sources == ("a.jpg", "b.jpg")
+
+
+def test_what_is_printed(asked, capsys):
+    asked.report.images = [
+        ImageReport("a.jpg", None, 4, 4, [RED, RED]),
+        ImageReport("b.mp4", None, 4, 4, [RED], frame=0, time=0.0),
+        ImageReport("b.mp4", None, 4, 4, [], frame=1, time=0.1),
+    ]
+    asked.report.computed, asked.report.seconds = 3, 0.5
+    asked.report.notes.append("1 class name has odd letters")
+    assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 0
+    assert capsys.readouterr().out == (
+        "note: 1 class name has odd letters\n"
+        "3 objects in 1 image and 2 frames; 6 frames per second; in fp32; results in out\n"
+    )
+    asked.report.images = [ImageReport("b.mp4", None, 4, 4, classes=[RED], frame=9, time=0.3)] * 22
+    assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "b.mp4 at 0.30 s: red 90%" and lines[20] == "… and 2 more"
+    assert lines[-1].startswith("22 frames; ")
