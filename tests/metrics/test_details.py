@@ -188,7 +188,7 @@ def test_voc_average_precision_is_the_devkits(seed):
     for label in range(CLASSES):
         if details["truths"][label]:
             expected = voc_eval(truths, found, label)
-            assert details["voc"]["per_class"][label] == pytest.approx(expected, abs=1e-9)
+            assert details["pascal"]["per_class"][label] == pytest.approx(expected, abs=1e-9)
 
 
 def test_voc_average_precision_by_hand():
@@ -300,7 +300,7 @@ def test_nothing_to_find_and_nothing_found():
     one = Truth(torch.tensor([[0.0, 0, 9, 9]]), torch.tensor([1]))
     details, _ = detection_details([image_boxes(one, nothing)], 2)
     assert details["thresholds"]["at_best"] == [0, 0, 0]
-    assert details["voc"]["AP"] == 0
+    assert details["pascal"]["AP"] == 0
     assert details["confusion"] == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
     assert len(match([]).score) == 0
 

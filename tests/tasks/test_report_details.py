@@ -74,7 +74,8 @@ def test_the_worst_and_the_best_images_are_kept_with_their_boxes(detect: Any) ->
         truth = detect.evaluation_data().ground_truth(int(Path(one["name"]).stem))
         boxes = [[*(side * 64 for side in row[:4]), row[4]] for row in one["truth"]]
         assert np.array(boxes) == pytest.approx(np.column_stack([truth.boxes, truth.labels]), abs=0.01)
-        assert all(row[5] == 1 for row in one["truth"])
+        assert {row[5] for row in one["truth"]} == {int(one["kind"] == "best")}
+        assert {tuple(row[5:]) for row in one["found"]} <= {(0.9, int(one["kind"] == "best"))}
     assert not next(one for one in worst if Path(one["name"]).stem == "02")["found"]
 
 

@@ -14,7 +14,18 @@ from typing import TextIO
 from cyclopts import App, CycloptsError
 
 from rankless import __version__
-from rankless.cli import data, doctor, library, planning, predicting, runs, submit, training, watching
+from rankless.cli import (
+    data,
+    doctor,
+    library,
+    planning,
+    predicting,
+    reporting,
+    runs,
+    submit,
+    training,
+    watching,
+)
 from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
 from rankless.errors import OutputError, UserError, of_the_system
@@ -38,6 +49,7 @@ for part in (
     runs.app,
     watching.app,
     predicting.app,
+    reporting.app,
     doctor.app,
     planning.app,
     submit.app,

@@ -30,6 +30,7 @@ from rankless.structures import Scores, Unreadable
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.protocol import Task
+from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.process_group import World
 from rankless.world.stopping import SharedStop
 
@@ -169,7 +170,7 @@ class _Loop:
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
-        began, waited = time.perf_counter(), batches.waited
+        began, waited, for_peers = time.perf_counter(), batches.waited, PEER_WAITS.seconds
         if state.begin(step):
             self.sinks.event("release", step, "the backbone is trained from here on")
         lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
@@ -182,13 +183,18 @@ class _Loop:
             numbers = update(state, step, totals)
         seconds = time.perf_counter() - began
         self.stragglers.end(seconds)
-        self._log(step, lr, numbers, seconds, batches.waited - waited)
+        waits = {"waited": batches.waited - waited, "network": PEER_WAITS.seconds - for_peers}
+        self._log(step, lr, numbers, seconds, waits)
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers
 
-    def _log(self, step: int, lr: float, numbers: Numbers, seconds: float, waited: float) -> None:
+    def _log(self, step: int, lr: float, numbers: Numbers, seconds: float, waits: dict[str, float]) -> None:
         done = step + 1
+        timing: dict[str, Any] = {"seconds": round(seconds, 4), "time": round(time.time(), 1)}
+        timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
+        if ranks := self.stragglers.take_spread():
+            timing["ranks"] = ranks
         self.sinks.step(
             {
                 "step": done,
@@ -196,10 +202,10 @@ class _Loop:
                 "lr": lr,
                 **numbers.entry(),
                 **self.facts(step),
-                "timing": {"seconds": round(seconds, 4), "waited": round(waited / seconds, 3)},
+                "timing": timing,
             }
         )
-        if advice := self.waiting.step(seconds, waited):
+        if advice := self.waiting.step(seconds, waits["waited"]):
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:

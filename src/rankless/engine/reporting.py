@@ -1,4 +1,4 @@
-"""The report of a run, written by rank 0 while it trains: what the best evaluation found, and the page.
+"""The report of a run, written by rank 0 while it trains: what the best evaluation found, and report.html.
 
 Nothing here ends a training: whatever goes wrong is reported once, as a warning.
 """
@@ -6,6 +6,7 @@ Nothing here ends a training: whatever goes wrong is reported once, as a warning
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -13,12 +14,19 @@ from typing import Any
 from rankless.engine.sinks.sink import Sinks
 from rankless.errors import UserError, printable
 from rankless.files.writing import beside
-from rankless.runs.directory import RunDirectory
+from rankless.report import page
+from rankless.report.collected import Collected
+from rankless.runs.directory import RunDirectory, weights_of
+from rankless.runs.weights_digest import of_weights
 from rankless.tasks.protocol import Task
+
+SHARE = 0.01
+"""Of a run's time that may be spent on pages before its end."""
+_FIRST_COST = 0.1  # seconds; assumed before a page has been written
 
 
 class Reporting:
-    """Keeps ``evaluation.json`` up to date.
+    """Keeps ``evaluation.json`` and ``report.html`` up to date.
 
     Args:
         task: may have ``report_details``.
@@ -32,6 +40,9 @@ class Reporting:
         self._details = getattr(task, "report_details", None)
         self._predictions: Sequence[Any] = ()
         self._warned, self._step = False, 0
+        self._collected = Collected(run.path)
+        self._began = time.monotonic()
+        self._spent, self._cost = 0.0, _FIRST_COST
 
     def keep(self, predictions: Sequence[Any]) -> None:
         """Take the predictions of an evaluation, which :meth:`evaluated` ends."""
@@ -52,9 +63,26 @@ class Reporting:
                 details = {"step": step, **self._details(predictions)}
                 with beside(self.run.evaluation, durable=False) as part:
                     part.write_text(json.dumps(details, separators=(",", ":")) + "\n", encoding="utf-8")
+            if self._spent + self._cost <= SHARE * (time.monotonic() - self._began):
+                self._write({})
 
     def close(self) -> None:
-        """Write the last report."""
+        """Write the page at the end of the run, whatever ended it."""
+        if self.enabled and self.run.journal.exists():
+            with self._no_error():
+                self._write(self._digests())
+
+    def _write(self, digests: dict[str, str]) -> None:
+        began = time.monotonic()
+        page.write([self._collected.refresh()], self.run.report, digests)
+        self._cost = time.monotonic() - began
+        self._spent += self._cost
+
+    def _digests(self) -> dict[str, str]:
+        if self.run.pointed("last") is None:  # nothing was saved
+            return {}
+        digest = of_weights(weights_of(self.run.path, warn=lambda _: None))
+        return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
     def _no_error(self) -> Iterator[None]:

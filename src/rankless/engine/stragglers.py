@@ -32,6 +32,7 @@ class Stragglers:
         self._own: deque[float] = deque(maxlen=200)
         self._waited = PEER_WAITS.seconds
         self._named: set[int] = set()
+        self._spread: list[float] = []
 
     def begin(self) -> None:
         """Begin a step."""
@@ -41,6 +42,11 @@ class Stragglers:
         """A step of this rank has taken ``seconds``, all waits included."""
         self._own.append((seconds - (PEER_WAITS.seconds - self._waited)) / self.micro_batches)
 
+    def take_spread(self) -> list[float]:
+        """On rank 0, the milliseconds of each rank's micro-batch as last compared; once, and then nothing."""
+        spread, self._spread = self._spread, []
+        return spread
+
     def compare(self) -> list[str]:
         """On rank 0, sentences about ranks that are slow now and were not before; every rank must call it."""
         if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
@@ -49,6 +55,7 @@ class Stragglers:
         self._own.clear()
         if gathered is None:
             return []
+        self._spread = [round(1e3 * seconds, 2) for seconds, _ in gathered]
         slow = slow_ranks([seconds for seconds, _ in gathered])
         new, self._named = set(slow) - self._named, set(slow)
         return [

@@ -64,7 +64,7 @@ class Matches:
 
     Attributes:
         image, label, score: of each detection, (D,).
-        coco, voc: :data:`WRONG`, :data:`RIGHT` or :data:`IGNORED` by either rule, (D,).
+        coco, pascal: :data:`WRONG`, :data:`RIGHT` or :data:`IGNORED` by either rule, (D,).
         truth_image, truth_label, truth_area: of each object, (T,).
         truth_score: of the detection that found it by COCO's rule, −1 where none did, (T,).
     """
@@ -73,7 +73,7 @@ class Matches:
     label: Integers
     score: Floats
     coco: Integers
-    voc: Integers
+    pascal: Integers
     truth_image: Integers
     truth_label: Integers
     truth_area: Floats
@@ -133,7 +133,7 @@ def match(images: Sequence[ImageBoxes]) -> Matches:
 
 
 def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]:
-    coco, voc = np.zeros(len(image.scores), np.int64), np.zeros(len(image.scores), np.int64)
+    coco, pascal = np.zeros(len(image.scores), np.int64), np.zeros(len(image.scores), np.int64)
     truth_score = np.full(len(image.labels), -1.0)
     taken: set[int] = set()  # by Pascal VOC's rule
     counts, crowd = image.counts.tolist(), image.crowd.tolist()
@@ -147,13 +147,13 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
         alone = [(overlap, -column) for overlap, column in candidates if not crowd[column]]
         best = -max(alone)[1] if alone else -1
         if best < 0 or not counts[best]:
-            voc[row] = IGNORED
+            pascal[row] = IGNORED
         elif best not in taken:
-            voc[row] = RIGHT
+            pascal[row] = RIGHT
             taken.add(best)
     kept = image.counts
     return (
-        np.full(len(coco), number), image.found, image.scores, coco, voc,
+        np.full(len(coco), number), image.found, image.scores, coco, pascal,
         np.full(int(kept.sum()), number), image.labels[kept], image.areas[kept], truth_score[kept],
     )  # fmt: skip
 

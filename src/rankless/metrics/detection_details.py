@@ -34,7 +34,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 
     Returns:
         The details, JSON-ready, and the matches they come from. Without any object only ``images`` and
-        ``truths``; else also ``thresholds``, ``pr``, ``at_best``, ``voc``, ``sizes`` and ``confusion``, as
+        ``truths``; else also ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and ``confusion``, as
         docs/report.md describes them.
     """
     matches = match(images)
@@ -60,7 +60,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
     """Precision–recall curves, Pascal VOC's AP, and precision and recall at the threshold."""
     curves: list[list[float | None] | None] = [None] * len(truths)
-    voc: list[tuple[float, float] | None] = [None] * len(truths)
+    pascal: list[tuple[float, float] | None] = [None] * len(truths)
     at_best: list[list[float | None] | None] = [None] * len(truths)
     with_curve = set(most_frequent(truths))
     order = np.argsort(matches.label, kind="stable")  # class by class, each in the order of the images
@@ -69,19 +69,19 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
         if not count:
             continue
         rows = order[bounds[label] : bounds[label + 1]]
-        coco, by_voc = (rows[rule[rows] != IGNORED] for rule in (matches.coco, matches.voc))
+        coco, by_voc = (rows[rule[rows] != IGNORED] for rule in (matches.coco, matches.pascal))
         right = matches.coco[coco] == RIGHT
         if label in with_curve:
             curve = interpolated(*precision_recall(matches.score[coco], right, count))
             curves[label] = rounded(curve)
-        right_by_voc = matches.voc[by_voc] == RIGHT
-        voc[label] = voc_average_precision(*precision_recall(matches.score[by_voc], right_by_voc, count))
+        right_by_voc = matches.pascal[by_voc] == RIGHT
+        pascal[label] = voc_average_precision(*precision_recall(matches.score[by_voc], right_by_voc, count))
         kept = matches.score[coco] >= threshold
         hits, answers = int((right & kept).sum()), int(kept.sum())
         at_best[label] = [hits / answers if answers else None, hits / count]
-    known = [pair for pair in voc if pair is not None]
+    known = [pair for pair in pascal if pair is not None]
     means = {name: float(np.mean([pair[at] for pair in known])) for at, name in enumerate(("AP11", "AP"))}
-    return {"pr": curves, "voc": {**means, "per_class": voc}, "at_best": at_best}
+    return {"pr": curves, "pascal": {**means, "per_class": pascal}, "at_best": at_best}
 
 
 def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:

@@ -98,6 +98,41 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
+class Follower:
+    """Reads a journal while it grows: each call of :meth:`entries` gives the lines that are new.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._offset, self._file = path, 0, 0
+
+    def was_cut(self) -> bool:
+        """Whether a resumed run has replaced what was read, so that :meth:`entries` begins again.
+
+        Raises:
+            OSError: it is missing.
+        """
+        state = self.path.stat()
+        cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
+        self._offset, self._file = 0 if cut else self._offset, state.st_ino
+        return cut
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """The entries since the last call; a line that is still being written belongs to the next one.
+
+        Raises:
+            OSError: it cannot be read, or is not a regular file.
+        """
+        with io.BufferedReader(reading.opened(self.path)) as file:
+            file.seek(self._offset)
+            while (line := file.readline(_LONGEST)).endswith(b"\n"):
+                self._offset += len(line)
+                if (entry := _entry(line.decode("utf-8", "replace"))) is not None:
+                    yield entry
+
+
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Every line and its entry, None for one that is damaged; a last line that a crash tore is left out."""
     with io.BufferedReader(reading.opened(path)) as file:

@@ -19,7 +19,7 @@ from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import ImageSource
 from rankless.errors import UserError
-from rankless.metrics.box_matching import RIGHT, Matches, image_boxes
+from rankless.metrics.box_matching import IGNORED, RIGHT, ImageBoxes, Matches, image_boxes, match
 from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.detection_details import SIDES, detection_details
@@ -55,7 +55,7 @@ def of_detections(
     for kind, at in _chosen(scores, errors, hits):
         index = readable[at].index
         if shown := _shown(data.images, index):
-            boxes = _boxes(readable[at], truths[at], threshold)
+            boxes = _boxes(images[at], truths[at], threshold)
             examples.append({"kind": kind, "score": float(scores[at]), **shown, **boxes})
     details |= {"kind": "detect", "classes": list(class_names), "examples": examples}
     return details
@@ -106,26 +106,28 @@ def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
     return {"name": images.source(index), "jpeg": encoded, "width": image.width, "height": image.height}
 
 
-def _boxes(found: Detections, truth: GroundTruth, threshold: float) -> dict[str, Any]:
-    """Return rows of x1, y1, x2, y2 as fractions of the size, class, and score or whether it counts."""
-    size = torch.tensor([truth.width, truth.height] * 2, dtype=torch.float64)
-    kept = found.scores >= threshold
-    counts = torch.ones(len(truth.labels), dtype=torch.bool)
-    for uncounted in (truth.difficult, truth.crowd):
-        if uncounted is not None:
-            counts &= ~uncounted
+def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str, Any]:
+    """Return the boxes as rows of x1, y1, x2, y2 as fractions of the image's size, class, and more.
+
+    An object has 1 where it was found, 0 where it was missed and 2 where it does not count; a detection has
+    its score, and 1 where it is right, 0 where it is wrong and 2 where it does not count.
+    """
+    size, matches = np.array([truth.width, truth.height] * 2, np.float64), match([image])
+    states = np.full(len(image.labels), IGNORED)
+    states[image.counts] = matches.truth_score >= max(threshold, 0.0)
+    kept = image.scores >= threshold
+    found = zip(image.scores[kept].round(4).tolist(), matches.coco[kept].tolist(), strict=True)
     return {
-        "truth": _rows(truth.boxes, size, truth.labels, counts.int()),
-        "found": _rows(found.boxes[kept], size, found.labels[kept], found.scores[kept]),
+        "truth": _rows(image.truths / size, image.labels, zip(states.tolist(), strict=True)),
+        "found": _rows(image.boxes[kept] / size, image.found[kept], found),
     }
 
 
-def _rows(boxes: Tensor, size: Tensor, labels: Tensor, last: Tensor) -> list[list[float]]:
-    fractions = (boxes.double() / size).clamp(0, 1).tolist()
-    rows = zip(fractions, labels.tolist(), last.tolist(), strict=True)
-    return [[*(round(side, 4) for side in box), label, round(end, 4)] for box, label, end in rows][
-        :_MOST_BOXES
-    ]
+def _rows(
+    boxes: NDArray[np.float64], labels: NDArray[np.int64], more: Iterable[tuple[float, ...]]
+) -> list[list[float]]:
+    rows = zip(boxes.clip(0, 1).round(4).tolist(), labels.tolist(), more, strict=True)
+    return [[*box, label, *rest] for box, label, rest in rows][:_MOST_BOXES]
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:

@@ -1,0 +1,124 @@
+"""The commands that show runs: report, plot."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import flag, part
+from rankless.errors import UserError
+from rankless.printing import say
+
+if TYPE_CHECKING:
+    from rankless.report.collected import Collected
+
+app = part()
+
+Runs = Annotated[Path, Parameter(name="RUN", help="Run directories; several are shown side by side.")]
+
+
+@app.command(
+    sort_key=5,
+    usage="Usage: rankless report RUN [RUN ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless report runs/digits
+  rankless report runs/digits runs/digits-2 --out both.html
+""",
+)
+def report(
+    *runs: Runs,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The file to write; if not given, report.html in the run directory, or here for several.",
+            metavar="FILE",
+        ),
+    ] = None,
+    force: Annotated[bool, Parameter(help="Replace another file."), flag] = False,
+) -> int:
+    """Write one page about runs: scores, curves, images, time; it needs nothing else to be read."""
+    collected = _collected(runs, "report")
+    own = collected[0].run.report if len(runs) == 1 else Path("report.html")
+    from rankless.files.outputs import Outputs
+    from rankless.report import page
+    from rankless.runs.directory import weights_of
+    from rankless.runs.weights_digest import of_weights
+
+    digests = {}
+    for one in collected:
+        with suppress(UserError):  # nothing was saved yet, or the weights lie elsewhere
+            path = weights_of(one.run.path, warn=lambda _: None)
+            digests[str(one.run.path)] = of_weights(path) or ""
+    target = out or own
+    if out is None and len(runs) == 1:  # a run's own
+        try:
+            page.write(collected, target, digests)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written ({error.strerror}); give another --out") from None
+    else:
+        outputs = Outputs([target], verb="report", force=force)
+        outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
+        with outputs.writing(target) as part_of:
+            part_of.write_text(page.render(collected, digests), encoding="utf-8")
+    say(str(target))
+    return 0
+
+
+@app.command(
+    sort_key=5,
+    usage="Usage: rankless plot RUN [RUN ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless plot runs/digits
+  rankless plot runs/digits runs/digits-2 --out curves.svg
+""",
+)
+def plot(
+    *runs: Runs,
+    out: Annotated[
+        Path, Parameter(help="The image to write: .png, .svg, .pdf, .jpg or .webp.", metavar="FILE")
+    ] = Path("curves.png"),
+    force: Annotated[bool, Parameter(help="Replace another file."), flag] = False,
+) -> int:
+    """Draw the curves of runs as an image: loss, scores, learning rate, speed."""
+    from rankless.report.plot import output
+
+    outputs = output(out, force=force)
+    collected = _collected(runs, "plot")
+    outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
+    from rankless.report.plot import plot as draw
+
+    draw(collected, out, outputs)
+    say(str(out))
+    return 0
+
+
+def _collected(runs: tuple[Path, ...], verb: str) -> list[Collected]:
+    """All runs, read; every one that cannot be is reported."""
+    if not runs:
+        raise UserError(f"no run given: expected run directories, as in: rankless {verb} runs/digits")
+    from rankless.report.collected import Collected
+
+    found: list[Collected] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(runs):
+        try:
+            found.append(Collected(path).refresh())
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return _named_apart(found)
+
+
+def _named_apart(runs: list[Collected]) -> list[Collected]:
+    """Runs of the same name get their folders' names, too."""
+    names = [one.name for one in runs]
+    for one in runs:
+        if names.count(one.name) > 1:
+            one.name = str(one.run.path)
+    return runs

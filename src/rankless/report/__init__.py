@@ -1,0 +1,1 @@
+"""One page about runs: numbers, curves, images. Reads run directories, and nothing else."""

@@ -1,0 +1,194 @@
+"""What a run directory says about its run, read once and then kept up to date line by line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.files.reading import MIB, read_text
+from rankless.recipe import load as recipes
+from rankless.report.binned import Binned
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.runs.following import is_alive
+from rankless.runs.scoring import is_better, name_of_best
+
+_LONGEST = 64 * MIB  # bytes of environment.json and evaluation.json
+_PLAIN = ("loss", "lr", "gradient_norm", "epoch")
+_STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
+_DECISIVE = ("start", "resume", *_STATES)
+
+
+class Collected:
+    """One run, as far as its files tell.
+
+    Args:
+        path: the run directory.
+
+    Attributes:
+        run: the run directory.
+        name: for people.
+        steps: numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch``, ``part:NAME``, and in
+            seconds ``seconds``, ``waited`` (for images) and ``network`` (for other ranks).
+        step: the last one.
+        evaluations: step and scores, in their order.
+        events: the journal's, each with the ``step`` after which it happened.
+        spread: step, and milliseconds that a micro-batch takes each rank.
+        recipe: dotted key and value; empty where it cannot be read.
+        recipe_text: ``recipe.yaml`` as it is.
+        starts: entries of ``environment.json``.
+        details: of the best evaluation, ``evaluation.json``; empty without.
+        times: when the first and the last step ended or began, in seconds since 1970; None if unknown.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunDirectory(path)
+        self.name = path.resolve().name
+        self._journal = journal.Follower(self.run.journal)
+        self.recipe: dict[str, Any] = {}
+        self.recipe_text = ""
+        self.starts: list[dict[str, Any]] = []
+        self.details: dict[str, Any] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps, self.step = Binned(), 0
+        self.evaluations: list[tuple[int, dict[str, Any]]] = []
+        self.events: list[dict[str, Any]] = []
+        self.spread: list[tuple[int, list[float]]] = []
+        self.times: tuple[float, float] | None = None
+        self._pace: deque[float] = deque(maxlen=200)
+
+    def refresh(self) -> Collected:
+        """Read what is new; itself.
+
+        Raises:
+            UserError: there is no journal that can be read.
+        """
+        try:
+            if self._journal.was_cut():
+                self._forget()
+            for entry in self._journal.entries():
+                self._take(entry)
+        except OSError as error:
+            raise UserError(
+                f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
+                "a folder that rankless train wrote, such as runs/digits"
+            ) from None
+        self._read_beside()
+        return self
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        if "step" in entry:
+            self._take_step(int(entry["step"]), entry)
+        elif "evaluation" in entry:
+            self.evaluations.append((int(entry["evaluation"]), dict(entry["scores"])))
+        elif isinstance(entry.get("event"), str):
+            self.events.append({**entry, "step": max(_whole(entry.get("at")), 0)})
+
+    def _take_step(self, step: int, entry: Mapping[str, Any]) -> None:
+        if step <= self.step:  # a journal that was put together by hand
+            return
+        self.step = step
+        timing: dict[str, Any] = entry.get("timing", {})
+        parts = entry.get("parts")
+        values = {name: _number(entry.get(name)) for name in _PLAIN}
+        values |= {f"part:{name}": _number(value) for name, value in _pairs(parts)}
+        seconds = _number(timing.get("seconds"))
+        values["seconds"] = seconds
+        if seconds is not None:
+            values["waited"] = seconds * (_number(timing.get("waited")) or 0.0)
+            values["network"] = seconds * (_number(timing.get("network")) or 0.0)
+            self._pace.append(seconds)
+        self.steps.add(step, {name: value for name, value in values.items() if value is not None})
+        if (now := _number(timing.get("time"))) is not None:
+            self.times = (self.times[0] if self.times else now - (seconds or 0.0), now)
+        ranks = timing.get("ranks")
+        if isinstance(ranks, list) and all(_number(one) is not None for one in ranks):
+            self.spread.append((step, [float(one) for one in ranks]))
+
+    def _read_beside(self) -> None:
+        starts = _json(self.run.environment)
+        self.starts = [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
+        details = _json(self.run.evaluation)
+        known = {step for step, _ in self.evaluations}
+        is_known = isinstance(details, dict) and details.get("step") in known
+        self.details = details if is_known and isinstance(details, dict) else {}
+        if self.recipe_text:
+            return
+        try:
+            self.recipe_text = read_text(self.run.recipe, MIB, encoding="utf-8")
+            self.recipe = dict(_flat(json.loads(recipes.to_json(recipes.load(self.run.recipe)))))
+        except (OSError, ValueError, UserError):
+            pass
+
+    @property
+    def score_name(self) -> str | None:
+        """The score by which the best weights are chosen; None without any."""
+        given = str(self.recipe.get("evaluate.best", "auto"))
+        return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
+
+    @property
+    def best(self) -> tuple[int, dict[str, Any]] | None:
+        """Step and scores of the best evaluation, the first of equal ones; None without any."""
+        name, best = self.score_name, None
+        for step, scores in self.evaluations:
+            value = _number(scores.get(name)) if name else None
+            if name and value is not None and is_better(name, value, best[1][name] if best else None):
+                best = (step, scores)
+        return best or (self.evaluations[-1] if self.evaluations else None)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The speed of all ranks together over the last 200 steps, by the median step."""
+        images = _number(self.recipe.get("batch.images"))
+        median = statistics.median(self._pace) if self._pace else 0.0
+        return images / median if images and median else None
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks trained last; 0 if unknown."""
+        sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
+        return sizes[-1] if sizes else 0
+
+    @property
+    def state(self) -> str:
+        """How the run stands, in a word or two; as ``rankless runs`` says it."""
+        decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
+        last = decisive[-1] if decisive else None
+        if last in ("end", "stop"):
+            return _STATES[last]
+        if is_alive(self.run.path, last):
+            return "running"
+        return _STATES.get(last or "", "interrupted")
+
+
+def _flat(tree: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        found += _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(f"{before}{name}", value)]
+    return found
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path, _LONGEST, encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _pairs(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []

@@ -1,0 +1,262 @@
+"""The panels about what the best evaluation found: classes, thresholds, confusions, sizes, images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rankless.report.charts import Axes, Line, Mark, column_chart, line_chart
+from rankless.report.collected import Collected
+from rankless.report.markup import card, number, table, text
+
+_NAMED = 8
+"""Classes with a color of their own; the others are gray lines."""
+_NUMBERED = 24
+"""More classes have a confusion matrix of colors alone."""
+_MOST_BARS = 40
+_GRID = [step / 100 for step in range(101)]
+
+
+def class_names(details: Mapping[str, Any]) -> list[str]:
+    """The names of the classes, none of them twice."""
+    names: list[str] = []
+    for label, name in enumerate(details.get("classes", [])):
+        names.append(f"{name} ({label})" if name in names else str(name))
+    return names
+
+
+def curve_charts(run: Collected) -> str:
+    """Precision, recall and F1 against the threshold, precision–recall, and calibration."""
+    details = run.details
+    parts = []
+    if thresholds := details.get("thresholds"):
+        best = thresholds["best"]
+        precision, recall, f1 = thresholds["at_best"]
+        lines = [
+            Line(name, [(x, y) for x, y in zip(_GRID, thresholds[key], strict=True) if y is not None], color)
+            for color, (name, key) in enumerate(
+                (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
+            )
+        ]
+        at = ("evaluation", "thresholds")
+        note = (
+            f"Best F1 {number(f1, *at, 'at_best', 2, digits=3)} at the threshold "
+            f"{number(best, *at, 'best', digits=3)}, with precision "
+            f"{number(precision, *at, 'at_best', 0, digits=3)} and recall "
+            f"{number(recall, *at, 'at_best', 1, digits=3)}."
+        )
+        axes = Axes(
+            "score", x_range=(0, 1), y_range=(0, 1), marks=[Mark(best, f"best F1 at {best:.3f}", "best")]
+        )
+        parts.append(line_chart("Precision, recall and F1 by threshold", lines, axes, note))
+    parts.append(_precision_recall(details))
+    if calibration := details.get("calibration"):
+        pairs = zip(calibration["confidence"], calibration["accuracy"], strict=True)
+        points = [(x, y) for x, y in pairs if x is not None]
+        error = number(calibration["error"], "evaluation", "calibration", "error", digits=3)
+        lines = [Line("perfect", [(0, 0), (1, 1)], None, "dashed"), Line("accuracy", points, 0, "dots")]
+        axes = Axes("confidence", x_range=(0, 1), y_range=(0, 1))
+        parts.append(line_chart("Calibration", lines, axes, f"Expected calibration error {error}."))
+    return "".join(parts)
+
+
+def _precision_recall(details: Mapping[str, Any]) -> str:
+    names, curves = class_names(details), details.get("pr", [])
+    known = [label for label, curve in enumerate(curves) if curve]
+    if not known:
+        return ""
+    means = {label: sum(curves[label]) / len(curves[label]) for label in known}
+    order = sorted(known, key=lambda label: -means[label])
+    named = order if len(order) <= _NAMED else [*order[: _NAMED // 2], *order[-_NAMED // 2 :]]
+    lines = [
+        Line(names[label], list(zip(_GRID, curves[label], strict=True)), None, "faint")
+        for label in known
+        if label not in named
+    ]
+    lines += [
+        Line(f"{names[label]} {means[label]:.2f}", list(zip(_GRID, curves[label], strict=True)), color)
+        for color, label in enumerate(named)
+    ]
+    mean = [sum(curves[label][at] for label in known) / len(known) for at in range(len(_GRID))]
+    lines.append(Line("mean", list(zip(_GRID, mean, strict=True)), None, "strong"))
+    left_out = len(known) - len(named)
+    note = (
+        "At an IoU of 0.5; beside each class its AP50."
+        if "iou" in details
+        else "Each class against all others."
+    )
+    if left_out:
+        note += f" Named are the four best and the four worst; the other {left_out} are gray."
+    return line_chart(
+        "Precision–recall by class", lines, Axes("recall", x_range=(0, 1), y_range=(0, 1)), note
+    )
+
+
+def class_table(run: Collected) -> str:
+    """The scores of each class, with Pascal VOC's beside COCO's."""
+    if run.best is None or not isinstance(per_class := run.best[1].get("per_class"), dict):
+        return ""
+    step, details = run.best[0], run.details if run.details.get("step") == run.best[0] else {}
+    columns = list(dict.fromkeys(name for row in per_class.values() if isinstance(row, dict) for name in row))
+    pascal, at_best = details.get("pascal", {}).get("per_class"), details.get("at_best")
+    truths = details.get("truths") if "iou" in details else None
+    names = class_names(details)
+    head = ["class", *columns, *(("VOC AP11", "VOC AP") if pascal else ())]
+    head += [*(("P", "R") if at_best else ()), *(("objects",) if truths else ())]
+    rows = []
+    for name, row in per_class.items():
+        label = names.index(name) if name in names else -1
+        cells = [
+            number(row.get(column), "scores", "per_class", name, column, digits=3, step=step)
+            for column in columns
+        ]
+        for key, values in (("pascal", pascal), ("at_best", at_best)):
+            if values:
+                where = (
+                    ("evaluation", key, "per_class", label) if key == "pascal" else ("evaluation", key, label)
+                )
+                pair = (values[label] if label >= 0 else None) or (None, None)
+                cells += [number(value, *where, at, digits=3) for at, value in enumerate(pair)]
+        if truths:
+            cells.append(number(truths[label] if label >= 0 else None, "evaluation", "truths", label))
+        rows.append((text(name), *cells))
+    note = ""
+    if pascal:
+        note = "VOC's AP is at an IoU of 0.5: at 11 recalls as in 2007, and at all points as since 2010. "
+    if at_best:
+        note += "P and R are at the threshold with the best F1."
+    return card("Classes", table(head, rows, kind="numbers sortable"), note, wide=len(head) > 6)
+
+
+def score_table(run: Collected) -> str:
+    """All plain scores of the best and of the last evaluation, and Pascal VOC's AP."""
+    if run.best is None:
+        return ""
+    (best, first), (last, second) = run.best, run.evaluations[-1]
+    names = [name for name, value in first.items() if isinstance(value, int | float | None)]
+    rows = [
+        (
+            text(name),
+            number(first[name], "scores", name, step=best),
+            *((number(second.get(name), "scores", name, step=last),) if last != best else ()),
+        )
+        for name in names
+    ]
+    if (pascal := run.details.get("pascal")) and run.details.get("step") == best:
+        blank = ("",) if last != best else ()
+        rows += [
+            (f"VOC {name}", number(pascal[name], "evaluation", "pascal", name), *blank)
+            for name in ("AP11", "AP")
+        ]
+    head = ["score", f"best, step {best:,}", *((f"last, step {last:,}",) if last != best else ())]
+    return card("Scores", table(head, rows, kind="numbers"))
+
+
+def confusion_panel(run: Collected) -> str:
+    """The confusion matrix, or with many classes what was confused most often."""
+    details, source = run.details, "evaluation"
+    names, matrix, step = class_names(details), details.get("confusion"), None
+    if not matrix and run.best and isinstance(run.best[1].get("confusion"), list):
+        matrix, source, step = run.best[1]["confusion"], "scores", run.best[0]
+        per_class = run.best[1].get("per_class")
+        names = names or [
+            str(name) for name in (per_class if isinstance(per_class, dict) else range(len(matrix)))
+        ]
+    if matrix:
+        labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
+        note = "A row is the truth, a column what it was taken for; the color is the share of the row."
+        if len(labels) > len(names):
+            note += " Background: what is not there (row), and what was not found (column)."
+        if "thresholds" in details and source == "evaluation":
+            best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
+            note += f" Detections that score at least {best}."
+        body = "".join(_matrix(matrix, labels, source, step))
+        return card("Confusion matrix", body, note, wide=len(labels) > 11)
+    if confused := details.get("confused"):
+        labels = [*names, "background"]
+        rows = [
+            (text(labels[truth]), text(labels[found]), number(count, "evaluation", "confused", at, 2))
+            for at, (truth, found, count) in enumerate(confused[:20])
+        ]
+        return card("What is confused most often", table(("truth", "taken for", "times"), rows))
+    return ""
+
+
+def _matrix(
+    matrix: Sequence[Sequence[int]], labels: Sequence[str], source: str, step: int | None
+) -> Iterator[str]:
+    many = len(labels) > _NUMBERED
+    head = "".join(f'<th scope="col"><span>{text(name)}</span></th>' for name in labels)
+    yield f'<div class="scroll"><table class="confusion{" many" if many else ""}"><thead><tr><td></td>{head}'
+    yield "</tr></thead><tbody>"
+    for row, (name, counts) in enumerate(zip(labels, matrix, strict=True)):
+        total = sum(counts) or 1
+        yield f'<tr><th scope="row">{text(name)}</th>'
+        for column, count in enumerate(counts):
+            kind = "right" if row == column else "wrong"
+            share = f'style="--v:{count / total:.3f}"' if count else ""
+            said = text(f"{name} taken for {labels[column]}: {count:,} ({count / total:.0%})")
+            cell = number(count, source, "confusion", row, column, step=step) if count and not many else ""
+            yield f'<td class="{kind}" {share} title="{said}">{cell}</td>'
+        yield "</tr>"
+    yield "</tbody></table></div>"
+
+
+def size_charts(run: Collected) -> str:
+    """How much is found by the size of the objects, and how large the objects are."""
+    sizes = run.details.get("sizes")
+    if not sizes:
+        return ""
+    training = run.details.get("training", {}).get("sizes")
+    rows = [sizes["truths"], *([training] if training else [])]
+    kept = max(
+        at for row in rows for at, count in enumerate((1, *row)) if count
+    )  # no empty ranges at the end
+    edges = [str(side) for side in sizes["sides"][:kept]]
+    recalls = [
+        (
+            name,
+            [
+                part / whole if whole else None
+                for part, whole in zip(sizes[key][:kept], sizes["truths"][:kept], strict=True)
+            ],
+        )
+        for name, key in (("at the best threshold", "found"), ("at any threshold", "found_at_any"))
+    ]
+    note = "By the side of a square of the object's area, in pixels."
+    parts = [column_chart("Recall by object size", edges, recalls, "recall", note)]
+    shares = [("evaluation", sizes["truths"])]
+    if training:
+        shares.insert(0, ("training", training))
+    as_shares = [(name, [100 * one / (sum(row) or 1) for one in row[:kept]]) for name, row in shares]
+    parts.append(column_chart("Object sizes", edges, as_shares, "% of objects", note))
+    return "".join(parts)
+
+
+def class_bars(run: Collected) -> str:
+    """How many there are of each class, to train on and to be scored on."""
+    details, names = run.details, class_names(run.details)
+    truths, training = details.get("truths"), details.get("training", {}).get("truths")
+    if not truths:
+        return ""
+    ranked = sorted(range(len(names)), key=lambda label: -(training or truths)[label])
+    top = max(1, *truths, *(training or [0]))
+    rows = []
+    for label in ranked[:_MOST_BARS]:
+        bars = ""
+        for color, (key, row) in enumerate((("training", training), ("truths", truths))):
+            if row:
+                where = (
+                    ("evaluation", "training", "truths", label)
+                    if key == "training"
+                    else ("evaluation", key, label)
+                )
+                share = f'style="width:{78 * row[label] / top:.2f}%"'
+                bars += f'<div class="bar"><i class="c{color}" {share}></i>{number(row[label], *where)}</div>'
+        rows.append(f"<dt>{text(names[label])}</dt><dd>{bars}</dd>")
+    what = "Objects" if "iou" in details else "Images"
+    kinds = [("training", 0)] if training else []
+    legend = "".join(f'<li class="c{color}">{name}</li>' for name, color in [*kinds, ("evaluation", 1)])
+    body = f'<ul class="legend">{legend}</ul><dl class="bars">{"".join(rows)}</dl>'
+    more = f"The {_MOST_BARS} most frequent of {len(names):,}." if len(names) > _MOST_BARS else ""
+    return card(f"{what} by class", body, more)

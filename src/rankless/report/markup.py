@@ -1,0 +1,65 @@
+"""Pieces of HTML: everything from files is escaped here, and every number says which one it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from rankless.errors import escaped
+
+
+def text(value: object) -> str:
+    """Make text of whatever a file holds fit for HTML, attributes included."""
+    return escape(escaped(str(value)))
+
+
+def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
+    """Show a number, or – where there is none, with its exact value and origin in attributes.
+
+    Args:
+        value: the number.
+        where: the file's name and the keys that lead to it, as in ``("scores", "per_class", "cat", "AP")``.
+        digits: after the decimal point; whole numbers have none.
+        step: of the evaluation that it comes from.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return '<span class="none">–</span>'
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+    of = "" if step is None else f' data-step="{step}"'
+    path = text(json.dumps(where, ensure_ascii=False))
+    return f'<data value="{value!r}" data-at="{path}"{of}>{shown}</data>'
+
+
+def card(title: str, body: str, note: str = "", *, wide: bool = False) -> str:
+    """A panel with a title."""
+    below = f'<p class="note">{note}</p>' if note else ""
+    return f'<section class="card{" wide" if wide else ""}"><h3>{text(title)}</h3>{body}{below}</section>\n'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
+    """A table that scrolls in its panel; ``head`` is text, cells are HTML, and the first titles its row."""
+    titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
+    lines = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    top = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{lines}</tbody></table></div>'
+
+
+def duration(seconds: float) -> str:
+    """Write a time as a person would: ``3 min 30 s``, ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def embedded(value: Any) -> str:
+    """JSON inside a script element, which nothing in it can end."""
+    content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json">{content}</script>'

@@ -1,0 +1,147 @@
+"""The top of the page: what a run reached and what it took; and how several runs differ."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankless.report.collected import Collected
+from rankless.report.markup import card, duration, number, table, text
+
+Digests = Mapping[str, str]
+"""The SHA-256 of a run's weights by its path; of a run that still trains there is none."""
+_HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
+
+
+def claim(run: Collected, digest: str | None) -> str:
+    """What the run reached, at a glance."""
+    tiles = []
+    if run.best is not None:
+        step, scores = run.best
+        names = [name for name in _HEADLINE if isinstance(scores.get(name), float)]
+        if run.score_name and run.score_name not in names:
+            names.insert(0, run.score_name)
+        for place, name in enumerate(names[:4]):
+            value = number(scores.get(name), "scores", name, digits=3, step=step)
+            tiles.append(_tile(name, value, "main" if not place else ""))
+    tiles.append(_tile("training time", _spent(run)))
+    if (speed := run.images_per_second) is not None:
+        tiles.append(_tile("images/s", f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"))
+    if run.ranks:
+        tiles.append(_tile("ranks", f"{run.ranks}"))
+    steps = f"{run.step:,}"
+    tiles.append(_tile("steps", steps))
+    sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
+    if run.best is not None:
+        sentence += f", best at step {run.best[0]:,}"
+    shown = (
+        f'<p class="digest"><span>SHA-256 of the weights</span> <code>{text(digest)}</code></p>'
+        if digest
+        else ""
+    )
+    return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{shown}'
+
+
+def _tile(name: str, value: str, kind: str = "") -> str:
+    return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
+
+
+def _what(run: Collected) -> str:
+    model, data = run.recipe.get("model.name"), run.recipe.get("data.root")
+    parts = [text(model)] if model else ["a model"]
+    if data:
+        parts.append(f"on {text(data)}")
+    return " ".join(parts)
+
+
+def _spent(run: Collected) -> str:
+    """The time from the first to the last step, pauses included; else that of the steps alone."""
+    if run.times and len([entry for entry in run.events if entry["event"] == "resume"]) == 0:
+        return duration(max(run.times[1] - run.times[0], 0.0))
+    return duration(run.steps.total("seconds"))
+
+
+def comparison(runs: Sequence[Collected], digests: Digests) -> str:
+    """Several runs side by side: what they reached, and what differs in their recipes."""
+    rows: list[list[str]] = [["state", *(text(run.state) for run in runs)]]
+    names = [name for name in _HEADLINE if any(run.best and name in run.best[1] for run in runs)]
+    for name in names:
+        rows.append([text(name), *(_best_score(run, name) for run in runs)])
+    rows.append(["best step", *(f"{run.best[0]:,}" if run.best else "–" for run in runs)])
+    rows.append(["steps", *(f"{run.step:,}" for run in runs)])
+    rows.append(["training time", *map(_spent, runs)])
+    speeds = [run.images_per_second for run in runs]
+    rows.append(["images/s", *(f"{speed:,.3g}" if speed else "–" for speed in speeds)])
+    rows.append(["ranks", *(str(run.ranks or "–") for run in runs)])
+    if digests:
+        shown = [digests.get(str(run.run.path)) for run in runs]
+        cells = [f'<code title="{text(one)}">{text(one[:12])}…</code>' if one else "–" for one in shown]
+        rows.append(["digest", *cells])
+        same = [f"{a.name} and {b.name}" for a, b in _equal(runs, shown)]
+        note = f"The weights of {text('; '.join(same))} are the same, bit for bit." if same else ""
+    else:
+        note = ""
+    head = ["", *(run.name for run in runs)]
+    return card("Side by side", table(head, rows, kind="numbers compare"), note, wide=True) + _differences(
+        runs
+    )
+
+
+def _best_score(run: Collected, name: str) -> str:
+    return number(run.best[1].get(name), "scores", name, step=run.best[0]) if run.best else "–"
+
+
+def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tuple[Collected, Collected]]:
+    pairs = itertools.combinations(zip(runs, digests, strict=True), 2)
+    return [(a, b) for (a, one), (b, other) in pairs if one and one == other]
+
+
+def _differences(runs: Sequence[Collected]) -> str:
+    """The keys of the recipes whose values differ."""
+    keys = dict.fromkeys(key for run in runs for key in run.recipe)
+    rows = []
+    for key in keys:
+        values = [run.recipe.get(key, "–") for run in runs]
+        if any(value != values[0] for value in values[1:]):
+            rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
+    if not rows:
+        return card("Recipes", "<p>The recipes are the same.</p>", wide=True)
+    return card("What differs in the recipes", table(["key", *(run.name for run in runs)], rows), wide=True)
+
+
+def _value(value: Any) -> str:
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return written if len(written) <= 80 else f"{written[:80]}…"
+
+
+def environment(run: Collected) -> str:
+    """What the run computed with at each start, and the recipe as it is."""
+    parts = []
+    if run.starts:
+        last = run.starts[-1]
+        plain = [
+            (name, last[name])
+            for name in ("command", "host", "system", "backend", "world_size")
+            if name in last
+        ]
+        rows = [[text(name.replace("_", " ")), text(value)] for name, value in plain]
+        for section in ("hardware", "instruction_set", "versions", "variables"):
+            values = last.get(section)
+            if isinstance(values, dict):
+                rows += [[text(name), text(value)] for name, value in values.items()]
+        note = f"Of the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
+        parts.append(card("Environment", table((), rows, kind="facts"), note))
+        if len(run.starts) > 1:
+            cells = ("started", "after_step", "world_size", "host")
+            starts = [[text(one.get(name, "–")) for name in cells] for one in run.starts[-50:]]
+            parts.append(card("Starts", table([name.replace("_", " ") for name in cells], starts)))
+    if run.recipe_text:
+        parts.append(card("Recipe", f'<pre class="scroll">{text_lines(run.recipe_text)}</pre>'))
+    return "".join(parts)
+
+
+def text_lines(value: str) -> str:
+    """Text of several lines for HTML."""
+    return "\n".join(map(text, value.splitlines()))

@@ -1,0 +1,101 @@
+"""The page: one file of HTML that needs nothing else, on a phone and on a screen, light and dark.
+
+Nothing is loaded from anywhere, and the page forbids it to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankless import __version__
+from rankless.files.writing import beside
+from rankless.report import evaluation, overview, training
+from rankless.report.collected import Collected
+from rankless.report.examples import galleries
+from rankless.report.markup import card, text
+
+_HERE = Path(__file__).parent
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
+    """Make the page of one run, or of several side by side.
+
+    Args:
+        runs: refreshed, at least one.
+        digests: of the weights, by the run directory's path as given.
+        refresh: the browser loads the page again after so many seconds; 0: never.
+    """
+    known = digests or {}
+    if len(runs) == 1:
+        (run,) = runs
+        title = run.name
+        body = overview.claim(run, known.get(str(run.run.path))) + _sections(run)
+    else:
+        title = " · ".join(run.name for run in runs)
+        body = f'<div class="grid">{overview.comparison(runs, known)}</div>'
+        body += _section("Curves", training.compared(runs))
+        for at, run in enumerate(runs):
+            inner = overview.claim(run, known.get(str(run.run.path))) + _sections(run)
+            body += (
+                f'<details class="run"><summary class="c{at % 8}">{text(run.name)}</summary>{inner}</details>'
+            )
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">{again}'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{text(title)} – Rankless</title><style>{style}</style></head>\n"
+        f"<body><header><h1>{text(title)}</h1></header><main>{body}</main>"
+        f"<footer>Rankless {text(__version__)}</footer><script>{script}</script></body></html>\n"
+    )
+
+
+def _sections(run: Collected) -> str:
+    found = "".join(
+        _panel(make, run)
+        for make in (
+            evaluation.score_table,
+            evaluation.curve_charts,
+            evaluation.class_table,
+            evaluation.confusion_panel,
+            evaluation.size_charts,
+            evaluation.class_bars,
+        )
+    )
+    return "".join(
+        (
+            _section("Training", training.score_charts(run) + training.loss_charts(run)),
+            _section("Best evaluation", found),
+            _panel(galleries, run),
+            _section("Time", training.time_charts(run) + training.events_panel(run)),
+            _section("Environment and recipe", overview.environment(run)),
+        )
+    )
+
+
+def _panel(make: Callable[[Collected], str], run: Collected) -> str:
+    """What ``make`` gives; a sentence where a file of the run has another form than expected."""
+    try:
+        return make(run)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        problem = f"<p>{text(run.run.evaluation)} has another form than this version writes.</p>"
+        return card("Not shown", problem)
+
+
+def _section(title: str, cards: str) -> str:
+    return f'<h2>{title}</h2><div class="grid">{cards}</div>\n' if cards else ""
+
+
+def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:
+    """Write the page, replacing an earlier one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = render(runs, digests)
+    with beside(path, durable=False) as part:
+        part.write_text(content, encoding="utf-8")

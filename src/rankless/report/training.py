@@ -1,0 +1,201 @@
+"""The panels about a run's course: losses, rates, scores, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankless.report.charts import Axes, Line, Mark, Point, line_chart, smoothed, stacked_chart
+from rankless.report.collected import Collected
+from rankless.report.markup import card, number, table, text
+
+_GROUPS = (
+    ("Average precision", ("AP", "AP50", "AP75")),
+    ("AP by object size", ("APs", "APm", "APl")),
+    ("Average recall", ("AR1", "AR10", "AR100")),
+    ("Accuracy", ("top1", "top5")),
+    ("Mean over classes", ("precision", "recall", "f1")),
+)
+_LOSSES = ("loss", "nll")
+_UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
+_MOST_MARKS = 40
+_SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
+
+
+def marks(run: Collected) -> list[Mark]:
+    """Restarts, and what went wrong, where they happened."""
+    found = []
+    for entry in run.events:
+        kind = entry["event"]
+        if kind == "resume" or kind in _SERIOUS:
+            label = f"{kind} after step {entry['step']}: {entry.get('text') or entry.get('reason') or ''}"
+            found.append(Mark(entry["step"], label.rstrip(": "), "bad" if kind in _SERIOUS else "start"))
+    return found[-_MOST_MARKS:]
+
+
+def steps_axes(run: Collected, *, log: bool = False) -> Axes:
+    """From the first step to the last, with what happened."""
+    return Axes(x_range=(0, max(run.step, 1)), log=log, marks=marks(run))
+
+
+def score_points(run: Collected, name: str) -> list[Point]:
+    """A score at each evaluation that has it."""
+    return [
+        (float(step), float(scores[name]))
+        for step, scores in run.evaluations
+        if isinstance(scores.get(name), int | float) and not isinstance(scores.get(name), bool)
+    ]
+
+
+def loss_charts(run: Collected) -> str:
+    """Losses, parts, learning rate and gradient norm."""
+    loss = list(run.steps.points("loss"))
+    parts = [name for name in run.steps.names if name.startswith("part:")]
+    wide = _spans_decades(loss)
+    note = ""
+    if run.steps.width > 1:
+        note = f"Each point is the mean of {run.steps.width:,} steps."
+    return "".join(
+        (
+            line_chart(
+                "Loss",
+                [
+                    Line("each step", loss, None, "faint"),
+                    Line("training, smoothed", smoothed(loss), 0),
+                    Line("validation", score_points(run, "loss"), 1, "dots"),
+                ],
+                steps_axes(run, log=wide),
+                note,
+            ),
+            line_chart(
+                "Parts of the training loss",
+                [
+                    Line(name.removeprefix("part:"), smoothed(list(run.steps.points(name))), color)
+                    for color, name in enumerate(parts)
+                ],
+                steps_axes(run),
+                "Smoothed.",
+            )
+            if len(parts) > 1
+            else "",
+            line_chart(
+                "Learning rate", [Line("learning rate", list(run.steps.points("lr")))], steps_axes(run)
+            ),
+            line_chart(
+                "Gradient norm",
+                [
+                    Line("each step", norm := list(run.steps.points("gradient_norm")), None, "faint"),
+                    Line("smoothed", smoothed(norm), 2),
+                ],
+                steps_axes(run, log=_spans_decades(norm)),
+                "Of the mean gradient, before clipping.",
+            ),
+        )
+    )
+
+
+def _spans_decades(points: Sequence[Point]) -> bool:
+    """Whether only a logarithmic axis shows both ends."""
+    values = [y for _, y in points]
+    return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
+
+
+def score_charts(run: Collected) -> str:
+    """Every score against the step, those that belong together in one panel."""
+    names = {
+        name: None
+        for _, scores in run.evaluations
+        for name, value in scores.items()
+        if isinstance(value, float)
+    }
+    charts = []
+    for title, group in _GROUPS:
+        if group[0] in names:
+            lines = [Line(name, score_points(run, name), color, "dots") for color, name in enumerate(group)]
+            charts.append(line_chart(title, lines, steps_axes(run)))
+    grouped = {name for _, group in _GROUPS for name in group} | {"loss", *_UNSHOWN}
+    for name in [name for name in names if name not in grouped][:8]:
+        title = "Validation NLL" if name == "nll" else name
+        charts.append(line_chart(title, [Line(name, score_points(run, name), 0, "dots")], steps_axes(run)))
+    return "".join(charts)
+
+
+def time_charts(run: Collected) -> str:
+    """Where the time of the steps went, and how the ranks compare."""
+    rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
+    for one in run.steps.bins:
+        seconds = one.mean("seconds")
+        if seconds is None:
+            continue
+        waited, network = one.mean("waited") or 0.0, one.mean("network") or 0.0
+        middle = (one.first + one.last) / 2
+        for line, value in zip(rows.values(), (seconds - waited - network, waited, network), strict=True):
+            line.append((middle, 1e3 * max(value, 0.0)))
+    smooth = [Line(name, smoothed(line), color) for color, (name, line) in enumerate(rows.items())]
+    axes = steps_axes(run)
+    note = "Of rank 0, smoothed. On GPUs the host does not see what the device waits for."
+    return stacked_chart("Time of a step in ms", smooth, axes, note) + _spread(run)
+
+
+def _spread(run: Collected) -> str:
+    ranks = max((len(times) for _, times in run.spread), default=0)
+    lines = [
+        Line(
+            f"rank {rank}",
+            [(float(s), times[rank]) for s, times in run.spread if rank < len(times)],
+            rank,
+            "dots",
+        )
+        for rank in range(min(ranks, 16))
+    ]
+    return line_chart(
+        "Own time of each rank in ms",
+        lines,
+        steps_axes(run),
+        "Of a micro-batch, without waiting for others; the median since the evaluation before.",
+    )
+
+
+def events_panel(run: Collected) -> str:
+    """What happened, in the order in which it did."""
+    rows = [
+        (number(entry["step"], "event", "at"), text(entry["event"]), text(_said(entry)))
+        for entry in run.events[-200:]
+    ]
+    if not rows:
+        return ""
+    return card("What happened", table(("after step", "what", ""), rows, kind="events"), wide=True)
+
+
+def _said(entry: Mapping[str, Any]) -> str:
+    said = str(entry.get("text") or entry.get("reason") or "")
+    if "world_size" in entry:
+        ranks = entry["world_size"]
+        said = f"on {ranks} {'rank' if ranks == 1 else 'ranks'}{'; ' if said else ''}{said}"
+    return said if len(said) <= 600 else f"{said[:600]}…"
+
+
+def compared(runs: Sequence[Collected]) -> str:
+    """Several runs in the same panels."""
+
+    def chart(title: str, values: Mapping[int, Sequence[Point]], style: str = "") -> str:
+        lines = [Line(run.name, values[at], at, style) for at, run in enumerate(runs) if values.get(at)]
+        return line_chart(title, lines, Axes(x_range=(0, max(run.step for run in runs) or 1)))
+
+    def of_steps(name: str) -> dict[int, list[Point]]:
+        return {at: smoothed(list(run.steps.points(name))) for at, run in enumerate(runs)}
+
+    names = dict.fromkeys(name for run in runs if (name := run.score_name))
+    others = ("AP50",) if "AP" in names else ()
+    charts = [
+        chart(name, {at: score_points(run, name) for at, run in enumerate(runs)}, "dots")
+        for name in (*names, *others)
+    ]
+    charts.append(chart("Training loss, smoothed", of_steps("loss")))
+    charts.append(
+        chart("Validation loss", {at: score_points(run, "loss") for at, run in enumerate(runs)}, "dots")
+    )
+    charts.append(chart("Learning rate", {at: list(run.steps.points("lr")) for at, run in enumerate(runs)}))
+    seconds = {at: [(x, 1e3 * y) for x, y in points] for at, points in of_steps("seconds").items()}
+    charts.append(chart("Time of a step in ms, smoothed", seconds))
+    return "".join(charts)

@@ -1,0 +1,261 @@
+"""The report of a real run: every number is the journal's, in a browser, too; nothing breaks the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.report import page
+from rankless.report.collected import Collected
+from rankless.runs import journal
+from rankless.runs.directory import weights_of
+from rankless.runs.weights_digest import of_weights
+
+pytestmark = pytest.mark.processes  # the run is trained by ranks
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Numbers(HTMLParser):
+    """Collects the page's numbers, the points of its charts, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.data: list[tuple[list[Any], int | None, float, str]] = []
+        self.charts: dict[str, dict[str, list[list[float]]]] = {}
+        self.text: list[str] = []
+        self._open: dict[str, str | None] | None = None
+        self._title, self._is_json = "", False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
+        attributes = dict(given)
+        if tag == "data":
+            self._open = attributes
+        elif tag == "svg":
+            self._title = str(attributes["aria-label"])
+        elif tag == "script":
+            self._is_json = attributes.get("type") == "application/json"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_json = self._is_json and tag != "script"
+
+    def handle_data(self, content: str) -> None:
+        if self._is_json:
+            lines = json.loads(content)["lines"]
+            self.charts[self._title] = {line["name"]: line["points"] for line in lines}
+        elif self._open is not None:
+            where, step = json.loads(str(self._open["data-at"])), self._open.get("data-step")
+            value = float(str(self._open["value"]))
+            self.data.append((where, int(step) if step else None, value, content))
+            self._open = None
+        else:
+            self.text.append(content)
+
+
+def rendered(folder: Path, digest: str = "") -> str:
+    return page.render([Collected(folder).refresh()], {str(folder): digest} if digest else None)
+
+
+def in_browser(html: str, folder: Path, *options: str) -> tuple[str, str]:
+    """The page's document as a browser has it, and what it wrote to its console."""
+    if BROWSER is None:
+        pytest.skip("there is no Chromium here")
+    path = folder / "page.html"
+    path.write_text(html, encoding="utf-8")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *options]
+    profile = f"--user-data-dir={folder / 'profile'}"
+    done = subprocess.run(
+        [BROWSER, *words, profile, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+def check_numbers(html: str, folder: Path) -> None:
+    """Compare everything on the page that comes from the journal or from evaluation.json with these."""
+    entries = list(journal.read(folder / "journal.jsonl"))
+    scores = {entry["evaluation"]: entry["scores"] for entry in entries if "evaluation" in entry}
+    details = json.loads((folder / "evaluation.json").read_text())
+    found = Numbers(html)
+    seen = set()
+    for where, step, value, shown in found.data:
+        if where[0] == "event":
+            continue
+        at: Any = {"scores": scores.get(step), "evaluation": details}
+        for key in where:
+            at = at[key]
+        assert value == at, where
+        assert float(shown.replace(",", "")) == pytest.approx(at, abs=6e-4), where
+        seen.add(where[1])
+    assert {
+        "AP",
+        "AP50",
+        "AR100",
+        "loss",
+        "per_class",
+        "pascal",
+        "thresholds",
+        "confusion",
+        "examples",
+    } <= seen
+    steps = [entry for entry in entries if "step" in entry]
+    parts = found.charts["Parts of the training loss"]
+    assert set(parts) == set(steps[0]["parts"])
+    for title, name, expected in (
+        ("Loss", "each step", [[entry["step"], entry["loss"]] for entry in steps]),
+        ("Learning rate", "learning rate", [[entry["step"], entry["lr"]] for entry in steps]),
+        ("Loss", "validation", [[step, each["loss"]] for step, each in scores.items()]),
+        *(
+            ("Average precision", name, [[step, each[name]] for step, each in scores.items()])
+            for name in ("AP", "AP50", "AP75")
+        ),
+    ):
+        points = [point for point in found.charts[title][name] if point is not None]
+        assert points == [[x, pytest.approx(y, rel=1e-5)] for x, y in expected], (title, name)
+    for label, curve in enumerate(details["pr"]):
+        name = next(
+            n for n in found.charts["Precision–recall by class"] if n.startswith(details["classes"][label])
+        )
+        assert [y for _, y in found.charts["Precision–recall by class"][name]] == pytest.approx(curve)
+
+
+def test_every_number_is_the_journals(trained: Path) -> None:
+    check_numbers((trained / "report.html").read_text(encoding="utf-8"), trained)
+
+
+def test_a_browser_shows_it_without_an_error(trained: Path, tmp_path: Path) -> None:
+    document, console = in_browser((trained / "report.html").read_text(encoding="utf-8"), tmp_path)
+    assert not console
+    check_numbers(document, trained)
+    assert document.count('class="tip"') == document.count('<script type="application/json">') > 5
+
+
+LOOK = """
+<script>
+addEventListener("load", () => {
+  const found = [];
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, width = frame.clientWidth;
+    if (page.documentElement.scrollWidth > width) found.push(`${width}: the page is wider`);
+    for (const each of page.querySelectorAll(".tile b, h1, h3, .legend li, svg text")) {
+      const box = each.getBoundingClientRect();
+      if (box.left < -1 || box.right > width + 1) found.push(`${width}: cut: ${each.textContent}`);
+    }
+    for (const chart of page.querySelectorAll("svg")) {
+      const boxes = [...chart.querySelectorAll("text")].map((each) => [each, each.getBoundingClientRect()]);
+      boxes.forEach(([one, a], at) => boxes.slice(at + 1).forEach(([other, b]) => {
+        const over = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const under = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (over > 1 && under > 3) found.push(`${width}: ${one.textContent} over ${other.textContent}`);
+      }));
+    }
+    const shown = [...page.querySelectorAll("img, .pane")].filter((each) => each.clientHeight < 20);
+    if (shown.length) found.push(`${width}: ${shown.length} images are not shown`);
+  }
+  document.body.textContent = "looked at" + JSON.stringify(found);
+});
+</script>
+"""
+
+
+def test_nothing_is_cut_or_overlaps_on_a_phone_and_on_a_screen(trained: Path, tmp_path: Path) -> None:
+    html = escape((trained / "report.html").read_text(encoding="utf-8"))
+    frames = "".join(f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 1400))
+    document, _ = in_browser(f"<!DOCTYPE html><body>{LOOK}{frames}</body>", tmp_path)
+    found = re.search(r"looked at(.*?)</body>", document, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1]) == []
+
+
+def test_the_claim_names_scores_speed_digest_and_state(trained: Path) -> None:
+    html = (trained / "report.html").read_text(encoding="utf-8")
+    said = " ".join(Numbers(html).text)
+    assert "yolov4-tiny" in said
+    assert "finished, 11 steps, best at step" in said
+    assert str(of_weights(weights_of(trained))) in said
+    assert "images/s" in said
+    assert "on 2 ranks" in said
+    assert "http" not in html.replace("http-equiv", "")  # nothing is loaded from anywhere
+
+
+def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lr: 0.005", "lr: 0.25"))
+    runs = [Collected(trained).refresh(), Collected(run).refresh()]
+    html = page.render(runs, {str(trained): "a" * 64, str(run): "a" * 64})
+    said = " ".join(Numbers(html).text)
+    assert "optim.lr 0.005 0.25" in said
+    assert "The weights of shapes and copied are the same, bit for bit." in said
+    assert set(Numbers(html).charts["Training loss, smoothed"]) == {"shapes", "copied"}
+    assert html.count('<details class="run">') == 2
+    alike = page.render([runs[0], Collected(trained).refresh()])
+    assert "The recipes are the same." in alike
+
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u202e'
+
+
+def test_names_from_files_are_only_text(run: Path) -> None:
+    details = json.loads((run / "evaluation.json").read_text())
+    details["classes"][0] = EVIL
+    details["examples"][0]["name"] = EVIL
+    details["examples"][1]["jpeg"] = '"><script>alert(3)</script>'
+    (run / "evaluation.json").write_text(json.dumps(details))
+    with (run / "journal.jsonl").open("a") as file:
+        file.write(json.dumps({"event": EVIL, "at": 3, "text": EVIL}) + "\n")
+    html = rendered(run, digest=EVIL)
+    assert (
+        html.count("<script") == html.count("</script>") == html.count('<script type="application/json">') + 1
+    )
+    assert "<img" not in html
+    assert "alert(3)" not in html
+    assert "\u202e" not in html
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"step": 11}', '{"step": 11, "thresholds": 3}', '{"step": 11, "pr": [[1]]}',
+     '{"step": 11, "examples": [{"kind": "best", "jpeg": "QUJD"}]}', '{"step": 4711, "pr": 1}',
+     '{"step": 11, "truths": {"a": []}, "confusion": "x", "sizes": []}', '{"step": 11, "examples": [1]}'],
+)  # fmt: skip
+def test_a_damaged_evaluation_costs_its_panels_alone(run: Path, content: str) -> None:
+    (run / "evaluation.json").write_text(content)
+    charts = Numbers(rendered(run)).charts
+    assert {"Loss", "Average precision", "Time of a step in ms"} <= set(charts)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"step": 12, "loss": "x", "parts": 3, "timing": {"seconds": None, "ranks": ["a"]}},
+     {"step": 12, "loss": float("nan"), "lr": 1e308, "parts": {"a": None}, "timing": {}},
+     {"evaluation": 12, "scores": {"AP": "high", "per_class": {"a": 3}, "confusion": [1]}},
+     {"evaluation": 12, "scores": {}}, {"event": 3}, {"event": "resume", "at": "x", "world_size": "2"}],
+)  # fmt: skip
+def test_odd_lines_of_a_journal_are_no_end_of_the_page(run: Path, line: dict[str, Any]) -> None:
+    with (run / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert {"Loss", "Average precision"} <= set(Numbers(rendered(run)).charts)
+
+
+def test_restarts_and_deaths_are_marked_where_they_happened(run: Path) -> None:
+    with (run / "journal.jsonl").open("a") as file:
+        for entry in (
+            {"event": "death", "at": 8, "rank": 1, "text": "rank 1 was killed by SIGKILL"},
+            {"event": "resume", "at": 4, "world_size": 3, "reason": "rank 1 was killed by SIGKILL"},
+        ):
+            file.write(json.dumps(entry) + "\n")
+    html = rendered(run)
+    loss = html[html.index('aria-label="Loss"') :]
+    loss = loss[: loss.index("</svg>")]
+    marks = dict(re.findall(r'<g class="mark (\w+)"><line x1="([\d.]+)"', loss))
+    left, width = 46, 420 - 46 - 12
+    assert float(marks["bad"]) == pytest.approx(left + width * 8 / 11, abs=0.1)
+    assert float(marks["start"]) == pytest.approx(left + width * 4 / 11, abs=0.1)
+    assert "on 3 ranks; rank 1 was killed by SIGKILL" in " ".join(Numbers(html).text)
