@@ -133,33 +133,68 @@ def import_(
 
 @app.command(
     sort_key=9,
-    usage="Usage: rankless export TARGET --format FORMAT [OPTIONS]",
+    usage="Usage: rankless export TARGET --format FORMAT [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless export runs/mine --format darknet
-  rankless export weights.safetensors --format darknet --out shared/net
+  rankless export runs/mine --format onnx
+  rankless export runs/mine --format onnx --nms --confidence 0.4 evaluate.iou=0.5
+  rankless export weights.safetensors --format openvino --half --out shared/net
 """,
 )
 def export(
     target: Target,
     /,
-    *,
+    *overrides: Annotated[
+        str,
+        Parameter(
+            name="KEY=VALUE", help="Changes to the recipe: model.image_size, evaluate.iou and the like."
+        ),
+    ],
     format: Annotated[
-        str, Parameter(help="darknet: a .cfg, .weights and .names; pth: a state dict of PyTorch's.")
+        str,
+        Parameter(
+            help="onnx; openvino; torchscript; pt2: torch.export's; pth: a state dict of PyTorch's; darknet: "
+            "a .cfg, .weights and .names."
+        ),
     ],
     out: Annotated[
         Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
     ] = None,
+    nms: Annotated[
+        bool, Parameter(help="NMS inside: the file returns what is found, not all candidates."), flag
+    ] = False,
+    confidence: Annotated[
+        float | None, Parameter(help="With --nms: leave out what scores lower; if not given, 0.25.")
+    ] = None,
+    batch: Annotated[
+        str | None, Parameter(help="A fixed number of images at a time; if not given, any.", metavar="N")
+    ] = None,
+    any_size: Annotated[
+        bool, Parameter(help="Take images of any height and width in multiples of 32."), flag
+    ] = False,
+    half: Annotated[
+        bool, Parameter(help="Compute in float16; inputs and outputs are float32."), flag
+    ] = False,
     force: Annotated[bool, Parameter(help="Replace existing files."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Write trained weights in the format of other software."""
-    from rankless.interop.export import export as write
+    """Write trained weights in the format of other software, and compare what it computes."""
+    images = None if batch is None else whole_number("--batch", batch)
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
+    from rankless.cli.missing import check_target
 
-    done = write(target, format=format, out=out, force=force)
+    check_target(target)
+    from rankless.interop.export import export as write
+    from rankless.interop.plan import Asked
+
+    asked = Asked(nms, confidence, images, any_size, half)
+    done = write(target, format=format, out=out, force=force, asked=asked, overrides=overrides)
     if as_json:
-        print_json({"weights": str(done.weights), "files": [str(file) for file in done.files]})
-    else:
-        for file in done.files:
-            say(str(file))
+        print_json(done.as_json())
+        return 0
+    for file in done.files:
+        say(str(file))
+    if done.agreement:
+        say(done.agreement.sentence())
     return 0

@@ -20,6 +20,7 @@ from rankless.recipe.precision import autocast, resolve
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of
+from rankless.tasks import trained
 from rankless.tasks.custom import absolute, name_of, refuse_unasked
 from rankless.world.compat import set_tf32
 
@@ -151,7 +152,7 @@ def devices_named(names: str | None) -> list[torch.device]:
 
 def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> tuple[Path, weights.Weights]:
     path = weights_of(target)
-    loaded = weights.load(path)
+    loaded = trained.load(path)
     if task is not None:
         loaded = replace(loaded, recipe=replace(loaded.recipe, task=absolute(name_of(task))))
     else:

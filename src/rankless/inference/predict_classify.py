@@ -13,6 +13,7 @@ from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
 from rankless.structures import Classification, ClassificationItem
+from rankless.tasks import trained
 from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
 
@@ -35,8 +36,7 @@ class ClassFinder:
         self.task = Classify(loaded.recipe, class_names=loaded.class_names)
         self.class_names = self.task.class_names
         refuse_giant_image(self.task.size, source)
-        model = self.task.model()
-        weights.load_into(model, loaded.state, source)
+        model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)

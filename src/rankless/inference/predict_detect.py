@@ -18,6 +18,7 @@ from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
+from rankless.tasks import trained
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
@@ -77,9 +78,8 @@ class BoxFinder:
         recipe = replace(recipe, evaluate=evaluate)
         self.task = Detect(recipe, class_names=loaded.class_names)
         self.class_names = self.task.class_names
-        model = self.task.model()
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
-        weights.load_into(model, loaded.state, source)
+        model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail)
         self.heat = False

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
+from rankless.interop import onnx_file, openvino_file, torch_files
+from rankless.interop.agreement import LIMITS, Agreement, compare
+from rankless.interop.plan import Asked, Plan, planned
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.darknet import network
+from rankless.models.exported.sessions import OnnxSession, OpenVinoSession, Session
 from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
 from rankless.runs.directory import weights_of
 
@@ -26,33 +33,121 @@ class Exported:
     Attributes:
         weights: the source file.
         files: the new files.
+        agreement: the comparison with PyTorch; None of ``darknet`` and ``pth``, which hold the same numbers.
     """
 
     weights: Path
     files: tuple[Path, ...]
+    agreement: Agreement | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        compared = {"compared": asdict(self.agreement)} if self.agreement else {}
+        return {"weights": str(self.weights), "files": [str(file) for file in self.files], **compared}
 
 
-def export(target: Path, *, format: str, out: Path | None = None, force: bool = False) -> Exported:
+class DisagreementError(UserError):
+    """An export computes something else than PyTorch. The command line exits with 1."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A format of files that compute.
+
+    Attributes:
+        endings: of the files; the first is the one that is given to a program.
+        write: writes them, given the first.
+        session: reads them.
+    """
+
+    endings: tuple[str, ...]
+    write: Callable[[Plan, Path], None]
+    session: Callable[[Path, Plan], Session]
+
+
+PROGRAMS: dict[str, Program] = {
+    "onnx": Program((".onnx",), onnx_file.write, lambda path, _: OnnxSession(path)),
+    "torchscript": Program(
+        (".torchscript",),
+        torch_files.write_torchscript,
+        lambda path, plan: torch_files.TorchSession(path, plan, script=True),
+    ),
+    "pt2": Program(
+        (".pt2",),
+        torch_files.write_pt2,
+        lambda path, plan: torch_files.TorchSession(path, plan, script=False),
+    ),
+    "openvino": Program((".xml", ".bin"), openvino_file.write, lambda path, _: OpenVinoSession(path)),
+}
+
+
+def export(
+    target: Path,
+    *,
+    format: str,
+    out: Path | None = None,
+    force: bool = False,
+    asked: Asked | None = None,
+    overrides: Sequence[str] = (),
+) -> Exported:
     """Export a run's weights for other software.
+
+    What computes (``onnx``, ``torchscript``, ``pt2``, ``openvino``) is compared with PyTorch on real images
+    before it takes its name.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        format: ``darknet`` writes ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read;
-            ``pth`` a state dict of PyTorch's, under the names of the model.
+        format: ``onnx`` for ONNX Runtime and most other programs, ``openvino`` writes ``.xml`` and ``.bin``,
+            ``torchscript`` for LibTorch, ``pt2`` is a program of ``torch.export``; ``darknet`` writes
+            ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read; ``pth`` a state dict of
+            PyTorch's, under the names of the model.
         out: the new files' path without suffix; by default ``target``'s name in this folder.
         force: replace existing files.
+        asked: NMS, shapes and precision of what computes.
+        overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
 
     Raises:
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
+        DisagreementError: what was written does not compute what PyTorch computes; nothing is left of it.
     """
-    if format not in _FORMATS:
-        raise UserError(f"--format is '{format}': expected {one_of(_FORMATS)}{nearest(format, _FORMATS)}")
-    path = weights_of(target)
-    loaded = weights.load(path)
+    if format not in FORMATS:
+        raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
     stem = out or Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
-    return Exported(path, _FORMATS[format](loaded, stem, path, force))
+    if format in PROGRAMS:
+        return _program(planned(target, asked or Asked(), overrides, format), format, stem, force)
+    if overrides or (asked or Asked()) != Asked():
+        raise UserError(
+            f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
+            "--half and key=value"
+        )
+    path = weights_of(target)
+    return Exported(path, _WEIGHTS[format](weights.load(path), stem, path, force))
+
+
+def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
+    """Write what computes, compare it, and let it take its name."""
+    program = PROGRAMS[format]
+    files = tuple(stem.with_name(stem.name + ending) for ending in program.endings)
+    outputs = Outputs(files, verb=None, force=force)
+    outputs.refuse_inputs([plan.source])
+    with tempfile.TemporaryDirectory(prefix="rankless-export-") as folder:
+        made = [Path(folder) / f"model{ending}" for ending in program.endings]
+        program.write(plan, made[0])
+        agreement = compare(plan, program.session(made[0], plan), str(files[0]))
+        if not agreement.is_close(LIMITS[plan.facts.recipe.precision]):
+            way = "export it without --half" if plan.half else "use another format, and please report this"
+            raise DisagreementError(
+                f"{files[0]}: does not compute what PyTorch computes, and is not kept: "
+                f"{agreement.sentence()}; {way}"
+            )
+        with outputs.as_one(files) as parts:
+            for source, part in zip(made, parts, strict=True):
+                shutil.copyfile(source, part)
+    return Exported(plan.source, files, agreement)
 
 
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
@@ -98,7 +193,8 @@ def _pth(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tupl
     return (file,)
 
 
-_FORMATS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {
+_WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {
     "darknet": _darknet,
     "pth": _pth,
 }
+FORMATS = (*PROGRAMS, *_WEIGHTS)

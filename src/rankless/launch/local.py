@@ -29,7 +29,6 @@ from rankless.launch.opening import checked, device, is_finished, opened, report
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
-from rankless.models.checkpoints import weights
 from rankless.printing import say
 from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
@@ -39,7 +38,7 @@ from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
-from rankless.tasks import resolve_recipe
+from rankless.tasks import resolve_recipe, trained
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
 
 SHOWN = 30
@@ -154,15 +153,15 @@ def evaluate(
             ``task`` is given.
     """
     path = weights_of(target)
-    trained = weights.load(path)
+    loaded = trained.load(path)
     if task is not None:
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
     if not any(override.startswith("task=") for override in overrides):
-        refuse_unasked(trained.recipe.task, path)
+        refuse_unasked(loaded.recipe.task, path)
     with visible(devices) as count, tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
-        text.write_text(dump(trained.recipe), encoding="utf-8")
-        refuse_unused_in_scoring(overrides, trained.recipe.task)
+        text.write_text(dump(loaded.recipe), encoding="utf-8")
+        refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))

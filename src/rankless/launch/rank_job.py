@@ -67,12 +67,11 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
         UserError: weights or data that cannot be read, or that do not fit each other.
     """
     from rankless.engine import evaluate as engine
-    from rankless.models.checkpoints.weights import load, load_into
     from rankless.structures import Unreadable
-    from rankless.tasks import open_task
+    from rankless.tasks import open_task, trained
     from rankless.tasks.capabilities import capabilities
 
-    weights = load(Path(job.weights))
+    weights = trained.load(Path(job.weights))
     task = open_task(recipe, weights.class_names or None)
     if weights.class_names and tuple(task.class_names) != weights.class_names:  # of a task of one's own
         raise UserError(
@@ -81,8 +80,7 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
             f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
             f"data.root=FOLDER (now '{recipe.data.root}')"
         )
-    model = task.model()
-    load_into(model, weights.state, job.weights)
+    model = trained.model(task, weights, job.weights)
     missing: list[Unreadable] = []
     with _shown(screen) as progress:
         scores = engine.evaluate(

@@ -1,0 +1,197 @@
+"""What is exported computes what PyTorch computes: the comparison on real images right after writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.data.datasets.builtin import DIGITS
+from rankless.errors import UserError, counted
+from rankless.interop.plan import Plan
+from rankless.models.exported.modules import ExportedClassifier
+from rankless.models.exported.opening import as_model
+from rankless.models.exported.sessions import Session
+from rankless.structures import Detections
+from rankless.tasks import open_task
+from rankless.tasks.detect import network_input
+
+IMAGES = 4
+"""Images that are compared."""
+_BEST = 100
+"""Candidates of an image whose boxes are compared: those with the best scores, which NMS may leave."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an export may be from PyTorch.
+
+    Attributes:
+        scores: scores and probabilities.
+        boxes: sides of boxes in pixels of the input, for boxes as large as the input.
+        missing: fraction of the detections that may be others, where NMS is inside.
+    """
+
+    scores: float
+    boxes: float
+    missing: float
+
+
+# What is seen: 1e-6 and 1e-4 pixels in float32, 5e-3 and 1 pixel in float16.
+LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an export is from PyTorch in float32.
+
+    Attributes:
+        images: number of compared images.
+        data: where they are from.
+        scores: largest difference of a score or a probability.
+        boxes: largest difference of a side of a box, in pixels of the input; None of a classifier.
+        detections: of PyTorch, behind NMS; None without NMS.
+        missing: detections that only one of the two has.
+    """
+
+    images: int
+    data: str
+    scores: float
+    boxes: float | None = None
+    detections: int | None = None
+    missing: int = 0
+
+    def sentence(self) -> str:
+        """Say it in a line."""
+        where = f"{counted(self.images, 'image')} of {self.data}"
+        if self.boxes is None:
+            return f"compared with PyTorch on {where}: probabilities differ by at most {self.scores:.1e}"
+        far = f"scores by at most {self.scores:.1e}, boxes by {self.boxes:.1e} pixels"
+        if self.detections is None:
+            return f"compared with PyTorch on {where}: {far}"
+        same = f"{self.detections - self.missing} of {counted(self.detections, 'detection')} the same"
+        return f"compared with PyTorch on {where}: {same}; {far}"
+
+    def is_close(self, limits: Limits) -> bool:
+        """Return whether nothing differs by more than the limits."""
+        few = self.missing <= limits.missing * max(self.detections or 0, 1)
+        return self.scores <= limits.scores and (self.boxes or 0.0) <= limits.boxes and few
+
+
+def compare(plan: Plan, session: Session, source: str) -> Agreement:
+    """Compare an export with PyTorch.
+
+    Args:
+        plan: what is exported.
+        session: computes the file.
+        source: the file, for messages.
+
+    Raises:
+        UserError: the file cannot be computed.
+    """
+    batch, data = images(plan)
+    facts = plan.facts
+    classes, nms = len(facts.class_names), facts.nms is not None
+    theirs: Any = as_model(session, source, task=facts.recipe.task, classes=classes, nms=nms)
+    ours = plan.portable(half=False)
+    with torch.inference_mode():
+        seen = network_input(batch.images)
+        if isinstance(theirs, ExportedClassifier):
+            difference = (ours(seen) - theirs(seen).exp()).abs().max()
+            return Agreement(len(seen), data, _number(difference))
+        if nms:
+            return _detections(plan, theirs, batch, data)
+        return _candidates(ours(seen), theirs(seen), data)
+
+
+def images(plan: Plan) -> tuple[Any, str]:
+    """Return a batch of the first images to be scored, and where they are from.
+
+    Where that data is not here, or none of it can be read, it is the built-in images.
+    """
+    recipe, names = plan.facts.recipe, plan.facts.class_names
+    recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
+    task: Any = open_task(recipe, names)
+    items: list[Any] = []
+    try:
+        data = task.evaluation_data()
+        candidates: Iterator[Any] = (data.item(index, 0) for index in range(min(len(data), 4 * IMAGES)))
+        items = [item for item in candidates if not item.unreadable][:IMAGES]
+    except UserError:  # the data is elsewhere
+        pass
+    if items:
+        where = (
+            "the built-in digits" if recipe.data.root == DIGITS else f"{recipe.data.root} ({recipe.data.val})"
+        )
+        return task.collate(items), where
+    settings = replace(recipe.data, root=DIGITS, train="train", val="val", format="auto", classes="auto")
+    task = open_task(replace(recipe, data=settings), [str(digit) for digit in range(10)])
+    data = task.evaluation_data()
+    items = [data.item(index, 0) for index in range(IMAGES)]
+    elsewhere = "" if recipe.data.root == DIGITS else f" ({recipe.data.root} cannot be read here)"
+    return task.collate(items), f"the built-in digits{elsewhere}"
+
+
+def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
+    """Compare boxes (B, P, 4) and scores (B, P, C) of all candidates, and boxes of the best."""
+    boxes, scores = ours
+    best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
+    return Agreement(
+        len(boxes),
+        data,
+        _number((scores - theirs[1]).abs().max()),
+        _number(_apart(boxes.gather(1, best), theirs[0].gather(1, best)).max()),
+    )
+
+
+def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreement:
+    """Compare what is left behind NMS with what ``rankless predict`` finds."""
+    recipe, confidence = plan.facts.recipe, plan.facts.nms or 0.0
+    settings = replace(recipe.evaluate, confidence=confidence, multi_label=False, tta="none")
+    task: Any = open_task(replace(recipe, evaluate=settings), plan.facts.class_names)
+    pairs = zip(task.predict(plan.model, batch), task.predict(theirs, batch), strict=True)
+    limits = LIMITS[recipe.precision]
+    count, missing, scores, boxes = 0, 0, 0.0, 0.0
+    for ours, others in pairs:
+        matches = _matches(ours, others, limits)
+        for first, second in matches:
+            scores = max(scores, _number((ours.scores[first] - others.scores[second]).abs()))
+            boxes = max(boxes, _number(_apart(ours.boxes[first], others.boxes[second]).max()))
+        count += len(ours.boxes)
+        for found, side in ((ours, 0), (others, 1)):
+            alone = set(range(len(found.boxes))) - {match[side] for match in matches}
+            # What scores as much as the confidence may be on either side of it.
+            missing += sum(float(found.scores[one]) - confidence > limits.scores for one in alone)
+    return Agreement(len(batch.images), data, scores, boxes, count, missing)
+
+
+def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
+    """Pair equal detections of an image: of one class, no farther apart than the limits."""
+    pairs: list[tuple[int, int]] = []
+    free = set(range(len(theirs.boxes)))
+    for first in range(len(ours.boxes)):
+        close = [
+            (float(_apart(ours.boxes[first], theirs.boxes[second]).max()), second)
+            for second in free
+            if ours.labels[first] == theirs.labels[second]
+            and abs(float(ours.scores[first] - theirs.scores[second])) <= limits.scores
+        ]
+        if close and min(close)[0] <= limits.boxes:
+            pairs.append((first, min(close)[1]))
+            free.remove(min(close)[1])
+    return pairs
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return how far boxes (…, 4) are apart in pixels; of boxes beyond a thousand pixels in proportion."""
+    sides = (ours[..., 2:] - ours[..., :2]).amax(-1, keepdim=True)
+    return (ours - theirs).abs() / (sides / 1000).clamp(min=1)
+
+
+def _number(value: Tensor) -> float:
+    """Return a difference; what is no number differs infinitely."""
+    found = float(value)
+    return found if found == found else float("inf")

@@ -1,0 +1,146 @@
+"""Writing ONNX files, with and without NMS inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankless.extras import needed
+from rankless.interop.plan import Plan
+from rankless.interop.quiet import quiet
+from rankless.models.detectors.protocol import CANDIDATES
+from rankless.models.exported.facts import Facts
+
+OPSET = 18
+_DIMENSIONS = {
+    "images": ("batch", "3", "height", "width"),
+    "boxes": ("batch", "candidates", "4"),
+    "scores": ("batch", "candidates", "classes"),
+    "probabilities": ("batch", "classes"),
+    "detections": ("found", "7"),
+}
+
+# Each candidate has its best class alone, as in `rankless predict`, and the best candidates alone reach NMS.
+# The operator compares y1, x1, y2, x2, whose IoU is that of x1, y1, x2, y2.
+_NMS = """\
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+nms (float[batch, candidates, 4] boxes, float[batch, candidates, classes] scores)
+    => (float[found, 7] detections)
+<int64[1] most = {{{most}}}, int64[1] zero = {{0}}, int64[1] first = {{1}}, int64[1] second = {{2}},
+ int64[1] third = {{3}}, int64 limit = {{{most}}}, float overlap = {{{iou}}}, float least = {{{confidence}}},
+ float nothing = {{0}}, int64[3] row = {{1, -1, 1}}, int64 none = {{0}}, int64 one = {{1}},
+ int64[1] flat = {{-1}}>
+{{
+    best = ReduceMax <keepdims = 0> (scores, second)
+    label = ArgMax <axis = 2, keepdims = 0> (scores)
+    sizes = Shape (scores)
+    candidate_count = Slice (sizes, first, second)
+    count = Min (candidate_count, most)
+    top, order = TopK <axis = 1> (best, count)
+    order_of_boxes = Unsqueeze (order, second)
+    top_boxes = GatherND <batch_dims = 1> (boxes, order_of_boxes)
+    top_labels = GatherElements <axis = 1> (label, order)
+    of_a_class = Unsqueeze (top, first)
+{by_class}
+    selected = NonMaxSuppression (top_boxes, by_class, limit, overlap, least)
+    image = Slice (selected, zero, first, first)
+    place = Slice (selected, second, third, first)
+    before = Mul (image, count)
+    rank = Add (before, place)
+    flat_rank = Reshape (rank, flat)
+    found = Shape (flat_rank)
+    ordered, by_rank = TopK <axis = 0, largest = 0> (flat_rank, found)
+    image_and_place = Concat <axis = 1> (image, place)
+    pairs = Gather <axis = 0> (image_and_place, by_rank)
+    box = GatherND (top_boxes, pairs)
+    score = GatherND (top, pairs)
+    class_number = GatherND (top_labels, pairs)
+    score_column = Unsqueeze (score, first)
+    class_float = Cast <to = 1> (class_number)
+    class_column = Unsqueeze (class_float, first)
+    image_sorted = Slice (pairs, zero, first, first)
+    image_column = Cast <to = 1> (image_sorted)
+    detections = Concat <axis = 1> (image_column, box, score_column, class_column)
+}}
+"""
+_BY_CLASS = """\
+    class_count = Slice (sizes, second, third)
+    class_end = Squeeze (class_count)
+    numbers = Range (none, class_end, one)
+    classes_down = Reshape (numbers, row)
+    labels_across = Unsqueeze (top_labels, first)
+    is_class = Equal (labels_across, classes_down)
+    by_class = Where (is_class, of_a_class, nothing)"""
+_OF_ALL = "    by_class = Identity (of_a_class)"
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write an ONNX file.
+
+    Args:
+        plan: what is exported.
+        path: the file.
+
+    Raises:
+        UserError: onnx is not installed, or PyTorch cannot export the model.
+    """
+    onnx = needed("onnx", "onnx", "--format onnx")
+    onnx.save_model(model(plan), str(path))
+
+
+def model(plan: Plan, *, half: bool | None = None) -> Any:
+    """Return the ``onnx.ModelProto`` of what is exported; arguments as of :func:`write`.
+
+    Args:
+        plan: what is exported.
+        half: whether the network computes in float16; as planned if not given.
+    """
+    onnx = needed("onnx", "onnx", "--format onnx")
+    needed("onnxscript", "onnx", "--format onnx")
+    outputs = ["probabilities"] if plan.facts.recipe.task == "classify" else ["boxes", "scores"]
+    program = plan.program(plan.portable(half=half))
+    with quiet():
+        try:
+            made = torch.onnx.export(
+                program,
+                (plan.example(),),
+                input_names=["images"],
+                output_names=outputs,
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:  # of many types
+            raise plan.unable(error) from error
+    proto: Any = made.model_proto if made is not None else None
+    if plan.facts.nms is not None:
+        inside = onnx.parser.parse_model(_nms(plan.facts, proto.ir_version))
+        proto = onnx.compose.merge_models(proto, inside, [("boxes", "boxes"), ("scores", "scores")])
+    _name_dimensions(proto)
+    proto.producer_name = "rankless"
+    onnx.helper.set_model_props(proto, plan.facts.texts())
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def _nms(facts: Facts, ir: int) -> str:
+    settings = facts.recipe.evaluate
+    return _NMS.format(
+        ir=ir,
+        opset=OPSET,
+        most=CANDIDATES,
+        iou=float(settings.iou),
+        confidence=facts.nms,
+        by_class=_OF_ALL if settings.class_agnostic else _BY_CLASS,
+    )
+
+
+def _name_dimensions(proto: Any) -> None:
+    """Give free dimensions of inputs and outputs names that say what they are."""
+    del proto.graph.value_info[:]  # it has the exporter's names, and nobody needs it
+    for value in (*proto.graph.input, *proto.graph.output):
+        for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
+            if not side.HasField("dim_value"):
+                side.dim_param = name

@@ -1,0 +1,156 @@
+"""What an exported file says about itself: texts by name, which ONNX and OpenVINO files carry.
+
+A program that is not Rankless needs ``preprocessing``, ``class_names`` and ``outputs`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankless.errors import UserError, printable
+from rankless.recipe.load import from_json, to_json
+from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+
+FORMAT = "1"
+_OUTPUTS: Mapping[str, Mapping[str, str]] = {
+    "detect": {
+        "boxes": "float32 (images, candidates, 4): x1, y1, x2, y2 in pixels of the input, not clipped",
+        "scores": "float32 (images, candidates, classes): 0 to 1",
+    },
+    "nms": {
+        "detections": "float32 (found, 7): number of the image in the batch, x1, y1, x2, y2 in pixels of the "
+        "input, score, class; best first in each image"
+    },
+    "classify": {"probabilities": "float32 (images, classes)"},
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an exported file says about itself.
+
+    Attributes:
+        recipe: of the weights, with the input's size; its precision is ``fp32`` or ``fp16``, as the file
+            computes.
+        class_names: a name per class id.
+        size: (height, width) of the input in pixels, as the images are placed on it.
+        nms: the confidence of the NMS inside; None without NMS.
+        digest: SHA-256 of the weights.
+        cropped: the middle of an image is taken (classifiers).
+    """
+
+    recipe: Recipe
+    class_names: tuple[str, ...]
+    size: tuple[int, int]
+    nms: float | None = None
+    digest: str = ""
+    cropped: bool = False
+
+    @property
+    def outputs(self) -> Mapping[str, str]:
+        """Return what each output holds, by its name."""
+        return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
+
+    def texts(self) -> dict[str, str]:
+        """Return the entries of the file."""
+        every: dict[str, Any] = {
+            "task": self.recipe.task,
+            "class_names": list(self.class_names),
+            "preprocessing": self._preprocessing(),
+            "outputs": dict(self.outputs),
+            "precision": self.recipe.precision,
+            "digest": self.digest,
+            "recipe": to_json(self.recipe),
+        }
+        if self.nms is not None:
+            settings = self.recipe.evaluate
+            every["nms"] = {
+                "confidence": self.nms,
+                "iou": settings.iou,
+                "class_agnostic": settings.class_agnostic,
+            }
+        texts = {
+            name: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
+            for name, one in every.items()
+        }
+        return {"rankless": FORMAT, **texts}
+
+    def _preprocessing(self) -> dict[str, Any]:
+        """How an image becomes the input ``images``, float32 (images, 3, height, width)."""
+        data = self.recipe.data
+        height, width = self.size
+        known: dict[str, Any] = {
+            "channels": "RGB",
+            "range": [0.0, 1.0],
+            "height": height,
+            "width": width,
+            "resize": "bilinear, antialiased",
+        }
+        if self.recipe.task == "classify":
+            return {
+                **known,
+                "fit": "resize to 256/224 of the input, crop the middle" if self.cropped else "stretch",
+            }
+        if data.resample == "darknet":
+            known["resize"] = "bilinear"
+        return {**known, "fit": data.fit, **({"pad": data.pad} if data.fit == "letterbox" else {})}
+
+
+def read(texts: Mapping[str, str], source: str) -> Facts:
+    """Read the entries of a file.
+
+    Args:
+        texts: of the file.
+        source: the file, for messages.
+
+    Raises:
+        UserError: another program wrote it, a later version did, or its entries are damaged.
+    """
+    written = texts.get("rankless")
+    if written is None:
+        raise UserError(
+            f"{source}: says nothing about its classes and its preprocessing; expected a file that rankless "
+            "export wrote"
+        )
+    if written != FORMAT:
+        raise UserError(
+            f"{source}: is an export of format '{printable(written)}', this version reads '{FORMAT}'; update "
+            "Rankless"
+        )
+    try:
+        recipe = from_json(texts.get("recipe", ""))
+    except UserError as error:
+        raise UserError([f"{source}: the recipe inside: {problem}" for problem in error.problems]) from None
+    if recipe.task not in BUILT_IN_TASKS:
+        raise UserError(
+            f"{source}: its task is '{printable(recipe.task)}'; expected one of {', '.join(BUILT_IN_TASKS)}"
+        )
+    size, names = recipe.model.image_size, _parsed(texts, "class_names", source)
+    nms = _parsed(texts, "nms", source) if "nms" in texts else None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _damaged(source, "class_names")
+    if nms is not None and not (isinstance(nms, dict) and isinstance(nms.get("confidence"), float | int)):
+        raise _damaged(source, "nms")
+    if size == "auto":
+        raise _damaged(source, "recipe")
+    return Facts(
+        recipe,
+        tuple(names),
+        (size, size) if isinstance(size, int) else size,
+        None if nms is None else float(nms["confidence"]),
+        texts.get("digest", ""),
+    )
+
+
+def _parsed(texts: Mapping[str, str], name: str, source: str) -> Any:
+    try:
+        return json.loads(texts.get(name, ""))
+    except (ValueError, RecursionError):
+        raise _damaged(source, name) from None
+
+
+def _damaged(source: str, name: str) -> UserError:
+    return UserError(f"{source}: its entry '{name}' is damaged; export the model again, or take another copy")

@@ -1,0 +1,79 @@
+"""Reading exported files as trained models, and refusing those that are code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from rankless.errors import UserError
+from rankless.models.checkpoints.weights import Weights
+from rankless.models.exported.facts import read
+from rankless.models.exported.modules import ExportedClassifier, ExportedDetector
+from rankless.models.exported.sessions import SESSIONS, Session
+
+_CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
+
+
+@dataclass(frozen=True)
+class Exported(Weights):
+    """An exported file in place of weights: ``state`` is empty.
+
+    Attributes:
+        path: the file.
+        nms: whether NMS is inside.
+    """
+
+    path: Path = Path()
+    nms: bool = False
+
+    def model(self) -> nn.Module:
+        """Return what computes the file."""
+        session = SESSIONS[self.path.suffix](self.path)
+        classes = len(self.class_names)
+        return as_model(session, str(self.path), task=self.recipe.task, classes=classes, nms=self.nms)
+
+
+def is_exported(path: Path) -> bool:
+    """Return whether the file is read as an export, by its ending.
+
+    Raises:
+        UserError: its format holds code, which is not run.
+    """
+    if path.suffix in _CODE:
+        raise UserError(
+            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless runs no code out of files; give "
+            "the weights file or the run it was exported from, or an ONNX or OpenVINO export, which are data"
+        )
+    return path.suffix in SESSIONS
+
+
+def load(path: Path) -> Exported:
+    """Read an exported file.
+
+    Args:
+        path: an ``.onnx``, or the ``.xml`` of OpenVINO.
+
+    Raises:
+        UserError: what computes it is not installed, it cannot be read, or ``rankless export`` did not write
+            it.
+    """
+    session = SESSIONS[path.suffix](path)
+    facts = read(session.texts, str(path))
+    return Exported({}, facts.recipe, facts.class_names, path=path, nms=facts.nms is not None)
+
+
+def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
+    """Return the model of a task that a session computes.
+
+    Args:
+        session: computes the file.
+        source: the file, for messages.
+        task: ``detect`` or ``classify``.
+        classes: number of classes.
+        nms: whether NMS is inside.
+    """
+    if task == "classify":
+        return ExportedClassifier(session, source)
+    return ExportedDetector(session, source, classes, nms=nms)

@@ -1,0 +1,43 @@
+"""Trained models for their tasks, from weights files and from exported files alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rankless.models.checkpoints import weights
+from rankless.models.checkpoints.weights import Weights
+from rankless.models.exported import opening
+from rankless.models.exported.opening import Exported
+
+
+def load(path: Path) -> Weights:
+    """Read a weights file or an exported file.
+
+    Raises:
+        UserError: the file is missing or damaged, is code, or was not written by Rankless.
+    """
+    return opening.load(path) if opening.is_exported(path) else weights.load(path)
+
+
+def model(task: Any, loaded: Weights, source: str) -> nn.Module:
+    """Return the model of a task with what was loaded, on the CPU.
+
+    Args:
+        task: of the recipe of ``loaded``; one of an exported classifier leaves the normalization to the file.
+        loaded: of :func:`load`.
+        source: its file, for messages.
+
+    Raises:
+        UserError: the weights do not fit their recipe.
+    """
+    if not isinstance(loaded, Exported):
+        made: nn.Module = task.model()
+        weights.load_into(made, loaded.state, source)
+        return made
+    if loaded.recipe.task == "classify":
+        task.mean, task.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    task.validation_loss = False  # an exported file has no loss
+    return loaded.model()

@@ -1,0 +1,329 @@
+"""Exported programs compute what PyTorch computes, in the hands of the software they are made for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.ops import batched_nms
+
+from rankless.cli import main
+from rankless.errors import UserError
+from rankless.inference.predict import predict
+from rankless.interop.export import export
+from rankless.interop.plan import Asked, Plan
+from rankless.models.checkpoints import weights
+from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.zoo import build
+from rankless.recipe.loss_kinds import CrossEntropyLoss
+from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel, YoloModel
+from rankless.recipe.schema import Data, Recipe
+
+NAMES = ("cat", "dog with a hat", "狗")
+SIDE, CONFIDENCE, IOU = 64, 0.3, 0.3
+CFG = """\
+[net]
+width=64
+height=64
+channels=3
+[convolutional]
+batch_normalize=1
+filters=8
+size=3
+stride=2
+pad=1
+activation=leaky
+[maxpool]
+size=4
+stride=4
+[convolutional]
+filters=16
+size=1
+stride=1
+pad=1
+activation=linear
+[yolo]
+mask=0,1
+anchors=18,24, 23,17
+classes=3
+num=2
+"""
+
+
+def detector(cfg: str = CFG) -> tuple[YoloModel, Any]:
+    """A network of four layers whose boxes overlap and whose scores lie on both sides of the confidence."""
+    recipe = YoloModel(cfg=cfg)
+    torch.manual_seed(0)
+    model: Any = build(recipe, len(NAMES)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 4:
+                parameter.mul_(20)
+            elif name.endswith("conv.bias"):
+                parameter.normal_()
+                parameter.view(2, -1)[:, 2:4] = 0.7
+    return recipe, model
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Images of other shapes than the input, so that they are letterboxed."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    paths = []
+    for number, shape in enumerate(((90, 60), (48, 130), (64, 64))):
+        coarse = Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8))
+        paths.append(str(folder / f"{number}.png"))
+        coarse.resize(shape, Image.Resampling.NEAREST).save(paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights file of a detector."""
+    model, network = detector()
+    path = tmp_path_factory.mktemp("trained") / "mine.safetensors"
+    weights.save(
+        path, network.state_dict(), recipe=Recipe(model=model, data=Data(root="gone")), class_names=NAMES
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path) -> dict[str, Path]:
+    """ONNX files of it: of any size, and with NMS for two images at a time."""
+    asked = {"raw": Asked(any_size=True), "nms": Asked(nms=True, confidence=CONFIDENCE, batch=2)}
+    for name, one in asked.items():
+        changed = [f"evaluate.iou={IOU}"] if one.nms else []
+        done = export(trained, format="onnx", out=trained.with_name(name), asked=one, overrides=changed)
+        assert done.files == (trained.with_name(f"{name}.onnx"),)
+        assert done.agreement is not None and done.agreement.images == 4
+    return {name: trained.with_name(f"{name}.onnx") for name in asked}
+
+
+def opened(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def batch(count: int, height: int = SIDE, width: int = SIDE) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def test_onnx_runtime_computes_any_batch_and_any_size(exported: dict[str, Path]) -> None:
+    _, model = detector()
+    session = opened(exported["raw"])
+    (given,) = session.get_inputs()
+    assert (given.name, given.shape[0], given.shape[2:]) == ("images", "batch", ["height", "width"])
+    assert [one.name for one in session.get_outputs()] == ["boxes", "scores"]
+    for shape in ((1, 64, 64), (5, 64, 64), (2, 96, 160)):
+        seen = batch(*shape)
+        with torch.no_grad():
+            wanted = model.decode(model(seen))
+        for ours, theirs in zip(wanted, session.run(None, {"images": seen.numpy()}), strict=True):
+            np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-5, atol=1e-4)
+
+
+def test_nms_inside_leaves_what_torchvision_leaves(exported: dict[str, Path]) -> None:
+    _, model = detector()
+    seen = batch(2)
+    rows = opened(exported["nms"]).run(None, {"images": seen.numpy()})[0]
+    with torch.no_grad():
+        boxes, scores = model.decode(model(seen))
+    wanted = []
+    for image in range(2):
+        best, labels = scores[image].max(1)
+        (high,) = torch.where(best > CONFIDENCE)
+        kept = high[batched_nms(boxes[image][high], best[high], labels[high], IOU)]
+        columns = torch.full((len(kept), 1), float(image)), best[kept, None], labels[kept, None]
+        wanted.append(torch.cat((columns[0], boxes[image][kept], *columns[1:]), 1))
+        assert 0 < len(kept) < len(high), "NMS has something to remove"
+    np.testing.assert_allclose(rows, torch.cat(wanted).numpy(), rtol=1e-5, atol=1e-4)
+
+
+def test_predictions_of_exports_are_those_of_the_weights(
+    trained: Path, exported: dict[str, Path], images: list[str], tmp_path: Path
+) -> None:
+    changes = ("precision=fp32", f"evaluate.iou={IOU}")
+    wanted = predict(
+        trained, images, out=tmp_path / "weights", confidence=CONFIDENCE, device="cpu", overrides=changes
+    ).predictions()
+    assert sum(len(image["detections"]) for image in wanted) > 5
+    for name, path in exported.items():
+        changes = (f"evaluate.iou={IOU}",) if name == "raw" else ()
+        found = predict(
+            path, images, out=tmp_path / name, confidence=CONFIDENCE, device="cpu", overrides=changes
+        ).predictions()
+        for ours, theirs in zip(wanted, found, strict=True):
+            names = {name: one for name, one in ours.items() if name != "detections"}
+            assert names == {name: one for name, one in theirs.items() if name != "detections"}
+            one, other = ours["detections"], theirs["detections"]
+            assert [(box["name"], box["score"]) for box in one] == [
+                (box["name"], box["score"]) for box in other
+            ]
+            for first, second in zip(one, other, strict=True):
+                np.testing.assert_allclose(first["box"], second["box"], atol=0.011)
+
+
+def test_the_file_says_what_it_needs_and_finds(trained: Path, exported: dict[str, Path]) -> None:
+    said = opened(exported["nms"]).get_modelmeta().custom_metadata_map
+    assert json.loads(said["class_names"]) == list(NAMES)
+    assert json.loads(said["preprocessing"]) == {
+        "channels": "RGB",
+        "range": [0.0, 1.0],
+        "height": SIDE,
+        "width": SIDE,
+        "resize": "bilinear, antialiased",
+        "fit": "letterbox",
+        "pad": 114,
+    }
+    assert json.loads(said["nms"]) == {"confidence": CONFIDENCE, "iou": IOU, "class_agnostic": False}
+    assert list(json.loads(said["outputs"])) == ["detections"]
+    assert said["digest"] == weights.digest_file(trained)
+
+
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
+    format: str, trained: Path, exported: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = Asked(nms=True, confidence=CONFIDENCE)
+    done = export(
+        trained, format=format, out=tmp_path / "net", asked=asked, overrides=[f"evaluate.iou={IOU}"]
+    )
+    (path,) = done.files
+    seen = batch(2)
+    wanted = opened(exported["nms"]).run(None, {"images": seen.numpy()})[0]
+    if format == "pt2":
+        module: Any = torch.export.load(path).module()
+    else:
+        with pytest.warns(FutureWarning, match="deprecated"):
+            module = torch.jit.load(str(path))
+    np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
+    assert len(module(batch(5))) > len(wanted), "any number of images"
+    with pytest.raises(UserError, match=r"which is code, and Rankless runs no code out of files; give the"):
+        predict(path, ["digits:val:0"], out=tmp_path / "found")
+
+
+def test_openvino_computes_the_same(trained: Path, images: list[str], tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    done = export(trained, format="openvino", out=tmp_path / "net", asked=Asked(half=True))
+    assert [path.name for path in done.files] == ["net.xml", "net.bin"]
+    _, model = detector()
+    seen = batch(2)
+    with torch.no_grad():
+        _, scores = model.decode(model(seen))
+    computed = openvino.Core().compile_model(str(done.files[0]), "CPU")(seen.numpy())
+    np.testing.assert_allclose(computed[1], scores.numpy(), atol=0.02)
+    found = predict(done.files[0], images, out=tmp_path / "found", device="cpu")
+    assert found.precision == "fp16" and len(found.images) == 3
+
+
+def small_classifier(path: Path) -> Any:
+    model: AnyModel = DensenetModel(
+        name="densenet-40-12", densenet=Densenet(depth=7, growth=4), image_size=32
+    )
+    torch.manual_seed(0)
+    network: Any = build_classifier(model, len(NAMES)).eval()
+    recipe = Recipe(task="classify", model=model, loss=CrossEntropyLoss(), data=Data(root="gone"))
+    weights.save(path, network.state_dict(), recipe=recipe, class_names=NAMES)
+    return network
+
+
+def test_classifiers_take_images_as_they_are(images: list[str], tmp_path: Path) -> None:
+    trained = tmp_path / "mine.safetensors"
+    network = small_classifier(trained)
+    done = export(trained, format="onnx", out=tmp_path / "net")
+    seen = batch(3, 32, 32)
+    variant = network.variant
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (variant.mean, variant.std))
+    with torch.no_grad():
+        wanted = network((seen - mean) / std).softmax(1)
+    (probabilities,) = opened(done.files[0]).run(None, {"images": seen.numpy()})
+    np.testing.assert_allclose(probabilities, wanted.numpy(), atol=1e-6)
+    reports = [
+        predict(path, images, out=tmp_path / path.suffix[1:], device="cpu", overrides=changes)
+        for path, changes in ((trained, ("precision=fp32",)), (done.files[0], ()))
+    ]
+    first, second = ([image.classes for image in report.images] for report in reports)
+    assert first == second and len(first) == 3
+
+
+def test_half_precision_is_as_close_as_it_can_be(trained: Path, tmp_path: Path) -> None:
+    done = export(trained, format="onnx", out=tmp_path / "net", asked=Asked(half=True))
+    assert done.agreement is not None and 1e-6 < done.agreement.scores < 0.02
+    kinds = {one.data_type for one in onnx.load(done.files[0]).graph.initializer if one.dims}
+    assert onnx.TensorProto.FLOAT16 in kinds
+    assert opened(done.files[0]).get_outputs()[0].type == "tensor(float)"
+
+
+def test_what_computes_something_else_is_not_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make = Plan.with_nms
+
+    def altered(plan: Plan) -> nn.Module:
+        made = make(plan)
+        with torch.no_grad():
+            next(made.parameters()).mul_(1.05)
+        return made
+
+    monkeypatch.setattr(Plan, "with_nms", altered)
+    (tmp_path / "net.torchscript").write_text("old")
+    words = ["export", str(trained), "--format", "torchscript", "--out", str(tmp_path / "net"), "--force"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "net.torchscript: does not compute what PyTorch computes, and is not kept: compared with" in said
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.torchscript", "old")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--confidence", "0.5"], "--confidence is of the NMS inside; add --nms, or leave it out"),
+        (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
+        (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
+        (["optim.lr=1"], "key 'optim.lr': an export does not use it; expected one of model.image_size"),
+        (["--batch", "none"], "--batch has 'none': expected a whole number of at least 1"),
+        (["digits"], "'digits': expected key=value, as in evaluate.iou=0.5"),
+    ],
+)
+def test_options_that_do_not_fit_are_errors(
+    options: list[str], said: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), "--format", "onnx", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_exported_or_read_are_errors(
+    trained: Path, exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"raw\.onnx: is an exported file; give the run"):
+        export(exported["raw"], format="onnx", out=tmp_path / "net")
+    with pytest.raises(UserError, match=r"writes weights alone; leave out --nms"):
+        export(trained, format="pth", out=tmp_path / "net", asked=Asked(nms=True))
+    with pytest.raises(UserError, match=r"takes images of 64 × 64 pixels, not 96 × 96; leave out"):
+        predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))
+    (tmp_path / "damaged.onnx").write_bytes(exported["raw"].read_bytes()[:100])
+    with pytest.raises(UserError, match=r"damaged\.onnx: cannot be read as ONNX \("):
+        predict(tmp_path / "damaged.onnx", ["digits:val:0"])
+    strange = onnx.load(exported["raw"])
+    del strange.metadata_props[:]
+    onnx.save(strange, tmp_path / "strange.onnx")
+    with pytest.raises(UserError, match=r"strange\.onnx: says nothing about its classes"):
+        predict(tmp_path / "strange.onnx", ["digits:val:0"])
+    small_classifier(tmp_path / "classes.safetensors")
+    with pytest.raises(UserError) as caught:
+        export(tmp_path / "classes.safetensors", format="onnx", asked=Asked(nms=True, any_size=True))
+    assert ["--nms is for" in one or "--any-size is for" in one for one in caught.value.problems] == [
+        True
+    ] * 2
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"raw\.onnx: needs onnxruntime.*pip install 'rankless\[onnx\]'"):
+        predict(exported["raw"], ["digits:val:0"])
