@@ -46,7 +46,7 @@ NAMES = {
     "unsafe_load",
     "DataLoader",
 }
-LOADERS = {"torch", "np", "numpy", "jit", "joblib", "yaml"}  # whose `load` may
+LOADERS = {"torch", "np", "numpy", "jit", "export", "joblib", "yaml"}  # whose `load` may
 SAFE = ("weights_only", "allow_pickle", "Loader")
 
 ALLOWED = {
@@ -56,6 +56,9 @@ ALLOWED = {
     ("models/checkpoints/pickle_inspection.py", "pickletools"),
     # Follows the operations of CIFAR's files as far as plain values go; calls and imports nothing.
     ("data/formats/cifar_pickle.py", "pickletools"),
+    # The file that this process has just written into a folder of its own, compared with PyTorch.
+    ("interop/torch_files.py", "torch.jit.load"),
+    ("interop/torch_files.py", "torch.export.load"),
     # Loader processes, over pipes that only they and the rank that started them hold.
     ("data/loader.py", "multiprocessing"),
     ("data/loader.py", "DataLoader"),
