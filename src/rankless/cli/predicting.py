@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Json, Target, Task, flag, is_override, part
 from rankless.errors import UserError, counted
-from rankless.files.reading import NAMES, read_text
+from rankless.files.reading import read_text
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
             every.append(source)
             continue
         try:
-            text = sys.stdin.read() if source == "@-" else read_text(Path(source[1:]), NAMES)
+            text = sys.stdin.read() if source == "@-" else read_text(Path(source[1:]))
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"'{source}': the list cannot be read: {error}; expected a path on each line")
             continue

@@ -207,7 +207,7 @@ def _further(box: Rectangle, width: float, height: float) -> Floats:
 
 def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
     """The frames (N, 4) moved onto the image, on whole pixels."""
-    sides = np.ceil(frames[:, 2:] - frames[:, :2])
+    sides = np.round(frames[:, 2:] - frames[:, :2])  # whole pixels, but for rounding
     corners = np.clip(np.round(frames[:, :2]), 0, np.maximum(np.array(size) - sides, 0))
     return np.concatenate([corners, corners + sides], 1)
 
