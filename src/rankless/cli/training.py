@@ -62,8 +62,9 @@ def train(
     sink: Annotated[
         tuple[str, ...],
         Parameter(
-            help="An observer of your own, package.module:Class or file.py:Class, whose code is run; "
-            "repeatable. A run does not remember it: give it again with --resume.",
+            help="Write the numbers elsewhere, too: csv, tensorboard, mlflow, wandb; or an observer of your "
+            "own, package.module:Class or file.py:Class, whose code is run. Repeatable. A run does not "
+            "remember it: give it again with --resume.",
             negative="",
             metavar="SINK",
             show_default=False,

@@ -83,8 +83,9 @@ def train(
         devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch). A
             list names GPUs by their numbers, as PyTorch counts them.
         resume: go on in ``run``.
-        sinks: observers of your own (:class:`rankless.Sink`): classes, or names as for ``task``. They live in
-            the process of rank 0; one that raises is reported and dropped, and the training goes on.
+        sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, and observers of your own
+            (:class:`rankless.Sink`): classes, or names as for ``task``. They live in the process of rank 0;
+            one that raises is reported and dropped, and the training goes on.
         dry_run_steps: end after so many steps (``rankless verify``), with nothing printed.
         traces: a folder where the ranks of a dry run leave their traces; None writes none.
         inline: train in this very process, on one device: for breakpoints, profilers and notebooks. A first

@@ -96,7 +96,11 @@ def test_errors_of_built_in_sinks_end_the_run() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Recorder", "sink is 'Recorder': expected 'package.module:Class' or 'file.py:Class'"),
+        (
+            "Recorder",
+            "sink is 'Recorder': expected one of csv, .*, or 'package.module:Class' or 'file.py:Class'",
+        ),
+        ("tensorbord", "; did you mean 'tensorboard'?"),
         ("no_such_module:Sink", "the module 'no_such_module' cannot be imported"),
         (f"{FILE}:Sank", "has no 'Sank'; it has "),
         (f"{FILE}:NotOne", "missing step, scores, event, close; .* inherit from rankless.Sink"),
@@ -118,6 +122,9 @@ RECIPE = rankless.load_recipe(
 )  # fmt: skip
 
 
+BUILT_IN = ("csv", "tensorboard")
+
+
 @pytest.mark.processes
 def test_sinks_of_a_real_run_on_two_ranks_change_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
@@ -129,8 +136,12 @@ def test_sinks_of_a_real_run_on_two_ranks_change_nothing(
     request.getfixturevalue("forked_ranks")
     assert rankless.train(RECIPE, tmp_path / "plain", devices=1) == 0
     assert printed.count("Fails failed (RuntimeError: no connection) and is dropped; training goes on") == 1
-    assert rankless.train(RECIPE, tmp_path / "run", devices=2, resume=True, sinks=names[:1]) == 0
+    assert (
+        rankless.train(RECIPE, tmp_path / "run", devices=2, resume=True, sinks=[*names[:1], *BUILT_IN]) == 0
+    )
     runs = [RunDirectory(tmp_path / name) for name in ("plain", "run")]
+    assert (runs[1].path / "steps.csv").read_text().count("\n") == 4, "a header and the steps 4 to 6"
+    assert list((runs[1].path / "tensorboard").glob("events.*"))
     assert len({rankless.digest_file(run.step_directory(6) / "ema.safetensors") for run in runs}) == 1
     assert journal.numbers(runs[0].journal) == journal.numbers(runs[1].journal)
     dropped = [entry["text"] for entry in journal.read(runs[1].journal) if entry.get("event") == "sink"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankless.errors import UserError, printable
+from rankless.engine.sinks.built_in import BUILT_IN, built_in
+from rankless.errors import UserError, nearest, one_of, printable
 
 if TYPE_CHECKING:  # a run is followed without PyTorch
     from rankless.structures import Scores
@@ -63,11 +64,18 @@ class Sink(Protocol):
 
 
 def sink_class(name: str) -> Callable[[], Sink]:
-    """The user's sink that ``package.module:Class`` or ``file.py:Class`` names.
+    """The sink that a name of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class`` stands for.
 
     Raises:
-        UserError: no such file, module or class, or one that is not a sink.
+        UserError: no such name, file, module or class, one that is not a sink, or a library is missing.
     """
+    if name in BUILT_IN:
+        return built_in(name)
+    if ":" not in name:
+        raise UserError(
+            f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
+            f"your own{nearest(name, BUILT_IN)}"
+        )
     from rankless.tasks.custom import load_class
 
     made = load_class(name, "sink")

@@ -1,0 +1,42 @@
+"""The sinks that come with Rankless, by the names under which ``--sink`` turns them on."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankless.extras import needed
+
+if TYPE_CHECKING:
+    from rankless.engine.sinks.sink import Sink
+
+
+class _Known(NamedTuple):
+    """Where a sink is defined, and the library that it needs, which is an extra of the same name."""
+
+    page: str
+    name: str
+    library: str = ""
+
+
+BUILT_IN = {
+    "csv": _Known("csv_files", "CsvSink"),
+    "mlflow": _Known("mlflow", "MlflowSink", "mlflow"),
+    "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
+    "wandb": _Known("wandb", "WandbSink", "wandb"),
+}
+
+
+def built_in(name: str) -> Callable[[], Sink]:
+    """Make a sink of :data:`BUILT_IN`.
+
+    Raises:
+        UserError: its library is not installed. It is looked for, not imported, which takes seconds.
+    """
+    known = BUILT_IN[name]
+    if known.library and importlib.util.find_spec(known.library) is None:
+        needed(known.library, known.library, f"--sink {name}")
+    page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
+    return getattr(page, known.name)  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""A run for Weights & Biases, offline: ``wandb sync RUN/wandb/offline-*`` sends it when it suits."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankless.engine.sinks.numbers import of_scores, of_step
+from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.structures import Scores
+
+_DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+
+
+class WandbSink(Sink):
+    """Writes the recipe and all numbers; ``WANDB_MODE``, ``WANDB_PROJECT`` and the like are heeded."""
+
+    def start(self, run: RunStart) -> None:
+        """Begin a part of the run; all parts of one run have one id."""
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        import wandb
+
+        folder = run.run / "wandb"
+        folder.mkdir(exist_ok=True)
+        self._board = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "rankless"),
+            name=run.run.name,
+            id=_id(folder / "run-id", is_new=not run.first),
+            dir=run.run,
+            config=dict(run.recipe),
+            # Nothing of the machine, of the source code or of what is printed.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                save_code=False,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """Write the numbers of a step."""
+        self._board.log(of_step(entry), step=entry["step"])
+
+    def scores(self, step: int, scores: Scores, is_best: bool) -> None:
+        """Write the numbers of an evaluation."""
+        self._board.log(of_scores(scores), step=step)
+        if is_best:
+            best = {name: value for name, value in of_scores(scores).items() if name.count("/") == 1}
+            self._board.summary.update({f"best/{name.partition('/')[2]}": best[name] for name in best})
+
+    def close(self) -> None:
+        """Finish this part."""
+        self._board.finish()
+
+
+def _id(path: Path, *, is_new: bool) -> str:
+    if is_new or not path.is_file():
+        path.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
