@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,10 @@ def scores(ap: float) -> dict[str, Any]:
     return {"AP": ap, "AP75": None, "loss": 2.0, "computed_in": "fp32", "per_class": per_class}
 
 
-def trained(run: Path, name: str) -> None:
-    """Four steps, killed after the third, and gone on with after the second."""
+def trained(run: Path, name: str, pause: float = 0.0) -> None:
+    """Four steps, killed after the third, and ``pause`` seconds later gone on with after the second."""
     for first, last, ends in ((0, 3, False), (2, 4, True)):
+        time.sleep(pause if ends else 0)
         sinks = Sinks([], {name: sink_class(name)})
         run.mkdir(exist_ok=True)
         sinks.start(RunStart(run, RECIPE, first, 4, 2))
@@ -135,7 +137,7 @@ def test_wandb_is_read_by_its_own_messages(tmp_path: Path, monkeypatch: pytest.M
 
     for name in ("WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    trained(tmp_path / "run", "wandb")
+    trained(tmp_path / "run", "wandb", pause=1.1)  # its folders are named by the second
     logged: dict[int, dict[str, Any]] = {}
     ids = set()
     for path in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
