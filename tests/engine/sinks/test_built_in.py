@@ -130,6 +130,17 @@ def records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
+def written(path: Path, kind: Any) -> list[Any]:
+    """The messages in a file, once its last one is there: a process of the library's writes them."""
+    until = time.monotonic() + 60
+    while True:
+        messages = [kind.FromString(data) for data in records(path)]
+        if messages and messages[-1].HasField("exit"):
+            return messages
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 @pytest.mark.processes
 def test_wandb_is_read_by_its_own_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
@@ -141,9 +152,7 @@ def test_wandb_is_read_by_its_own_messages(tmp_path: Path, monkeypatch: pytest.M
     logged: dict[int, dict[str, Any]] = {}
     ids = set()
     for path in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
-        for data in records(path):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        for record in written(path, wandb_internal_pb2.Record):
             if record.HasField("run"):
                 ids.add(record.run.run_id)
             if record.HasField("history"):
