@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
 import shlex
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +23,10 @@ from rankless.cli.words import recipe_and_overrides
 from rankless.recipe import load
 
 sys.path.insert(0, str(Path(__file__).parent))
-from documented import HISTORY, PAGES, ROOT, Line, commands, makes, scripts
+from documented import HISTORY, PAGES, ROOT, Line, code, commands, makes, scripts
 
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 THEIRS = ("train.py", "my_task.py")  # scripts that a page speaks of and the reader has
 
 
@@ -88,6 +91,31 @@ def test_targets_of_make_exist(line: Line):
     for word in shlex.split(line.text)[1:]:
         name, equals, _ = word.partition("=")
         assert re.search(rf"^{name}\s*:" if not equals else rf"\$[({{]{name}\b", makefile, re.MULTILINE), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_package_exist(page: Path):
+    """Whatever stands behind ``rankless.`` in code, and between the brackets of ``rankless[…]``."""
+    lines = [line for line in code() if line.page == page]
+    for line in lines:
+        for name in re.findall(r"(?<![\w/.-])rankless\.([a-zA-Z_]\w*)", line.text):
+            module = ROOT / "src" / "rankless" / name
+            assert name in rankless.__all__ or module.is_dir() or module.with_suffix(".py").exists(), line
+        for extras in re.findall(r"rankless\[([\w,]+)\]", line.text):
+            assert set(extras.split(",")) <= EXTRAS, line
+
+
+def test_examples_in_python_can_be_parsed():
+    examples = [
+        example
+        for page in PAGES
+        for example in re.findall(
+            r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+    ]
+    assert len(examples) > 2
+    for example in examples:
+        ast.parse(example)
 
 
 def anchors(page: Path) -> set[str]:
