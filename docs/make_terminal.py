@@ -2,8 +2,8 @@
 
     python docs/make_terminal.py "rankless verify digits --worlds 1,2,3 --steps 4"
 
-Nothing in it is made up, so it shows the speed of the machine that drew it. The lines appear one after another;
-where less motion is wanted, and at the end, all of them are there.
+Nothing in it is made up, so it shows the speed of the machine that drew it. The lines appear one by one; where
+less motion is wanted, and at the end, all of them are there.
 """
 
 from __future__ import annotations
