@@ -50,7 +50,7 @@ def test_commands_parse(line: Line):
     bound = parsed(line)
     if bound is None:
         return
-    words = [word for value in bound.arguments.values() if isinstance(value, tuple) for word in value]
+    words = [str(word) for value in bound.arguments.values() if isinstance(value, tuple) for word in value]
     name = None
     if "recipe" in bound.arguments:
         name, overrides = recipe_and_overrides(bound.arguments["recipe"])
