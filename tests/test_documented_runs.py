@@ -27,7 +27,7 @@ from rankless.recipe.schema import Data, Model, Recipe
 sys.path.insert(0, str(Path(__file__).parent))
 from documented import Line, commands
 
-VERBS = {"data", "digest", "export", "predict", "recipes"}
+VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
 HEAVY = re.compile(r"export (?!.*--format darknet)|data show digits|--task|--resume")
 

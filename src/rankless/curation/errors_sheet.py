@@ -1,0 +1,117 @@
+"""The worst images of a model and the likely wrong labels, drawn on a contact sheet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from PIL import Image
+
+from rankless.curation import contact_sheet
+from rankless.curation.looking import Selection, Shown
+from rankless.curation.model_errors import Mistake, ModelErrors, Opened, WrongImage, image_of
+from rankless.data.images.drawing import Mark
+from rankless.errors import UserError, counted
+from rankless.files.outputs import Outputs
+
+ENDINGS = (".html", ".jpg", ".jpeg", ".png")
+_AROUND = 1.5  # sides of a doubtful label's box that are shown on each side of it
+_LEAST = 96  # pixels of the image that are shown around a small one
+
+
+def output(out: Path, *, force: bool = False) -> Outputs:
+    """Check the file to write; an earlier sheet of errors is replaced.
+
+    Raises:
+        UserError: another ending, or it cannot be written.
+    """
+    if out.suffix.lower() not in ENDINGS:
+        raise UserError(f"--out {out}: expected a name that ends in .html, .png or .jpg")
+    return Outputs([out], verb="errors", force=force)
+
+
+def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
+    """Draw the worst ``count`` images and as many likely wrong labels into ``out``."""
+    selection = Selection(_title(errors), errors.class_names, shown(errors, opened, count))
+    outputs.refuse_inputs([opened.path, *(image.source for image in errors.images)])
+    with outputs.writing(out) as file:
+        if out.suffix.lower() == ".html":
+            file.write_text(contact_sheet.page(selection), encoding="utf-8")
+        else:
+            kind = "PNG" if out.suffix.lower() == ".png" else "JPEG"
+            contact_sheet.sheet(selection).save(file, kind)
+
+
+def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
+    """Return the cells of the sheet: first the worst images, then the doubtful labels from near."""
+    cells = [_whole(errors, opened, image) for image in errors.images[:count]]
+    return cells + [_near(errors, opened, image, one) for image, one in errors.doubtful()[:count]]
+
+
+def summary(errors: ModelErrors, image: WrongImage) -> str:
+    """Return what is wrong with an image in a few words: ``2 missed, 1 of background``."""
+    if is_whole(image.mistakes[0]):
+        one = image.mistakes[0]
+        return f"labeled {errors.name(one.label)}, predicted {errors.name(one.predicted)}: {one.doubt:.0%}"
+    counts = Counter(one.kind for one in image.mistakes)
+    words = {"class": "wrong class", "place": "wrong place", "background": "on background"}
+    return ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in counts.most_common())
+
+
+def text(errors: ModelErrors, one: Mistake) -> str:
+    """Return what is written on an error's box."""
+    predicted, label = errors.name(one.predicted), errors.name(one.label)
+    if one.kind == "missed":
+        return f"missed {label}"
+    more = {
+        "class": f", labeled {label}",
+        "place": ", not quite here",
+        "duplicate": " again",
+        "background": ", no label",
+    }[one.kind]
+    return f"{predicted}: {one.cost:.0%}{more}"
+
+
+def is_whole(one: Mistake) -> bool:
+    """Return whether an error is about the whole image, as a classifier's are."""
+    return one.kind == "class" and not any(one.box)
+
+
+def _title(errors: ModelErrors) -> str:
+    wrong = counted(len(errors.images), "image")
+    return f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
+
+
+def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
+    caption = f"{summary(errors, image)} · {Path(image.source).name}"
+    if (read := image_of(opened, image.index)) is None:
+        return Shown(None, [], caption, frozenset())
+    picture = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
+    marks = [_mark(errors, one, read[1]) for one in image.mistakes if not is_whole(one)]
+    return Shown(picture, marks, caption, frozenset(mark.label for mark in marks))
+
+
+def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) -> Shown:
+    name = Path(image.source).name
+    if is_whole(one):
+        caption = f"label? {errors.name(one.label)}, {errors.name(one.predicted)}: {one.doubt:.0%} · {name}"
+    else:
+        caption = f"label? {text(errors, one)} · {name}"
+    if (read := image_of(opened, image.index)) is None:
+        return Shown(None, [], caption, frozenset())
+    picture = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
+    if is_whole(one):
+        return Shown(picture, [], caption, frozenset())
+    mark = _mark(errors, one, read[1])
+    x1, y1, x2, y2 = mark.box
+    reach = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST / 2)
+    left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
+    right, bottom = min(picture.width, round(x2 + reach)), min(picture.height, round(y2 + reach))
+    cut = picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+    moved = Mark((x1 - left, y1 - top, x2 - left, y2 - top), mark.text, mark.label)
+    return Shown(cut, [moved], caption, frozenset({mark.label}))
+
+
+def _mark(errors: ModelErrors, one: Mistake, reduced: int) -> Mark:
+    x1, y1, x2, y2 = (side / reduced for side in one.box)
+    return Mark((x1, y1, x2, y2), text(errors, one), one.predicted if one.predicted >= 0 else one.label)

@@ -1,0 +1,312 @@
+"""What a model gets wrong: the images with the most and the surest errors, and labels that are likely wrong.
+
+The kinds of a detector's errors follow TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
+Detection Errors", 2020): wrong class, wrong place, duplicate, background, missed. An error costs what the
+model was wrong by: the score of a wrong detection, one minus the score of the best right detection of a
+missed object.
+
+A label is likely wrong where the model is sure of something else: a class that differs, an object without a
+label, or a label where it sees nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from rankless.data.images.image_file import UnreadableImage
+from rankless.errors import UserError, printable
+from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
+from rankless.recipe import load
+from rankless.recipe.precision import autocast, resolve
+from rankless.recipe.used import refuse_unused_in_scoring
+from rankless.runs.directory import weights_of
+from rankless.structures import Classification, Detections
+from rankless.tasks import trained
+from rankless.tasks.classify import Classify
+from rankless.tasks.detect import Detect
+from rankless.tasks.report_details import as_truth
+
+_LOWEST = 0.05
+"""Detections from here on may find an object, however sure the model must be of an error."""
+_NEAR = 0.1
+"""IoU from which a detection is about an object."""
+SURE = 0.5
+"""Score from which the model doubts a label."""
+Kind = Literal["class", "place", "duplicate", "background", "missed"]
+Box = tuple[float, float, float, float]
+
+
+class Mistake(NamedTuple):
+    """One error.
+
+    Attributes:
+        kind: which one.
+        box: xyxy in pixels of the image: of the detection, or of the object that was missed; the whole image
+            for a classifier.
+        predicted: the class id that the model saw; -1 for a missed object.
+        label: the class id of the annotation; -1 for background.
+        cost: 0..1.
+        doubt: 0..1, how likely the annotation is wrong.
+    """
+
+    kind: Kind
+    box: Box
+    predicted: int
+    label: int
+    cost: float
+    doubt: float
+
+
+@dataclass
+class WrongImage:
+    """The errors in one image.
+
+    Attributes:
+        index: of the image in the evaluation data.
+        source: its file, or a name.
+        mistakes: the costliest first.
+    """
+
+    index: int
+    source: str
+    mistakes: list[Mistake]
+
+    @property
+    def cost(self) -> float:
+        """Return the sum of the errors' costs."""
+        return sum(one.cost for one in self.mistakes)
+
+
+@dataclass
+class ModelErrors:
+    """What a model gets wrong.
+
+    Attributes:
+        model: the name of its run or file.
+        weights: the weights file.
+        data, split: what was looked at.
+        class_names: of the model.
+        looked_at: number of readable images.
+        images: those with errors, the worst first.
+        unreadable: source and reason of each image that could not be read.
+    """
+
+    model: str
+    weights: Path
+    data: str
+    split: str
+    class_names: tuple[str, ...]
+    looked_at: int
+    images: list[WrongImage]
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of errors of each kind."""
+        return dict(Counter(one.kind for image in self.images for one in image.mistakes))
+
+    def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
+        """Return the annotations that are likely wrong, the likeliest first, each with its image."""
+        every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
+        return sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
+
+    def name(self, label: int) -> str:
+        """Return a class's name; ``nothing`` for -1."""
+        return "nothing" if label < 0 else self.class_names[label]
+
+    def as_json(self, count: int) -> dict[str, Any]:
+        """Return plain data: the worst ``count`` images and as many likely wrong labels."""
+        return {
+            "weights": str(self.weights),
+            "data": self.data,
+            "split": self.split,
+            "images": self.looked_at,
+            "with_errors": len(self.images),
+            "errors": self.counts(),
+            "worst": [
+                {
+                    "source": image.source,
+                    "cost": round(image.cost, 4),
+                    "errors": [self._plain(one) for one in image.mistakes],
+                }
+                for image in self.images[:count]
+            ],
+            "doubtful_labels": [
+                {"source": image.source, **self._plain(one), "doubt": round(one.doubt, 4)}
+                for image, one in self.doubtful()[:count]
+            ],
+            "unreadable": [{"source": source, "reason": reason} for source, reason in self.unreadable],
+        }
+
+    def _plain(self, one: Mistake) -> dict[str, Any]:
+        return {
+            "kind": one.kind,
+            "box": [round(side, 2) for side in one.box],
+            "predicted": None if one.predicted < 0 else self.class_names[one.predicted],
+            "label": None if one.label < 0 else self.class_names[one.label],
+            "cost": round(one.cost, 4),
+        }
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trained model and the data it is judged on."""
+
+    name: str
+    path: Path
+    task: Detect | Classify
+    model: torch.nn.Module
+    device: torch.device
+
+
+def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = None) -> Opened:
+    """Load a built-in task's weights and open its evaluation data.
+
+    Args:
+        target: a run directory (its best weights are used) or a weights file.
+        overrides: ``key=value``, changes to its recipe, such as ``data.root=…``.
+        split: of the data; None is the recipe's ``data.val``.
+
+    Raises:
+        UserError: no weights, a task that is not built in, or data that cannot be opened.
+    """
+    path = weights_of(target)
+    loaded = trained.load(path)
+    if loaded.recipe.task not in ("detect", "classify"):
+        raise UserError(
+            f"{path}: is of the task '{printable(loaded.recipe.task)}', whose errors only itself knows; "
+            "expected a detector or a classifier"
+        )
+    refuse_unused_in_scoring(overrides, loaded.recipe.task)
+    recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
+    task: Detect | Classify
+    if recipe.task == "detect":
+        # As a prediction reports boxes: each under its best class.
+        evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
+        recipe = replace(recipe, evaluate=evaluate)
+        task = Detect(recipe, class_names=loaded.class_names)
+    else:
+        task = Classify(recipe, class_names=loaded.class_names)
+    task.evaluation_data()
+    model = trained.model(task, replace(loaded, recipe=recipe), str(path))
+    return Opened(target.resolve().name, path, task, model.to(device).eval(), device)
+
+
+def find_errors(
+    opened: Opened, *, confidence: float = 0.25, done: Callable[[], object] = lambda: None
+) -> ModelErrors:
+    """Predict on all evaluation images and compare with what is annotated.
+
+    Args:
+        opened: of :func:`open_model`.
+        confidence: detections with a lower score are no errors.
+        done: called after every image.
+    """
+    task, data = opened.task, opened.task.evaluation_data()
+    recipe = task.recipe
+    found = ModelErrors(opened.name, opened.path, recipe.data.root, recipe.data.val, task.class_names, 0, [])
+    for index in range(len(data)):
+        batch: Any = task.collate([data.item(index, 0)])  # type: ignore[list-item]
+        if batch.unreadable:
+            found.unreadable.append((batch.unreadable[0].path, batch.unreadable[0].reason))
+        else:
+            with torch.inference_mode(), autocast(recipe.precision, opened.device):
+                (answer,) = task.predict(opened.model, batch.to(opened.device))
+            found.looked_at += 1
+            if mistakes := list(_mistakes(task, index, answer, confidence)):
+                mistakes.sort(key=lambda one: -one.cost)
+                found.images.append(WrongImage(index, data.images.source(index), mistakes))
+        done()
+    found.images.sort(key=lambda image: (-image.cost, image.index))
+    return found
+
+
+def _mistakes(
+    task: Detect | Classify, index: int, answer: Detections | Classification, confidence: float
+) -> Iterator[Mistake]:
+    if isinstance(task, Detect) and isinstance(answer, Detections):
+        boxes = image_boxes(as_truth(task.evaluation_data().ground_truth(index)), answer)
+        yield from of_boxes(boxes, confidence)
+    elif isinstance(task, Classify) and isinstance(answer, Classification):
+        label = task.evaluation_data().images.label(index)
+        probabilities = answer.log_probabilities.exp()
+        best = int(probabilities.argmax())
+        if best != label:
+            sure = float(probabilities[best])
+            yield Mistake("class", (0.0, 0.0, 0.0, 0.0), best, label, 1 - float(probabilities[label]), sure)
+
+
+def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
+    """Yield a detector's errors in one image.
+
+    Args:
+        image: objects and detections, those of low scores too: they may find an object.
+        confidence: detections with a lower score are no errors.
+    """
+    finder = _finders(image)
+    right, explained = set(finder.values()), set(finder)
+    for row in np.flatnonzero(image.scores >= confidence).tolist():
+        if row not in right and not (image.same[row] & ~image.counts).any():
+            one, column = _of_detection(image, row, finder)
+            explained.add(column)
+            yield one
+    for column in np.flatnonzero(image.counts).tolist():
+        score = float(image.scores[finder[column]]) if column in finder else 0.0
+        if score < confidence and (column in finder or column not in explained):
+            near = image.scores[image.overlaps[:, column] >= _NEAR]
+            # Where not even an unlikely box is near, there may be nothing.
+            doubt = 0.0 if len(near) else SURE
+            yield Mistake(
+                "missed", _box(image.truths[column]), -1, int(image.labels[column]), 1 - score, doubt
+            )
+
+
+def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
+    """The error of a detection that found nothing, and the object that it is about, or -1."""
+    score, predicted = float(image.scores[row]), int(image.found[row])
+    overlaps = image.overlaps[row] * image.counts
+    near = int(overlaps.argmax()) if len(overlaps) else -1
+    overlap = float(overlaps[near]) if near >= 0 else 0.0
+    label = int(image.labels[near]) if near >= 0 else -1
+    kind: Kind = "background"
+    doubt = score if overlap < _NEAR else 0.0  # one more object would make it right
+    if label == predicted and overlap >= _NEAR:
+        kind, doubt = ("duplicate" if overlap >= IOU else "place"), 0.0
+    elif overlap >= IOU:  # another class would make it right, unless the model sees this one as well
+        kind, doubt = "class", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
+    if kind == "background":
+        label, near = -1, -1
+    return Mistake(kind, _box(image.boxes[row]), predicted, label, score, max(0.0, doubt)), near
+
+
+def _finders(image: ImageBoxes) -> dict[int, int]:
+    """The detection that finds each object, by COCO's rule."""
+    finder: dict[int, int] = {}
+    for row in range(len(image.scores)):
+        free = np.flatnonzero(image.same[row] & image.counts)
+        candidates = [column for column in free.tolist() if column not in finder]
+        if candidates:
+            finder[max(candidates, key=lambda column: (image.overlaps[row, column], column))] = row
+    return finder
+
+
+def _box(sides: Any) -> Box:
+    x1, y1, x2, y2 = sides.tolist()
+    return x1, y1, x2, y2
+
+
+def image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:
+    """Return an evaluation image, uint8 (3, H, W), and pixels of the source per pixel of it; None if gone."""
+    try:
+        read: Any = opened.task.evaluation_data().images.read(index)
+    except UnreadableImage:
+        return None
+    return (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)
