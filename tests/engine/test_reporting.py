@@ -70,6 +70,51 @@ def test_an_error_is_one_warning(tmp_path: Path, full: bool) -> None:
     assert text == "the report could not be written (ZeroDivisionError: nothing there); training goes on"
 
 
+def write_journal(folder: Path, steps: int) -> None:
+    lines = [
+        json.dumps({"step": step, "loss": 1.0, "timing": {"seconds": 1}}) for step in range(1, steps + 1)
+    ]
+    (folder / "journal.jsonl").write_text("\n".join([*lines, ""]))
+
+
+def test_the_page_is_written_at_the_end_and_at_evaluations_as_far_as_it_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, written = [100.0], []
+    monkeypatch.setattr("rankless.engine.reporting.time.monotonic", lambda: clock[0])
+
+    def write(runs: Any, path: Path, digests: Any) -> None:
+        written.append((runs[0].step, path))
+        clock[0] += 0.5  # what it takes
+
+    monkeypatch.setattr("rankless.engine.reporting.page.write", write)
+    write_journal(tmp_path, 3)
+    report = reporting(Counts(), tmp_path, Recorder())
+    for seconds in (100, 105, 120, 160, 210, 220):  # 0.01 of the time: 0.1 s after 10, 1.0 s after 100
+        clock[0] = max(clock[0], float(seconds))
+        report.evaluated(seconds, is_best=False)
+    assert len(written) == 2
+    write_journal(tmp_path, 5)
+    report.close()
+    assert [step for step, _ in written] == [3, 3, 5]
+    assert {path for _, path in written} == {tmp_path / "report.html"}
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    write_journal(tmp_path, 2)
+    (tmp_path / "report.html").mkdir()
+    recorder = Recorder()
+    reporting(Counts(), tmp_path, recorder).close()
+    ((name, _, text),) = recorder.events
+    assert name == "warning"
+    assert text.startswith("the report could not be written (IsADirectoryError: ")
+
+
+def test_a_run_that_never_began_leaves_no_page(tmp_path: Path) -> None:
+    reporting(Counts(), tmp_path, Recorder()).close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_ranks_dry_runs_and_tasks_without_details_write_none(tmp_path: Path) -> None:
     recorder = Recorder()
     for task, enabled in ((Counts(), False), (Fails(), False), (object(), True)):

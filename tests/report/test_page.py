@@ -259,3 +259,26 @@ def test_restarts_and_deaths_are_marked_where_they_happened(run: Path) -> None:
     assert float(marks["bad"]) == pytest.approx(left + width * 8 / 11, abs=0.1)
     assert float(marks["start"]) == pytest.approx(left + width * 4 / 11, abs=0.1)
     assert "on 3 ranks; rank 1 was killed by SIGKILL" in " ".join(Numbers(html).text)
+
+
+def test_a_step_says_what_it_waited_for(trained: Path) -> None:
+    timings = [entry["timing"] for entry in journal.read(trained / "journal.jsonl") if "step" in entry]
+    assert all(set(timing) == {"seconds", "time", "waited", "network"} for timing in timings)
+    assert all(0 <= timing[name] <= 1 for timing in timings for name in ("waited", "network"))
+    assert any(timing["network"] for timing in timings)  # two ranks wait for each other
+    times = [timing["time"] for timing in timings]
+    assert times == sorted(times)
+    areas = Numbers((trained / "report.html").read_text(encoding="utf-8")).charts["Time of a step in ms"]
+    total = [sum(column) for column in zip(*([y for _, y in line] for line in areas.values()), strict=True)]
+    assert total == pytest.approx([1e3 * timing["seconds"] for timing in timings], rel=1e-2)
+
+
+def test_the_time_of_each_rank_is_a_line(run: Path) -> None:
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    for entry in entries:
+        if entry.get("step") in (5, 9):
+            entry["timing"]["ranks"] = [10.5, 12.25 * entry["step"]]
+    (run / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    ranks = Numbers(rendered(run)).charts["Own time of each rank in ms"]
+    assert ranks == {"rank 0": [[5, 10.5], [9, 10.5]], "rank 1": [[5, 61.25], [9, 110.25]]}

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
+from rankless.errors import UserError
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
@@ -28,6 +29,12 @@ def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
     """Write down why a run that had begun was ended by an error; one that had not leaves nothing."""
     if run.journal.exists():
         _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
+        if run.report.exists():  # rank 0 has written it without the error
+            from rankless.report import page
+            from rankless.report.collected import Collected
+
+            with suppress(UserError, OSError):
+                page.write([Collected(run.path).refresh()], run.report)
 
 
 def _step(run: RunDirectory) -> int:

@@ -108,8 +108,8 @@ def shown(value: float) -> str:
         short, unit = (value / 1e6, "M") if abs(value) >= 1e6 else (value / 1e3, "k")
         return f"{short:.4g}{unit}"
     if abs(value) < 1e-3:
-        mantissa, _, exponent = f"{value:.2g}".partition("e")
-        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -198,7 +198,7 @@ def column_chart(
 
 def smoothed(points: Sequence[Point], width: int = 0) -> list[Point]:
     """The mean of each point and of its neighbors within ``width``, by default a fiftieth of all."""
-    width = width or max(len(points) // 50, 1)
+    width = width or len(points) // 50
     sums = [0.0]
     for _, y in points:
         sums.append(sums[-1] + y)

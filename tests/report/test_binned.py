@@ -1,0 +1,72 @@
+"""Numbers in bounded memory against NumPy, and round numbers at the ticks of an axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankless.report.binned import Binned
+from rankless.report.charts import shown, smoothed, ticks
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(2, 20), st.integers(1, 50))
+def test_bins_are_means_of_their_steps_and_lose_none(values, most, first):
+    binned = Binned(most)
+    for step, value in enumerate(values, first):
+        binned.add(step, {"loss": value, "odd": value if step % 2 else math.nan})
+    assert len(binned.bins) <= most
+    assert binned.total("loss") == pytest.approx(sum(values), abs=1e-3)
+    steps = np.arange(first, first + len(values))
+    for one, (middle, mean) in zip(binned.bins, binned.points("loss"), strict=True):
+        inside = (steps >= one.first) & (steps <= one.last)
+        assert mean == pytest.approx(np.array(values)[inside].mean(), abs=1e-6)
+        assert one.first <= middle <= one.last
+    assert [one.first for one in binned.bins[1:]] == [one.last + 1 for one in binned.bins[:-1]]
+    counted = sum(one.counts.get("odd", 0) for one in binned.bins)
+    assert counted == (steps % 2).sum()
+
+
+def test_few_steps_stay_as_they_are():
+    binned = Binned()
+    for step in range(1, 1001):
+        binned.add(step, {"loss": 1 / step})
+    assert list(binned.points("loss")) == [(step, 1 / step) for step in range(1, 1001)]
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_ticks_are_few_round_and_reach_both_ends(one, other):
+    low, high = sorted((one, other))
+    if high - low < 1e-6 * max(abs(low), abs(high), 1e-300):  # what a float cannot part any more
+        return
+    found = ticks(low, high)
+    assert 3 <= len(found) <= 9
+    step = found[1] - found[0]
+    assert found[0] <= low + 1e-6 * step and found[-1] >= high - 1e-6 * step
+    assert float(f"{step:e}".partition("e")[0]) == pytest.approx(
+        round(float(f"{step:e}".partition("e")[0])), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, "0"), (1e-17, "0"), (0.25, "0.25"), (0.00025, "2.5e-4"), (1500, "1,500"), (20000, "20k"),
+     (1.5e6, "1.5M"), (-40, "-40"), (0.1 + 0.2, "0.3")],
+)  # fmt: skip
+def test_numbers_at_ticks_are_short(value, expected):
+    assert shown(value) == expected
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60), st.integers(1, 9))
+def test_smoothing_is_a_centered_mean_that_keeps_both_ends(values, width):
+    points = [(float(x), y) for x, y in enumerate(values)]
+    result = smoothed(points, width)
+    assert [x for x, _ in result] == [x for x, _ in points]
+    assert (result[0][1], result[-1][1]) == pytest.approx((values[0], values[-1]), abs=1e-6)
+    middle = len(values) // 2
+    reach = min(width, middle, len(values) - 1 - middle)
+    expected = np.mean(values[middle - reach : middle + reach + 1])
+    assert result[middle][1] == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,112 @@
+"""A run read once and then kept up to date, as its journal grows or is cut by a resumed run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.report.collected import Collected
+from rankless.runs.journal import Follower, Journal
+
+
+def step(number: int, **more: Any) -> dict[str, Any]:
+    timing = {"seconds": 0.5, "time": 1000.0 + number, "waited": 0.2, "network": 0.4, **more}
+    return {
+        "step": number,
+        "epoch": number / 10,
+        "lr": 0.1,
+        "loss": 8 / number,
+        "parts": {"box": 1.0},
+        "timing": timing,
+    }
+
+
+def write(path: Path, *entries: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def test_what_is_new_is_read_and_a_line_under_way_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, {"event": "start", "at": 0, "world_size": 2}, step(1), step(2))
+    run = Collected(tmp_path).refresh()
+    assert (run.step, run.ranks, run.state) == (2, 2, "running")  # its journal has just grown
+    line = json.dumps({"evaluation": 3, "scores": {"AP": 0.5}}) + "\n"
+    with path.open("a") as file:
+        file.write(json.dumps(step(3)) + "\n" + line[:10])
+    assert (run.refresh().step, run.evaluations) == (3, [])
+    with path.open("a") as file:
+        file.write(line[10:])
+    assert run.refresh().evaluations == [(3, {"AP": 0.5})]
+    assert list(run.steps.points("loss")) == [(1, 8), (2, 4), (3, 8 / 3)]
+    assert run.steps.total("network") == pytest.approx(3 * 0.5 * 0.4)
+    assert run.times == (1000.5, 1003)
+
+
+def test_steps_that_a_resumed_run_does_again_count_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, {"event": "start", "at": 0}, *(step(number) for number in range(1, 9)))
+    run, reader = Collected(tmp_path).refresh(), Follower(path)
+    assert len(list(reader.entries())) == 9
+    book = Journal(path, 4)  # cut to the checkpoint, as a resumed run does
+    book.write(event="resume", at=4)
+    book.close()
+    assert reader.was_cut()
+    assert [entry.get("step") for entry in reader.entries()] == [None, 1, 2, 3, 4, None]
+    assert not reader.was_cut()
+    assert run.refresh().step == 4
+    assert [entry["event"] for entry in run.events] == ["start", "resume"]
+    assert len(list(run.steps.points("loss"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("best", "scores", "expected"),
+    [
+        ("auto", [{"AP": 0.2, "loss": 3.0}, {"AP": 0.5, "loss": 4.0}, {"AP": 0.5, "loss": 2.0}], 2),
+        ("loss", [{"AP": 0.2, "loss": 3.0}, {"AP": 0.5, "loss": 4.0}, {"AP": 0.5, "loss": 2.0}], 3),
+        ("auto", [{"AP": 0.2}, {"AP": None}], 1),
+        ("auto", [{"AP": None}, {"AP": None}], 2),
+        ("auto", [{"things": 1}], 1),
+    ],
+)
+def test_the_best_evaluation_is_the_one_whose_weights_are_kept(
+    tmp_path: Path, best: str, scores: list[dict[str, Any]], expected: int
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"evaluate: {{best: {best}}}\n")
+    entries = [{"evaluation": number, "scores": one} for number, one in enumerate(scores, 1)]
+    write(tmp_path / "journal.jsonl", *entries)
+    run = Collected(tmp_path).refresh()
+    assert run.best == (expected, scores[expected - 1])
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        (["start", "end"], "finished"),
+        (["start", "stop"], "stopped"),
+        (["start", "stop", "resume", "end"], "finished"),
+        (["start", "warning", "end", "note"], "finished"),
+    ],
+)
+def test_the_state_is_that_of_the_last_ending(tmp_path: Path, events: list[str], state: str) -> None:
+    write(tmp_path / "journal.jsonl", *({"event": name, "at": 0} for name in events))
+    assert Collected(tmp_path).refresh().state == state
+
+
+def test_speed_is_that_of_the_median_step(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("batch: {images: 16, micro: 4}\n")
+    write(tmp_path / "journal.jsonl", step(1, seconds=60), *(step(number) for number in range(2, 10)))
+    assert Collected(tmp_path).refresh().images_per_second == 32
+
+
+def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Collected(tmp_path / "nothing").refresh()
+    assert str(caught.value) == (
+        f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected a "
+        "folder that rankless train wrote, such as runs/digits"
+    )
