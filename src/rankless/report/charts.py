@@ -113,9 +113,7 @@ def shown(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def line_chart(
-    title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "", *, wide: bool = False
-) -> str:
+def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
     """A panel with lines; nothing where there is no point.
 
     Args:
@@ -123,7 +121,6 @@ def line_chart(
         lines: the first ones lie below.
         axes: what the axes show.
         note: HTML below.
-        wide: whether it takes the whole width.
     """
     axes, drawn = axes or Axes(), [line for line in lines if line.points]
     points = [point for line in drawn for point in line.points]
@@ -132,7 +129,7 @@ def line_chart(
     scale = _Scale(axes, points)
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
-    return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note, wide=wide)
+    return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:

@@ -125,7 +125,9 @@ def class_table(run: Collected) -> str:
         note = "VOC's AP is at an IoU of 0.5: at 11 recalls as in 2007, and at all points as since 2010. "
     if at_best:
         note += "P and R are at the threshold with the best F1."
-    return card("Classes", table(head, rows, kind="numbers sortable"), note, wide=len(head) > 6)
+    return card(
+        "Classes", table(head, rows, kind="numbers sortable"), note, width="two" if len(head) > 6 else ""
+    )
 
 
 def score_table(run: Collected) -> str:
@@ -171,7 +173,7 @@ def confusion_panel(run: Collected) -> str:
             best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
             note += f" Detections that score at least {best}."
         body = "".join(_matrix(matrix, labels, source, step))
-        return card("Confusion matrix", body, note, wide=len(labels) > 11)
+        return card("Confusion matrix", body, note, width="two" if len(labels) > 11 else "")
     if confused := details.get("confused"):
         labels = [*names, "background"]
         rows = [

@@ -60,7 +60,7 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
             f"{title}<span>F1 {score}</span></figcaption></figure>"
         )
     likeliest = "".join(
-        f'<li class="{"right" if label == one["truth"] else "wrong"}">{text(names[int(label)])} '
+        f'<li class="{_judged(label == one["truth"], place)}">{text(names[int(label)])} '
         f"{number(probability, 'evaluation', 'examples', at, 'likeliest', place, 1, digits=3)}</li>"
         for place, (label, probability) in enumerate(one["likeliest"])
     )
@@ -68,6 +68,11 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
         f'<figure class="classified" style="{style}"><div class="pane"></div>{title}'
         f"<b>{text(names[one['truth']])}</b></figcaption><ul>{likeliest}</ul></figure>"
     )
+
+
+def _judged(is_right: bool, place: int) -> str:
+    """How a class is shown: the true one, a first answer that is wrong, or neither."""
+    return "right" if is_right else "wrong" if not place else ""
 
 
 def _boxes(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> str:

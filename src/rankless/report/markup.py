@@ -33,10 +33,10 @@ def number(value: Any, *where: str | int, digits: int = 4, step: int | None = No
     return f'<data value="{value!r}" data-at="{path}"{of}>{shown}</data>'
 
 
-def card(title: str, body: str, note: str = "", *, wide: bool = False) -> str:
-    """A panel with a title."""
+def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
+    """A panel with a title; its ``width`` is that of one panel, ``two``, or ``all`` of the page."""
     below = f'<p class="note">{note}</p>' if note else ""
-    return f'<section class="card{" wide" if wide else ""}"><h3>{text(title)}</h3>{body}{below}</section>\n'
+    return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:

@@ -84,7 +84,7 @@ def comparison(runs: Sequence[Collected], digests: Digests) -> str:
     else:
         note = ""
     head = ["", *(run.name for run in runs)]
-    return card("Side by side", table(head, rows, kind="numbers compare"), note, wide=True) + _differences(
+    return card("Side by side", table(head, rows, kind="numbers compare"), note, width="all") + _differences(
         runs
     )
 
@@ -107,8 +107,8 @@ def _differences(runs: Sequence[Collected]) -> str:
         if any(value != values[0] for value in values[1:]):
             rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
     if not rows:
-        return card("Recipes", "<p>The recipes are the same.</p>", wide=True)
-    return card("What differs in the recipes", table(["key", *(run.name for run in runs)], rows), wide=True)
+        return card("Recipes", "<p>The recipes are the same.</p>", width="all")
+    return card("What differs in the recipes", table(["key", *(run.name for run in runs)], rows), width="all")
 
 
 def _value(value: Any) -> str:

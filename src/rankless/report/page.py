@@ -60,8 +60,8 @@ def _sections(run: Collected) -> str:
         for make in (
             evaluation.score_table,
             evaluation.curve_charts,
-            evaluation.class_table,
             evaluation.confusion_panel,
+            evaluation.class_table,
             evaluation.size_charts,
             evaluation.class_bars,
         )

@@ -164,7 +164,7 @@ def events_panel(run: Collected) -> str:
     ]
     if not rows:
         return ""
-    return card("What happened", table(("after step", "what", ""), rows, kind="events"), wide=True)
+    return card("What happened", table(("after step", "what", ""), rows, kind="events"), width="all")
 
 
 def _said(entry: Mapping[str, Any]) -> str:
