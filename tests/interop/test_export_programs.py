@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -21,12 +22,18 @@ from rankless.errors import UserError
 from rankless.inference.predict import predict
 from rankless.interop.export import export
 from rankless.interop.plan import Asked, Plan
+from rankless.launch import rank_job
+from rankless.launch.benchmark import benchmark
+from rankless.launch.job import Job
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.models.exported.modules import ExportedDetector
 from rankless.models.zoo import build
+from rankless.recipe import load
 from rankless.recipe.loss_kinds import CrossEntropyLoss
 from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel, YoloModel
 from rankless.recipe.schema import Data, Recipe
+from rankless.world.process_group import join
 
 NAMES = ("cat", "dog with a hat", "狗")
 SIDE, CONFIDENCE, IOU = 64, 0.3, 0.3
@@ -99,8 +106,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(trained: Path) -> dict[str, Path]:
-    """ONNX files of it: of any size, and with NMS for two images at a time."""
-    asked = {"raw": Asked(any_size=True), "nms": Asked(nms=True, confidence=CONFIDENCE, batch=2)}
+    """ONNX files of it: of any size, and with NMS."""
+    asked = {"raw": Asked(any_size=True), "nms": Asked(nms=True, confidence=CONFIDENCE)}
     for name, one in asked.items():
         changed = [f"evaluate.iou={IOU}"] if one.nms else []
         done = export(trained, format="onnx", out=trained.with_name(name), asked=one, overrides=changed)
@@ -223,6 +230,85 @@ def test_openvino_computes_the_same(trained: Path, images: list[str], tmp_path: 
     np.testing.assert_allclose(computed[1], scores.numpy(), atol=0.02)
     found = predict(done.files[0], images, out=tmp_path / "found", device="cpu")
     assert found.precision == "fp16" and len(found.images) == 3
+
+
+def test_scores_of_an_export_are_those_of_the_weights(
+    trained: Path, exported: dict[str, Path], images: list[str], tmp_path: Path
+) -> None:
+    """The truth is some of what the model finds, so that its AP is neither 0 nor 1."""
+    (tmp_path / "data/images/val").mkdir(parents=True)
+    (tmp_path / "data/labels/val").mkdir(parents=True)
+    for found in predict(trained, images, out=tmp_path / "found", device="cpu").images:
+        (tmp_path / "data/images/val" / Path(found.source).name).write_bytes(Path(found.source).read_bytes())
+        lines = []
+        for one in found.detections[::2]:
+            x1, y1, x2, y2 = one["box"]
+            center = (x1 + x2) / 2 / found.width, (y1 + y2) / 2 / found.height
+            size = (x2 - x1) / found.width, (y2 - y1) / found.height
+            lines.append(f"{one['label']} {' '.join(map(str, (*center, *size)))}")
+        label = tmp_path / "data/labels/val" / f"{Path(found.source).stem}.txt"
+        label.write_text("\n".join(lines) + "\n")
+    text = f"path: {tmp_path}/data\ntrain: images/val\nval: images/val\nnames: {json.dumps(NAMES)}\n"
+    (tmp_path / "data/data.yaml").write_text(text, encoding="utf-8")
+    data = f"data.root={tmp_path}/data/data.yaml"
+    measured = benchmark(trained, overrides=[data], formats=["torchscript"], batch=2, seconds=0.01)
+    recipe = replace(load.changed(weights.load(trained).recipe, [data]), precision="fp32")
+    scores = []
+    for path in (trained, exported["raw"]):
+        job = Job("evaluate", load.to_json(recipe), str(tmp_path), weights=str(path))
+        with join(inline=True) as world:
+            scores.append(rank_job.evaluate(job, recipe, world)["scores"])
+    assert 0.1 < scores[0]["AP"] < 0.95
+    for name in ("AP", "AP50", "AP75", "AR100"):
+        assert scores[1][name] == pytest.approx(scores[0][name], abs=1e-6), name
+    assert "loss" in scores[0] and "loss" not in scores[1]
+    pytorch, script = measured.rows
+    assert (pytorch.format, script.format) == ("pytorch", "torchscript")
+    assert pytorch.score == pytest.approx(scores[0]["AP"]) == script.score
+    assert script.images_per_second and script.megabytes and script.difference is not None
+    assert all(len(line) <= 80 for line in [*measured.table()][2:-2])
+
+
+def test_a_fixed_number_of_images_is_filled_and_cut() -> None:
+    class Two:
+        """Finds as many boxes in an image as its brightness says; takes two images."""
+
+        texts: ClassVar[dict[str, str]] = {}
+        shape = (2, 3, None, None)
+
+        def __call__(self, images: Any) -> list[Any]:
+            assert len(images) == 2
+            rows = [
+                [image, 0, 0, 9, 9, 0.9, 1] for image in range(2) for _ in range(int(images[image, 0, 0, 0]))
+            ]
+            return [np.array(rows, np.float32).reshape(-1, 7)]
+
+    model = ExportedDetector(Two(), "it", classes=3, nms=True)
+    counts = [3, 0, 2, 1, 4]
+    seen = torch.tensor(counts, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    boxes, scores = model.decode(model(seen))
+    assert boxes.shape == (5, 4, 4) and scores.shape == (5, 4, 3)
+    assert (scores > 0).sum((1, 2)).tolist() == counts
+
+
+def test_the_page_shows_how_to_run_a_file_without_rankless(
+    exported: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    code = page.partition("<!-- plain-onnx -->\n```python\n")[2].partition("```")[0]
+    (tmp_path / "net.onnx").write_bytes(exported["nms"].read_bytes())
+    pixels = np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})  # what a reader types
+    seen = np.asarray(Image.open("photo.jpg"), np.float32).transpose(2, 0, 1)[None] / 255
+    rows = opened(exported["nms"]).run(None, {"images": seen})[0]
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(rows) > 3
+    assert [line.split(" 0.")[0] for line in printed] == [NAMES[int(row[6])] for row in rows]
 
 
 def small_classifier(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -197,4 +198,57 @@ def export(
         say(str(file))
     if done.agreement:
         say(done.agreement.sentence())
+    return 0
+
+
+@app.command(
+    sort_key=10,
+    usage="Usage: rankless benchmark TARGET [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless benchmark runs/digits
+  rankless benchmark runs/digits --formats onnx,openvino --batch 8
+""",
+)
+def benchmark(
+    target: Target,
+    /,
+    *overrides: Annotated[
+        str, Parameter(name="KEY=VALUE", help="Changes to the recipe: data.root, model.image_size.")
+    ],
+    formats: Annotated[
+        str | None,
+        Parameter(help="Only these: onnx, torchscript, pt2, openvino; commas between.", metavar="NAMES"),
+    ] = None,
+    batch: Annotated[str, Parameter(help="Images at a time.", metavar="N")] = "1",
+    seconds: Annotated[float, Parameter(help="How long each format is measured.")] = 3.0,
+    as_json: Json = False,
+) -> int:
+    """Measure every export on this machine: size, images per second, score."""
+    images = whole_number("--batch", batch)
+    if not 0 < seconds <= 3600:
+        raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in data.root=mydata" for word in stray)
+    names = [name.strip() for name in (formats or "").split(",") if name.strip()]
+    from rankless.cli.missing import check_target
+
+    check_target(target)
+    from rankless.launch.benchmark import benchmark as measure
+
+    measured = measure(
+        target,
+        overrides=overrides,
+        formats=names,
+        batch=images,
+        seconds=seconds,
+        note=lambda what: say(f"measuring {what}", file=sys.stderr),
+    )
+    if as_json:
+        print_json(measured.as_json())
+        return 0
+    for line in measured.table():
+        say(line)
+    for sentence in measured.notes:
+        say(f"note: {sentence}", file=sys.stderr)
     return 0

@@ -118,7 +118,7 @@ def export(
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
     if format in PROGRAMS:
-        return _program(planned(target, asked or Asked(), overrides, format), format, stem, force)
+        return _program(planned(target, asked or Asked(), overrides), format, stem, force)
     if overrides or (asked or Asked()) != Asked():
         raise UserError(
             f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
@@ -128,26 +128,59 @@ def export(
     return Exported(path, _WEIGHTS[format](weights.load(path), stem, path, force))
 
 
+@dataclass(frozen=True)
+class Made:
+    """What was written to a folder of our own, and computes what PyTorch computes.
+
+    Attributes:
+        files: as many as the format has endings.
+        session: computes them.
+        agreement: the comparison with PyTorch.
+    """
+
+    files: list[Path]
+    session: Session
+    agreement: Agreement
+
+
+def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
+    """Write what computes, and compare it with PyTorch.
+
+    Args:
+        plan: what is exported.
+        format: one of :data:`PROGRAMS`.
+        folder: for the files.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: a library is missing, or PyTorch cannot export the model.
+        DisagreementError: what was written does not compute what PyTorch computes.
+    """
+    program = PROGRAMS[format]
+    files = [folder / f"model{ending}" for ending in program.endings]
+    program.write(plan, files[0])
+    session = program.session(files[0], plan)
+    agreement = compare(plan, session, name or format)
+    if not agreement.is_close(LIMITS[plan.facts.recipe.precision]):
+        way = "export it without --half" if plan.half else "use another format, and please report this"
+        raise DisagreementError(
+            f"{name or format}: does not compute what PyTorch computes, and is not kept: "
+            f"{agreement.sentence()}; {way}"
+        )
+    return Made(files, session, agreement)
+
+
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
     """Write what computes, compare it, and let it take its name."""
-    program = PROGRAMS[format]
-    files = tuple(stem.with_name(stem.name + ending) for ending in program.endings)
+    files = tuple(stem.with_name(stem.name + ending) for ending in PROGRAMS[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])
     with tempfile.TemporaryDirectory(prefix="rankless-export-") as folder:
-        made = [Path(folder) / f"model{ending}" for ending in program.endings]
-        program.write(plan, made[0])
-        agreement = compare(plan, program.session(made[0], plan), str(files[0]))
-        if not agreement.is_close(LIMITS[plan.facts.recipe.precision]):
-            way = "export it without --half" if plan.half else "use another format, and please report this"
-            raise DisagreementError(
-                f"{files[0]}: does not compute what PyTorch computes, and is not kept: "
-                f"{agreement.sentence()}; {way}"
-            )
+        written = made(plan, format, Path(folder), str(files[0]))
         with outputs.as_one(files) as parts:
-            for source, part in zip(made, parts, strict=True):
+            for source, part in zip(written.files, parts, strict=True):
                 shutil.copyfile(source, part)
-    return Exported(plan.source, files, agreement)
+    return Exported(plan.source, files, written.agreement)
 
 
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:

@@ -24,9 +24,10 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import weights_of
 from rankless.tasks import open_task, trained
 
+_ALL_KEYS = ("model.image_size", "data.root", "data.val")
 _KEYS = {
-    "detect": ("model.image_size", "evaluate.iou", "evaluate.nms", "evaluate.class_agnostic"),
-    "classify": ("model.image_size",),
+    "detect": (*_ALL_KEYS, "evaluate.iou", "evaluate.nms", "evaluate.class_agnostic"),
+    "classify": _ALL_KEYS,
 }
 _STRIDE = 32
 CONFIDENCE = 0.25
@@ -73,6 +74,11 @@ class Plan:
     batch: int | None
     any_size: bool
     half: bool
+
+    def in_half(self) -> Plan:
+        """Return the plan of the same model in float16."""
+        facts = replace(self.facts, recipe=replace(self.facts.recipe, precision="fp16"))
+        return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
         """Return the model as other programs get it, without NMS; a copy.
@@ -122,14 +128,13 @@ class Plan:
         )
 
 
-def planned(target: Path, asked: Asked, overrides: Sequence[str], format: str) -> Plan:
+def planned(target: Path, asked: Asked, overrides: Sequence[str]) -> Plan:
     """Load what is to be exported and decide how.
 
     Args:
         target: a run directory or a weights file.
         asked: options.
         overrides: changes to the recipe, ``key=value``.
-        format: to be written, for messages.
 
     Raises:
         UserError: no weights, or options that do not fit them; all that are wrong.
@@ -139,7 +144,7 @@ def planned(target: Path, asked: Asked, overrides: Sequence[str], format: str) -
         raise UserError(f"{path}: is an exported file; give the run or the weights file it was exported from")
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
-    problems = [*_problems(recipe, asked, format)]
+    problems = [*_problems(recipe, asked)]
     if problems:
         raise UserError(problems)
     task: Any = open_task(recipe, loaded.class_names)
@@ -184,7 +189,7 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     return load.changed(recipe, overrides) if overrides else recipe
 
 
-def _problems(recipe: Recipe, asked: Asked, format: str) -> list[str]:
+def _problems(recipe: Recipe, asked: Asked) -> list[str]:
     """Find options that do not fit the recipe."""
     problems = []
     is_detector, is_torchvision = recipe.task == "detect", recipe.model.name in TORCHVISION

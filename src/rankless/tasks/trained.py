@@ -37,7 +37,12 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
         made: nn.Module = task.model()
         weights.load_into(made, loaded.state, source)
         return made
-    if loaded.recipe.task == "classify":
-        task.mean, task.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    task.validation_loss = False  # an exported file has no loss
+    prepare(task)
     return loaded.model()
+
+
+def prepare(task: Any) -> None:
+    """Have a built-in task predict with an exported file, which normalizes images itself and has no loss."""
+    if hasattr(task, "mean"):  # a classifier's
+        task.mean, task.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    task.validation_loss = False

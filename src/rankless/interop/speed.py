@@ -1,0 +1,62 @@
+"""How many images a second a model computes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankless.interop.agreement import images
+from rankless.interop.plan import Plan
+from rankless.models.exported.sessions import Session
+from rankless.tasks.detect import network_input
+
+_WARM_UP = 2  # calls that are not counted: the first allocate memory and choose kernels
+
+
+def inputs(plan: Plan, count: int) -> Tensor:
+    """Return real images as a model's input, float32 (count, 3, H, W); few ones are repeated."""
+    seen = network_input(images(plan)[0].images)
+    return seen[torch.arange(count) % len(seen)].contiguous()
+
+
+def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
+    """Return the images per second of a module of PyTorch's in float32, on a GPU where there is one.
+
+    Args:
+        model: takes images (B, 3, H, W).
+        seen: the images.
+        seconds: how long to measure.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, seen = model.to(device), seen.to(device)
+
+    def call() -> None:
+        model(seen)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.inference_mode():
+        return _rate(call, len(seen), seconds)
+
+
+def of_session(session: Session, seen: Tensor, seconds: float) -> float:
+    """Return the images per second of an exported file; arguments as above."""
+    array = seen.numpy()
+    return _rate(lambda: session(array), len(seen), seconds)
+
+
+def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
+    """Return images per second: ``count`` in each call, by the calls' median, which a pause moves little."""
+    for _ in range(_WARM_UP):
+        call()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while not times or time.perf_counter() < until:
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return count / sorted(times)[len(times) // 2]

@@ -1,0 +1,227 @@
+"""Every export of a model on this machine: its size, its images per second, its score."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankless.engine import evaluate as engine
+from rankless.engine.settings import computes_like
+from rankless.errors import UserError, counted, nearest, one_of
+from rankless.interop import speed
+from rankless.interop.export import PROGRAMS, made
+from rankless.interop.plan import Asked, Plan, planned
+from rankless.models.exported.opening import as_model
+from rankless.models.exported.sessions import Session
+from rankless.tasks import open_task, trained
+from rankless.world.process_group import World, join
+
+PYTORCH, CPU = "pytorch", "CPU"
+_HALF = ("onnx", "openvino")
+"""Formats that are measured in float16 too; on a CPU it is no use to PyTorch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One export.
+
+    Attributes:
+        format: ``pytorch`` for the weights themselves.
+        precision: ``fp32`` or ``fp16``.
+        megabytes: of its files; None of PyTorch.
+        images_per_second: of network and decoding, without reading images and NMS; None if it failed.
+        score: AP of a detector, top1 of a classifier; None where the data cannot be read.
+        difference: from PyTorch, the largest of a score; None of PyTorch.
+        problem: why there are no numbers; empty if there are.
+    """
+
+    format: str
+    precision: str
+    megabytes: float | None = None
+    images_per_second: float | None = None
+    score: float | None = None
+    difference: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What was measured.
+
+    Attributes:
+        weights: the file.
+        score_name: of the column of scores: ``AP`` or ``top1``.
+        batch: images at a time.
+        size: (height, width) of the input in pixels.
+        device: of PyTorch.
+        threads: of the CPU.
+        data: what was scored; empty where it cannot be read, whose reason is in ``notes``.
+        rows: the exports.
+        notes: what to know about them.
+    """
+
+    weights: Path
+    score_name: str
+    batch: int
+    size: tuple[int, int]
+    device: str
+    threads: int
+    data: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> Iterator[str]:
+        """Write it as lines of at most 80 columns."""
+        height, width = self.size
+        threads = counted(self.threads, "thread")
+        yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
+        where = "the CPU" if self.device == CPU else f"{self.device}, TorchScript and OpenVINO on the CPU"
+        yield f"on {where}, {threads}; without reading images and NMS"
+        yield ""
+        yield f"{'format':<12}{'precision':<10}{'MB':>8}{'images/s':>10}{self.score_name:>9}  difference"
+        for row in self.rows:
+            if row.problem:
+                yield f"{row.format:<12}{row.precision:<10}  {row.problem}"
+                continue
+            columns = (
+                f"{_shown(row.megabytes, '.1f'):>8}",
+                f"{_shown(row.images_per_second, '.1f'):>10}",
+                f"{_shown(row.score, '.4f'):>9}",
+                f"{_shown(row.difference, '.1e'):>12}",
+            )
+            yield f"{row.format:<12}{row.precision:<10}{''.join(columns)}"
+        yield ""
+        if self.data:
+            yield f"{self.score_name} on {self.data}; difference: the largest of a score, from PyTorch"
+        else:
+            yield "difference: the largest of a score, from PyTorch"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "weights": str(self.weights)}
+
+
+def benchmark(
+    target: Path,
+    *,
+    overrides: Sequence[str] = (),
+    formats: Sequence[str] = (),
+    batch: int = 1,
+    seconds: float = 3.0,
+    note: Callable[[str], None] = lambda _: None,
+) -> Benchmark:
+    """Export a model to every format, and measure each on this machine.
+
+    Args:
+        target: a run directory (its best weights are used) or a weights file.
+        overrides: ``key=value``, changes to the recipe: of the data, or those that an export takes.
+        formats: of :data:`PROGRAMS`; all if empty.
+        batch: images at a time.
+        seconds: how long each is measured.
+        note: told what is being done.
+
+    Raises:
+        UserError: no weights, no such format, or a model that cannot be exported.
+    """
+    unknown = [name for name in formats if name not in PROGRAMS]
+    if unknown:
+        raise UserError(
+            f"--formats has '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
+            for name in unknown
+        )
+    plan = planned(target, Asked(batch=batch), overrides)
+    notes: list[str] = []
+    with _alone(plan) as world, tempfile.TemporaryDirectory(prefix="rankless-benchmark-") as folder:
+        note("pytorch")
+        bench = _Bench(plan, speed.inputs(plan, batch), seconds, Path(folder), world)
+        try:
+            score: float | None = bench.score(plan.model)
+        except UserError as error:
+            score = None
+            notes.append(f"nothing is scored: {error.problems[0]}")
+        rows = [Row(PYTORCH, "fp32", None, speed.of_pytorch(plan.portable(), bench.seen, seconds), score)]
+        for name in formats or PROGRAMS:
+            for each in (plan, plan.in_half())[: 1 + (name in _HALF)]:
+                note(f"{name} {each.facts.recipe.precision}")
+                rows.append(bench.row(name, each, scored=score is not None))
+    data = plan.facts.recipe.data
+    return Benchmark(
+        plan.source,
+        plan.task.score_name,
+        batch,
+        plan.facts.size,
+        torch.cuda.get_device_name() if torch.cuda.is_available() else CPU,
+        torch.get_num_threads(),
+        "" if score is None else f"{data.root} ({data.val})",
+        tuple(rows),
+        tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What every export is measured with.
+
+    Attributes:
+        plan: of the weights.
+        seen: images, float32 (B, 3, H, W).
+        seconds: how long each is measured.
+        folder: for the exports.
+        world: of this process alone.
+    """
+
+    plan: Plan
+    seen: torch.Tensor
+    seconds: float
+    folder: Path
+    world: World
+
+    def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
+        """Export and measure."""
+        precision = plan.facts.recipe.precision
+        folder = self.folder / f"{format}-{precision}"
+        folder.mkdir()
+        try:
+            done = made(plan, format, folder)
+            rate = speed.of_session(done.session, self.seen, self.seconds)
+            score = self.score(self._model(done.session), exported=True) if scored else None
+        except UserError as error:
+            return Row(format, precision, problem=error.problems[0])
+        size = sum(file.stat().st_size for file in done.files) / 1e6
+        return Row(format, precision, size, rate, score, done.agreement.scores)
+
+    def score(self, model: nn.Module, *, exported: bool = False) -> float:
+        """Return the score on the evaluation data.
+
+        Raises:
+            UserError: the data cannot be read, or its classes are others.
+        """
+        facts = self.plan.facts
+        task = open_task(facts.recipe, facts.class_names)
+        if exported:
+            trained.prepare(task)
+        scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)
+        return float(scores[task.score_name])
+
+    def _model(self, session: Session) -> nn.Module:
+        facts = self.plan.facts
+        classes = len(facts.class_names)
+        return as_model(session, "the export", task=facts.recipe.task, classes=classes, nms=False)
+
+
+def _shown(number: float | None, format: str) -> str:
+    return "–" if number is None else f"{number:{format}}"
+
+
+@contextmanager
+def _alone(plan: Plan) -> Iterator[World]:
+    """Inside, this process is the only rank, and PyTorch computes like the recipe."""
+    with computes_like(plan.facts.recipe), join(inline=True) as world:
+        yield world
