@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rankless.interop.plan import Plan
 from rankless.interop.quiet import quiet
 
-TEXTS = "rankless.json"
+TEXTS = "metadata.json"
 """The extra file inside, with the entries of :mod:`rankless.models.exported.facts`."""
 
 
