@@ -74,6 +74,14 @@ def test_launcher_ranks_and_loaders_import_no_compiler(small_recipe, tmp_path, c
     assert not launcher & SCORING and not ranks[1] & SCORING and ranks[0] >= SCORING
 
 
+@pytest.mark.processes
+def test_predicting_boxes_imports_no_compiler():
+    program = "import sys, rankless.inference.predict, rankless.tasks.detect; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert "torch" in found.stdout.split(), found.stderr
+    assert not HEAVY & set(found.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("plain", "base", "options"),
     [

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from rankless.errors import UserError, printable
-from rankless.inference.predict_classify import ClassFinder
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.models.checkpoints import weights
@@ -24,7 +24,10 @@ from rankless.tasks import trained
 from rankless.tasks.custom import absolute, name_of, refuse_unasked
 from rankless.world.compat import set_tf32
 
-Finder = BoxFinder | ClassFinder | CustomFinder
+if TYPE_CHECKING:  # it brings torchvision, which detectors do without
+    from rankless.inference.predict_classify import ClassFinder
+
+Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
 """Images that a GPU gets at once where nothing is said; a CPU gets one."""
 MOST_AT_ONCE = 4096
@@ -174,6 +177,8 @@ def _finder(loaded: weights.Weights, asked: Asked, device: torch.device, source:
             f"and the task is '{printable(task)}'; leave it out"
         )
     if task == "classify":
+        from rankless.inference.predict_classify import ClassFinder
+
         return ClassFinder(loaded, asked.confidence or 0.0, device, source)
     if asked.confidence is not None:
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from rankless.data.datasets.annotated import BoxedImages, GroundTruth
-from rankless.data.datasets.classification import ClassificationExamples
 from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import ImageSource
@@ -24,6 +23,9 @@ from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
 from rankless.metrics.detection_details import SIDES, detection_details
 from rankless.structures import Classification, Detections, Sample
+
+if TYPE_CHECKING:  # it brings torchvision, which detectors do without
+    from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
 """Best images, and as many worst ones, that are kept."""
