@@ -1,16 +1,20 @@
 """The images that are shown, and the sheet they are shown on."""
 
 import re
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown, select
-from rankless.data.images.drawing import Mark, color
+from rankless.data.images.drawing import Mark
+from rankless.data.images.palette import color
 from rankless.errors import UserError
 from rankless.recipe import load
 from rankless.tasks.detect import Detect
@@ -118,26 +122,67 @@ def test_boxes_are_drawn_where_they_are_at_the_sheets_scale():
     one = gray(800, 400, [Mark((200, 100, 600, 300), "", 0)])
     image = np.asarray(contact_sheet.sheet(Selection("t", ("cat",), [one])))
     rows, columns = np.nonzero((image == color(0)).all(2))
-    # The legend's color is above; the frame is just outside 100..300 × 50..150 of an image 400 wide.
+    # The legend's color is above; the frame is just outside 75..225 × 150..450 of an image 300 high.
     top = contact_sheet._TITLE + contact_sheet._LEGEND
     frame = rows > top
-    assert abs(columns[frame].min() - 14 - 100) <= 4
-    assert abs(columns[frame].max() - 14 - 300) <= 4
-    assert abs(rows[frame].min() - top - 50) <= 4
-    assert abs(rows[frame].max() - top - 150) <= 4
+    assert abs(columns[frame].min() - 14 - 150) <= 4
+    assert abs(columns[frame].max() - 14 - 450) <= 4
+    assert abs(rows[frame].min() - top - 75) <= 4
+    assert abs(rows[frame].max() - top - 225) <= 4
 
 
-def test_rows_of_four():
-    shapes = {
-        count: contact_sheet.sheet(Selection("t", (), [gray(40, 40)] * count)).size for count in (1, 4, 5)
-    }
-    assert shapes[4][0] == shapes[5][0] == 4 * shapes[1][0] - 3 * 14
-    assert shapes[5][1] > shapes[4][1] == shapes[1][1]
+sizes = st.tuples(st.integers(20, 4000), st.integers(20, 4000)).filter(
+    lambda size: 0.36 < size[0] / size[1] < 5.9
+)
+
+
+@given(st.lists(sizes, min_size=1, max_size=20))
+@settings(max_examples=25)
+def test_rows_are_full_and_images_keep_their_aspect(sizes):
+    """Every row ends where the sheet does: nothing of an image is missing, and no place is white."""
+    rows = contact_sheet._rows([gray(*size) for size in sizes])
+    assert [room.shown.image.size for row in rows for room in row] == sizes
+    widths = [sum(room.width for room in row) + 14 * (len(row) - 1) for row in rows]
+    assert max(widths) - min(widths) <= len(sizes) and max(widths) <= contact_sheet.WIDTH + 2
+    for row in rows:
+        assert len({room.height for room in row}) == 1
+        for room in row:
+            width, height = room.shown.image.size
+            assert abs(room.width - room.height * width / height) <= 1 + room.width / room.height
+            cell = contact_sheet._cell(room.shown, room.width, room.height)
+            assert room.width - cell.width <= 1 + room.width // 100 and room.height - cell.height <= 2
+    heights = [row[0].height for row in rows]
+    assert max(heights) <= 3 * contact_sheet.HEIGHT
+
+
+@given(st.lists(st.floats(0.3, 6), min_size=1, max_size=8), st.integers(1, 8))
+def test_rows_are_as_even_as_they_can_be(lengths, count):
+    """Every other division is tried."""
+    count = min(count, len(lengths))
+    mean = sum(lengths) / count
+
+    def cost(ends):
+        return sum((sum(lengths[a:b]) - mean) ** 2 for a, b in pairwise([0, *ends]))
+
+    every = ([*cut, len(lengths)] for cut in combinations(range(1, len(lengths)), count - 1))
+    assert cost(contact_sheet._evenly(lengths, count)) <= min(map(cost, every)) + 1e-9
+
+
+def test_labels_are_decided_image_by_image():
+    box = Mark((10, 10, 60, 60), "a class", 0)
+    few, many = gray(400, 300, [box] * 3), gray(400, 300, [box] * 60)
+    assert contact_sheet._is_named(few, 400 * 300) and not contact_sheet._is_named(many, 400 * 300)
+    sheet = np.asarray(contact_sheet.sheet(Selection("t", ("a class",), [few, many])))
+    left, right = np.split((sheet[80:] == color(0)).all(2), [sheet.shape[1] // 2], 1)
+    assert left.sum() > 1.5 * right.sum(), "a label is a filled rectangle"
 
 
 def test_tall_wide_tiny_and_broken_images_fit():
     shown = [gray(10, 4000), gray(4000, 10), gray(1, 1), Shown(None, [], "gone", frozenset())]
-    assert contact_sheet.sheet(Selection("t" * 500, (), shown)).width == 4 * 414 + 14
+    sheet = contact_sheet.sheet(Selection("t" * 500, (), shown))
+    assert sheet.width == contact_sheet.WIDTH + 28 and sheet.height < 1000
+    small = contact_sheet.sheet(Selection("t", (), [gray(32, 32)]))
+    assert small.width == contact_sheet.LARGEST_ZOOM * 32 + 28
 
 
 def test_a_page_needs_nothing_else(tmp_path):

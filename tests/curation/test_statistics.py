@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from small_data import classes, detection, write_image
 
 from rankless.curation.data_set import open_data_set
 from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
-from rankless.curation.statistics_plot import plot
+from rankless.curation.statistics_plot import figure, plot
 from rankless.errors import UserError
 
 
@@ -108,6 +109,34 @@ def test_class_folders_are_drawn(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 5, "dog": 2}, "val": {"cat": 1, "dog": 1}})
     plot(open_data_set(str(root)), tmp_path / "stats.png")
     assert np.asarray(Image.open(tmp_path / "stats.png")).std() > 10
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 13, 200])
+@pytest.mark.parametrize("boxed", [True, False])
+def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
+    """What Matplotlib lays out: texts that overlap nothing, and no panel without a mark or a sentence."""
+    names = [f"class {number} with a long name" for number in range(count)]
+    if boxed:
+        root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0], [2, 2, 19, 9, count - 1]]]}, names)
+    else:
+        root = classes(tmp_path / "c", {"train": dict.fromkeys(names, 1), "val": {names[0]: 1}})
+    drawn = figure(open_data_set(str(root)))
+    drawn.draw_without_rendering()
+    panels = [axes for axes in drawn.axes if axes.get_label() != "<colorbar>"]
+    assert len(panels) == (6 if boxed else 3)
+    texts = [drawn._suptitle, *drawn.legends, *(axes.title for axes in drawn.axes)]
+    texts += [axes._left_title for axes in drawn.axes]
+    frames = [text.get_window_extent() for text in texts if getattr(text, "get_text", lambda: "x")()]
+    assert len(frames) == len(panels) + 1 + (not boxed)
+    for one, other in combinations(frames, 2):
+        assert not one.overlaps(other)
+    for axes in panels:
+        assert axes.patches or axes.images or axes.collections or axes.texts
+        width, height = axes.get_window_extent().size
+        assert width > 100 and height > 100
+    if count <= 12:
+        heights = [axes.get_window_extent().height for axes in panels]
+        assert heights[0] < 1.5 * min(heights[1:]), "few classes are given no giant panel"
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,31 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
 from rankless.curation.looking import Selection, Shown
-from rankless.data.images.drawing import Mark, annotate, color
+from rankless.data.images.drawing import Mark, annotate
+from rankless.data.images.palette import color
 from rankless.errors import UserError, counted, escaped
 from rankless.files.outputs import Outputs
 
-COLUMNS = 4
-WIDTH, TALLEST = 400, 440
-"""Of an image on a PNG, in pixels."""
-PAGE_WIDTH = 900
-"""Of an image on a page, at most."""
+WIDTH, HEIGHT = 1656, 300
+"""Of a PNG's rows at most, and about how high its images are, in pixels."""
+PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
+"""Of an image on a page, at most: it is shown about two thirds as high, sharp on dense screens too."""
 LARGEST_ZOOM = 6
-CROWDED = 12
-"""If any image has more boxes than so many, only color and legend name the classes."""
+CROWDED = 24
+COVERED = 0.12
+"""Of an image with more boxes, or with labels on more of it, only colors and legend name the classes."""
+_NARROWEST = 0.35  # width over height that an image has room for at least: its caption stands below it
+_WIDEST = 6.0  # width over height of the largest room
 _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 _KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".html": ""}
@@ -65,36 +71,95 @@ def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """All images in rows of four, with captions and a title."""
-    named = _are_named(selection.shown)
-    cells = [_cell(one, WIDTH, TALLEST, named) for one in selection.shown]
-    columns = min(COLUMNS, len(cells))
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    heights = [max(cell.height for cell in row) for row in rows]
-    width = columns * (WIDTH + _GAP) + _GAP
+    """All images in rows that are full to their end, with captions and a title."""
+    rows = _rows(selection.shown)
+    width = max(_width_of(row) for row in rows) + 2 * _GAP
     legend = _legend(selection, width - 2 * _GAP)
     top = _TITLE + (legend.height if legend else 0)
-    whole = Image.new("RGB", (width, top + sum(heights) + len(rows) * (_CAPTION + _GAP)), _PAPER)
+    height = sum(row[0].height for row in rows) + len(rows) * (_CAPTION + _GAP)
+    whole = Image.new("RGB", (width, top + height), _PAPER)
     draw = ImageDraw.Draw(whole)
     title, small = ImageFont.load_default(20), ImageFont.load_default(14)
     draw.text((_GAP, 12), _fitting(draw, selection.title, title, width - 2 * _GAP), fill=_INK, font=title)
     if legend:
         whole.paste(legend, (_GAP, _TITLE))
-    captions = iter(selection.shown)
-    for row, height in zip(rows, heights, strict=True):
-        for column, cell in enumerate(row):
-            left = _GAP + column * (WIDTH + _GAP)
-            whole.paste(cell, (left + (WIDTH - cell.width) // 2, top + height - cell.height))
-            text = _fitting(draw, next(captions).caption, small, WIDTH)
-            draw.text((left + WIDTH / 2, top + height + 4), text, fill=_FAINT, font=small, anchor="ma")
-        top += height + _CAPTION + _GAP
+    for row in rows:
+        left = _GAP
+        for room in row:
+            cell = _cell(room.shown, room.width, room.height)
+            whole.paste(cell, (left + (room.width - cell.width) // 2, top + (room.height - cell.height) // 2))
+            text = _fitting(draw, room.shown.caption, small, room.width)
+            below = (left + room.width / 2, top + room.height + 4)
+            draw.text(below, text, fill=_FAINT, font=small, anchor="ma")
+            left += room.width + _GAP
+        top += row[0].height + _CAPTION + _GAP
     return whole
+
+
+class _Room(NamedTuple):
+    """Where an image stands on the sheet: the images of a row are equally high."""
+
+    shown: Shown
+    width: int
+    height: int
+
+
+def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
+    """The images in their order, in rows that are equally wide and almost equally high."""
+    aspects = [_aspect(one) for one in shown]
+    tallest = max((one.image.height for one in shown if one.image is not None), default=HEIGHT)
+    height = min(HEIGHT, LARGEST_ZOOM * tallest)
+    count = max(1, round(sum(aspects) * height / WIDTH))
+    ends = _evenly(aspects, min(count, len(shown)))
+    width = WIDTH
+    if len(ends) == 1:  # a row that is not full is as high as any, and the sheet is as wide as it
+        width = min(WIDTH, round(sum(aspects) * height) + _GAP * (len(shown) - 1))
+    rows = []
+    for start, end in pairwise([0, *ends]):
+        free = width - _GAP * (end - start - 1)
+        high = free / sum(aspects[start:end])
+        edges = [0, *(round(high * each) for each in accumulate(aspects[start:end]))]
+        sizes = [right - left for left, right in pairwise(edges)]
+        high = max(1, round(high))
+        rows.append([_Room(one, size, high) for one, size in zip(shown[start:end], sizes, strict=True)])
+    return rows
+
+
+def _aspect(one: Shown) -> float:
+    """Width over height of the room for an image."""
+    aspect = 2.0 if one.image is None else one.image.width / one.image.height
+    return min(max(aspect, _NARROWEST), _WIDEST)
+
+
+def _evenly(lengths: Sequence[float], count: int) -> list[int]:
+    """Where to end each of ``count`` runs of ``lengths`` so that their sums differ least."""
+    total = [0.0, *accumulate(lengths)]
+    mean = total[-1] / count
+    best = [0.0] + [math.inf] * len(lengths)  # of the first n lengths, with as many runs as were made so far
+    cuts: list[list[int]] = []
+    for _ in range(count):
+        made, cut = [math.inf] * len(best), [0] * len(best)
+        for end in range(1, len(best)):
+            for start in range(end):
+                cost = best[start] + (total[end] - total[start] - mean) ** 2
+                if cost < made[end]:
+                    made[end], cut[end] = cost, start
+        best, end = made, 0
+        cuts.append(cut)
+    ends, end = [], len(lengths)
+    for cut in reversed(cuts):
+        ends.append(end)
+        end = cut[end]
+    return ends[::-1]
+
+
+def _width_of(row: Sequence[_Room]) -> int:
+    return sum(room.width for room in row) + _GAP * (len(row) - 1)
 
 
 def page(selection: Selection) -> str:
     """An HTML page that needs no other file."""
-    named = _are_named(selection.shown)
-    figures = "\n".join(_figure(one, named) for one in selection.shown)
+    figures = "\n".join(map(_figure, selection.shown))
     chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
     title = _html(selection.title)
     return f"""<!doctype html>
@@ -107,9 +172,10 @@ def page(selection: Selection) -> str:
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 1800px; padding: 0 1.5rem; }}
 h1 {{ font-size: 1.3rem; }}
-main {{ display: grid; gap: 1.2rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); }}
-figure {{ margin: 0; }}
+main {{ display: flex; flex-wrap: wrap; gap: 1.2rem; }}
+/* Every image takes its share of a row, so that rows are full; what follows the last one takes the rest. */
+figure {{ flex: var(--aspect) 1 calc(var(--aspect) * 19rem); margin: 0; max-width: 100%; }}
+main::after {{ content: ""; flex: 1000 1 0; }}
 img {{ border-radius: 4px; display: block; height: auto; width: 100%; }}
 figcaption {{ opacity: .7; overflow-wrap: anywhere; padding: .3rem 0; }}
 .chip {{ display: inline-block; margin: 0 1rem .4rem 0; }}
@@ -135,40 +201,46 @@ def _chip(label: int, name: str) -> str:
     return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{_html(name)}</span>'
 
 
-def _are_named(shown: Sequence[Shown]) -> bool:
-    """Whether boxes have their class written on them: on all images or on none."""
-    return max((len(one.marks) for one in shown), default=0) <= CROWDED
-
-
-def _figure(one: Shown, named: bool) -> str:
+def _figure(one: Shown) -> str:
     buffer = io.BytesIO()
-    _cell(one, PAGE_WIDTH, PAGE_WIDTH, named).save(buffer, "JPEG", quality=88)
+    _cell(one, PAGE_WIDTH, PAGE_HEIGHT).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
     caption = _html(one.caption) + (f" · {counted(len(one.marks), 'box', 'boxes')}" if one.marks else "")
     return (
-        f'<figure><img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
+        f'<figure style="--aspect:{_aspect(one):.3f}">'
+        f'<img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _cell(one: Shown, width: int, tallest: int, named: bool) -> Image.Image:
+def _cell(one: Shown, width: int, height: int) -> Image.Image:
     """An image as large as it fits, its boxes drawn at that size, so that their labels can be read."""
     if one.image is None:
-        return _blank(width)
-    scale = min(width / one.image.width, tallest / one.image.height, LARGEST_ZOOM)
-    size = max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))
+        return _blank(width, height)
+    scale = min(width / one.image.width, height / one.image.height)
+    # What fills its room but for the rounding of sizes fills it.
+    size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
+    size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
+    named = _is_named(one, size[0] * size[1])
     marks = [
         Mark((x1 * scale, y1 * scale, x2 * scale, y2 * scale), text if named else "", label)
         for (x1, y1, x2, y2), text, label in one.marks
     ]
-    return annotate(one.image.resize(size, how), marks)
+    return annotate(one.image.resize((size[0], size[1]), how), marks)
 
 
-def _blank(width: int) -> Image.Image:
-    made = Image.new("RGB", (width, width // 2), (235, 236, 238))
+def _is_named(one: Shown, pixels: int) -> bool:
+    """Whether an image so large has room for the class names of its boxes."""
+    letters = sum(len(mark.text) + 1 for mark in one.marks)
+    side = 0.7 * pixels**0.25  # of a letter, as it is drawn
+    return len(one.marks) <= CROWDED and letters * 0.6 * side * 1.4 * side <= COVERED * pixels
+
+
+def _blank(width: int, height: int) -> Image.Image:
+    made = Image.new("RGB", (width, height), (235, 236, 238))
     font = ImageFont.load_default(16)
-    ImageDraw.Draw(made).text((width / 2, width / 4), "cannot be read", fill=_FAINT, font=font, anchor="mm")
+    ImageDraw.Draw(made).text((width / 2, height / 2), "cannot be read", fill=_FAINT, font=font, anchor="mm")
     return made
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from rankless.curation.data_set import DataSet, spare
-from rankless.curation.statistics import box_centers, box_sides, readable_sizes
+from rankless.curation.statistics import MEDIUM, SMALL, box_centers, box_sides, object_areas, readable_sizes
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
@@ -23,6 +25,8 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
 """What a plot's file may end in."""
 MOST_CLASSES = 40
 """Classes with a bar each; of more, the most frequent ones."""
+_FEW_CLASSES = 12  # so many have room in a panel like the others
+_PANEL = (4.6, 3.7)  # inches
 _COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
 _HEAT = "viridis"
 Splits = dict[str, Annotations]
@@ -52,42 +56,90 @@ def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
     outputs, splits = output(out, force=force), data.splits
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in splits.values()))
     spare(outputs, data.root, data.format)
-    classes = len(next(iter(splits.values())).class_names)
-    height = max(8.0, 3.2 + 0.2 * min(classes, MOST_CLASSES))
-    figure = Figure(figsize=(13, height), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    contents = [counted(sum(map(len, splits.values())), "image")]
-    if data.has_boxes:
-        contents.append(counted(sum(len(each.boxes) for each in splits.values()), "box", "boxes"))
-    contents.append(counted(classes, "class", "classes"))
-    root = Path(data.root).expanduser().resolve()
-    title = f"{root.name if root.is_dir() else root.parent.name}: {', '.join(contents)}"
-    figure.suptitle(title, fontsize=14, fontweight="bold", x=0.01, ha="left")
-    axes = figure.subplot_mosaic(
-        [["classes", "one", "two"], ["classes", "three", "four"]], width_ratios=[1.15, 1, 1]
-    )
-    _class_bars(axes["classes"], splits, "boxes" if data.has_boxes else "images")
-    if data.has_boxes:
-        _centers(axes["one"], figure, list(splits.values()))
-        _sides(axes["two"], figure, list(splits.values()))
-        counts = [np.diff(each.offsets) for each in splits.values()]
-        most = max((int(each.max(initial=0)) for each in counts), default=0)
-        width = max(1, -(-(most + 1) // 40))  # one bar for each number, or some forty of many
-        bins = np.arange(0, most + width + 1, width) - 0.5
-        _histogram(axes["three"], splits, counts, bins, "Boxes in an image", "boxes")
-        _image_sizes(axes["four"], splits)
-    else:
-        _image_sizes(axes["one"], splits)
-        sizes = [readable_sizes(each) for each in splits.values()]
-        aspects, areas = [each[:, 1] / each[:, 0] for each in sizes], [each.prod(1) / 1e6 for each in sizes]
-        _histogram(axes["two"], splits, aspects, None, "Aspect of the images", "width / height")
-        _histogram(axes["three"], splits, areas, None, "Area of the images", "megapixels")
-        _split_bars(axes["four"], splits)
+    drawn = figure(data)
     with outputs.writing(out) as file, warnings.catch_warnings():
         # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
-        figure.savefig(file, format=out.suffix[1:].lower())
+        drawn.savefig(file, format=out.suffix[1:].lower())
     return bool(outputs.replaced)
+
+
+def figure(data: DataSet) -> Figure:
+    """Draw the panels: of classes, of positions and sizes of boxes, of images."""
+    splits = data.splits
+    panels = list(_panels(data, splits))
+    count = len(next(iter(splits.values())).class_names)
+    layout: Any = _layout(len(panels), min(count, MOST_CLASSES))
+    width, height = _PANEL[0] * len(layout[0]), _PANEL[1] * len(layout)
+    needed = 1.2 + 0.2 * min(count, MOST_CLASSES)
+    drawn = Figure(
+        figsize=(width, max(height, needed) + 0.6), dpi=110, layout="constrained", facecolor="white"
+    )
+    FigureCanvasAgg(drawn)
+    drawn.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 0.98))  # type: ignore[union-attr,call-arg]
+    contents = [counted(sum(map(len, splits.values())), "image")]
+    if data.has_boxes:
+        contents.append(counted(sum(len(each.boxes) for each in splits.values()), "box", "boxes"))
+    contents.append(counted(count, "class", "classes"))
+    root = Path(data.root).expanduser().resolve()
+    title = f"{root.name if root.is_dir() else root.parent.name}: {', '.join(contents)}"
+    drawn.suptitle(_plain(title), fontsize=14, fontweight="bold", x=0.01, ha="left")
+    for name, axes in drawn.subplot_mosaic(layout).items():
+        panels[int(name)](axes)
+    if len(splits) > 1:  # one for all panels, beside the title, where it hides nothing
+        handles = [
+            Patch(color=color, label=_plain(name))
+            for name, color in zip(splits, _colors(splits), strict=True)
+        ]
+        drawn.legend(handles=handles, loc="upper right", ncols=len(splits), frameon=False, fontsize=10)
+    return drawn
+
+
+def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
+    """What draws each panel, that of the classes first."""
+    every = list(splits.values())
+    yield partial(_class_bars, splits=splits, what="boxes" if data.has_boxes else "images")
+    if data.has_boxes:
+        yield partial(_centers, splits=every)
+        yield partial(_sides, splits=every)
+        yield partial(_boxes_per_image, splits=splits)
+        yield partial(_object_sizes, splits=splits)
+    else:
+        yield partial(_split_bars, splits=splits)
+    yield partial(_image_sizes, splits=splits)
+    sizes = [readable_sizes(each) for each in every]
+    if not data.has_boxes and len(np.unique(np.concatenate(sizes), axis=0)) > 1:
+        aspects, areas = [each[:, 1] / each[:, 0] for each in sizes], [each.prod(1) / 1e6 for each in sizes]
+        yield partial(
+            _histogram,
+            splits=splits,
+            values=aspects,
+            bins=None,
+            title="Aspect of the images",
+            label="width / height",
+        )
+        yield partial(
+            _histogram, splits=splits, values=areas, bins=None, title="Area of the images", label="megapixels"
+        )
+
+
+def _layout(panels: int, classes: int) -> list[list[str]]:
+    """Where each panel stands; many classes have the whole left column, and no place stays empty."""
+    names = [str(number) for number in range(panels)]
+    if classes > _FEW_CLASSES:
+        rest = names[1:]
+        if len(rest) % 2 and len(rest) > 1:
+            rest.append(rest[-1])  # the last one is as wide as two
+        columns = min(len(rest), 2)
+        return [["0", *rest[start : start + columns]] for start in range(0, len(rest), columns)]
+    if panels % 3:
+        names.insert(0, "0")  # the classes are as wide as two
+    return [names[start : start + 3] for start in range(0, len(names), 3)]
+
+
+def _plain(name: str) -> str:
+    """A name as it is: matplotlib would take what stands between two $ for a formula."""
+    return name.replace("$", r"\$")
 
 
 def _class_bars(axes: Any, splits: Splits, what: str) -> None:
@@ -107,60 +159,94 @@ def _class_bars(axes: Any, splits: Splits, what: str) -> None:
         text = f" {total[label]:,}  {total[label] / max(total.sum(), 1):.1%}"
         axes.text(left[row], row, text, va="center", fontsize=8, color="#444444")
     cut = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
-    # An escaped $: matplotlib would take the name for a formula.
-    axes.set_yticks(rows, [cut[label].replace("$", r"\$") for label in shown], fontsize=9)
-    axes.set_ylim(max(len(shown), 8) - 0.5, -0.6)  # from the top; few classes get no thicker bars
+    axes.set_yticks(rows, [_plain(cut[label]) for label in shown], fontsize=9)
+    axes.set_ylim(max(len(shown), 4) - 0.5, -0.6)  # from the top; few classes get no thicker bars
     axes.set_xlim(0, max(left.max(initial=1) * 1.28, 1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    more = f" (the {MOST_CLASSES} most frequent of {len(total)})" if len(total) > MOST_CLASSES else ""
-    _finish(axes, f"{what.capitalize()} by class{more}", legend="lower right")
+    more = f": top {MOST_CLASSES} of {len(total):,}" if len(total) > MOST_CLASSES else ""
+    _finish(axes, f"{what.capitalize()} by class{more}")
 
 
-def _centers(axes: Any, figure: Figure, splits: Sequence[Annotations]) -> None:
+def _centers(axes: Any, splits: Sequence[Annotations]) -> None:
     centers = np.concatenate([box_centers(each) for each in splits])
     heat, _, _ = np.histogram2d(centers[:, 1], centers[:, 0], bins=32, range=[[0, 1], [0, 1]])
     image = axes.imshow(heat, extent=(0, 1, 1, 0), cmap=_HEAT, aspect="auto", interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="boxes", fraction=0.05, ticks=MaxNLocator(6, integer=True))
+    axes.figure.colorbar(image, ax=axes, label="boxes", fraction=0.05, ticks=MaxNLocator(6, integer=True))
     _finish(axes, "Centers of the boxes", "x / image width", "y / image height", percent=True)
 
 
-def _sides(axes: Any, figure: Figure, splits: Sequence[Annotations]) -> None:
+def _sides(axes: Any, splits: Sequence[Annotations]) -> None:
     sides = np.concatenate([box_sides(each) for each in splits])
     if len(sides):
         options: dict[str, Any] = {"gridsize": 36, "extent": (0, 1, 0, 1), "bins": "log", "mincnt": 1}
         cells = axes.hexbin(sides[:, 0], sides[:, 1], cmap=_HEAT, **options)
-        figure.colorbar(cells, ax=axes, label="boxes (logarithmic)", fraction=0.05)
+        ticks = LogLocator(subs=(1, 2, 5))
+        bar = axes.figure.colorbar(cells, ax=axes, label="boxes (logarithmic)", fraction=0.05, ticks=ticks)
+        bar.ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        bar.ax.minorticks_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     _finish(
         axes, "Width and height of the boxes", "width / image width", "height / image height", percent=True
     )
 
 
+def _boxes_per_image(axes: Any, splits: Splits) -> None:
+    counts = [np.diff(each.offsets) for each in splits.values()]
+    most = max((int(each.max(initial=0)) for each in counts), default=0)
+    width = max(1, -(-(most + 1) // 40))  # one bar for each number, or some forty of many
+    bins = np.arange(0, most + width + 1, width) - 0.5
+    _histogram(axes, splits, counts, bins, "Boxes in an image", "boxes")
+
+
+def _object_sizes(axes: Any, splits: Splits) -> None:
+    """Draw how many objects are small, medium and large by COCO's bounds."""
+    names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
+    below = np.zeros(3)
+    for each, color in zip(splits.values(), _colors(splits), strict=True):
+        areas = object_areas(each)
+        counts, _ = np.histogram(areas, [-np.inf, SMALL, MEDIUM, np.inf])
+        bars = axes.bar(names, counts, bottom=below, color=color, width=0.6)
+        below += counts
+    axes.bar_label(bars, [f"{count:,.0f}\n{count / max(below.sum(), 1):.0%}" for count in below], fontsize=9)
+    axes.set_ylim(0, max(below.max() * 1.2, 1))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _finish(axes, "Areas of the objects", y="boxes")
+
+
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each size, as large as there are images of it."""
-    for (name, each), color in zip(splits.items(), _colors(splits), strict=True):
+    """Draw a dot for each size, as large as there are images of it; a single size is written down."""
+    every = np.concatenate([readable_sizes(each) for each in splits.values()])
+    if len(sizes := np.unique(every, axis=0)) == 1:
+        height, width = sizes[0].astype(int).tolist()
+        axes.text(0.5, 0.5, f"{width:,} × {height:,}", ha="center", va="center", fontsize=22)
+        images = "the only image" if len(every) == 1 else f"all {len(every):,} images"
+        axes.text(0.5, 0.36, images, ha="center", va="center", fontsize=11, color="#444444")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
+        _finish(axes, "Size of the images")
+        axes.spines[["left", "bottom"]].set_visible(False)
+        return
+    for each, color in zip(splits.values(), _colors(splits), strict=True):
         sizes, counts = np.unique(readable_sizes(each), axis=0, return_counts=True)
         if len(sizes):
             area = 12 + 300 * counts / counts.sum()
-            axes.scatter(sizes[:, 1], sizes[:, 0], s=area, alpha=0.5, color=color, label=name, lw=0)
+            axes.scatter(sizes[:, 1], sizes[:, 0], s=area, alpha=0.5, color=color, lw=0)
     axes.set(xlim=(0, axes.get_xlim()[1] * 1.1), ylim=(0, axes.get_ylim()[1] * 1.1))
-    _finish(axes, "Sizes of the images", "width in pixels", "height in pixels", legend="upper left")
-    for handle in axes.get_legend().legend_handles:
-        handle.set_sizes([40])
+    _finish(axes, "Sizes of the images", "width in pixels", "height in pixels")
 
 
 def _histogram(axes: Any, splits: Splits, values: Sequence[Any], bins: Any, title: str, label: str) -> None:
     most = max((float(each.max(initial=0)) for each in values), default=0)
     binned = {"bins": 30, "range": (0, 1.05 * most or 1)} if bins is None else {"bins": bins}
-    axes.hist(values, stacked=True, color=_colors(splits), label=list(splits), **binned)
+    axes.hist(values, stacked=True, color=_colors(splits), **binned)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    _finish(axes, title, label, "images", legend="best")
+    _finish(axes, title, label, "images")
 
 
 def _split_bars(axes: Any, splits: Splits) -> None:
     counts = [len(each) for each in splits.values()]
-    bars = axes.bar(list(splits), counts, color=_colors(splits), width=0.6)
+    bars = axes.bar([_plain(name) for name in splits], counts, color=_colors(splits), width=0.6)
     axes.bar_label(bars, [f"{count:,}\n{count / sum(counts):.0%}" for count in counts], fontsize=9)
     axes.set_ylim(0, max(counts) * 1.2)
     _finish(axes, "Images of each split")
@@ -170,14 +256,10 @@ def _colors(splits: Splits) -> list[str]:
     return [_COLORS[number % len(_COLORS)] for number in range(len(splits))]
 
 
-def _finish(
-    axes: Any, title: str, x: str = "", y: str = "", *, legend: str = "", percent: bool = False
-) -> None:
-    """Set the title, labels, ticks and legend of a panel."""
+def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:
+    """Set the title, labels and ticks of a panel."""
     axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
     axes.set(xlabel=x, ylabel=y)
-    if legend:
-        axes.legend(frameon=False, fontsize=9, loc=legend)
     if percent:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import get_data_path, textpath
 from matplotlib.font_manager import FontProperties, get_font
-from PIL import Image, ImageFont
+from PIL import Image, ImageCms, ImageFont
 
 from rankless.data.images import fonts
-from rankless.data.images.drawing import Mark, _link, annotate, color, place
+from rankless.data.images.drawing import Mark, _ink, _link, annotate, place
+from rankless.data.images.palette import COUNT, color
 
 DEJAVU = Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 
@@ -125,3 +126,32 @@ def test_system_fonts_are_found_where_they_are_installed(bare, monkeypatch, tmp_
     found = fonts._files("")
     assert Path(found[0]).name == "wqy-microhei.ttc" and len(found) >= 4
     assert fonts._path_for(frozenset("ж")) == found[0]
+
+
+def lab(colors: list[tuple[int, int, int]]) -> np.ndarray:
+    """CIE L*a*b*, (N, 3), by LittleCMS."""
+    image = Image.fromarray(np.array([colors], np.uint8))
+    to_lab = ImageCms.buildTransform(
+        ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB"
+    )
+    values = np.asarray(ImageCms.applyTransform(image, to_lab))[0]
+    return np.stack([values[:, 0] * (100 / 255), *values[:, 1:].view(np.int8).T.astype(float)], 1)
+
+
+@pytest.mark.parametrize(("classes", "apart"), [(3, 70), (10, 28), (17, 22), (40, 14), (80, 8)])
+def test_the_colors_of_classes_are_told_apart(classes, apart):
+    """A difference of 2.3 in CIE's space is just seen; two colors side by side differ by ten times that."""
+    points = lab([color(label) for label in range(classes)])
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
+    assert distances[np.triu_indices(classes, 1)].min() > apart
+
+
+def test_what_is_written_on_a_class_color_is_readable():
+    def luminance(rgb):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in rgb)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for label in range(COUNT):
+        light, dark = sorted((luminance(color(label)), luminance(_ink(color(label)))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, "WCAG 2, level AA"
+    assert color(COUNT) == color(0)

@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from rankless.data.images.fonts import Font, font_for
+from rankless.data.images.palette import Color, color
 
 Floats = NDArray[np.float64]
-Color = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
 
-_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # neighboring class ids get hues far apart
-_LIGHTNESS = (0.72, 0.60, 0.82)  # classes whose hues come close again differ in lightness
-_CHROMA = 0.17
 _REACH = 6  # heights of a label that it may stand away from its box
 _MOST_PLACES = 10_000
 
@@ -65,27 +62,6 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
         at = (label[0] + _pad(size), (label[1] + label[3]) / 2)
         draw.text(at, text.text, fill=_ink(fill), font=text.font, anchor="lm")
     return drawn
-
-
-def color(label: int) -> Color:
-    """The color of a class: hues a golden angle apart, OKLCH (Ottosson, A perceptual color space, 2020)."""
-    hue = 0.5 + label * _GOLDEN_ANGLE
-    lightness = _LIGHTNESS[label % len(_LIGHTNESS)]
-    a, b = _CHROMA * math.cos(hue), _CHROMA * math.sin(hue)
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    return (
-        _srgb(4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short),
-        _srgb(-1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short),
-        _srgb(-0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short),
-    )
-
-
-def _srgb(linear: float) -> int:
-    linear = min(max(linear, 0.0), 1.0)
-    encoded = 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
-    return round(255 * encoded)
 
 
 def _ink(background: Color) -> Color:
