@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -17,6 +18,7 @@ import rankless
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -68,3 +70,26 @@ def test_issue_templates_are_forms(template: Path):
 def test_tools_of_a_release_are_an_extra():
     names = {Requirement(one).name for one in PROJECT["optional-dependencies"]["release"]}
     assert names == {"build", "twine"}
+
+
+def test_files_that_contributors_are_sent_to_exist():
+    paths = re.findall(r"`([a-z][\w.]*/[a-z_./]*)`", CONTRIBUTING)
+    assert len(paths) > 15
+    assert not [
+        one for one in paths if not any((base / one).exists() for base in (ROOT, ROOT / "src/rankless"))
+    ]
+
+
+def test_worked_examples_work():
+    names: dict[str, Any] = {}
+    for example in re.findall(r"^```python\n(.*?)^```", CONTRIBUTING, re.DOTALL | re.MULTILINE):
+        exec(example, names)
+    one, shifted = torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([[2.0, 0, 6, 4]])
+    assert names["cubed_iou"](one, shifted).tolist() == pytest.approx([(1 / 3) ** 3])
+    variables = {"TASK_RANK": "3", "JOB_SIZE": "8", "TASK_LOCAL_ID": "1", "JOB_NNODES": "4"}
+    variables = {f"FLUX_{name}": value for name, value in variables.items()}
+    assert names["Flux"].is_here(variables) and not names["Flux"].is_here({})
+    flux = names["Flux"](variables)
+    assert (flux.rank, flux.world_size, flux.local_rank, flux.local_world_size) == (3, 8, 1, 2)
+    with pytest.raises(rankless.UserError, match="MASTER_ADDR"):
+        _ = flux.address
