@@ -58,7 +58,7 @@ class Calls:
     scores: dict[str, object] = field(default_factory=dict)
     ok: bool = True
 
-    def train(self, recipe, run, *, devices, resume, sinks, inline=False):
+    def train(self, recipe, run, *, devices, resume, sinks, inline=False, parallel="processes"):
         self.sinks = sinks
         self.asked.append((recipe, run, devices, resume))
         return 5

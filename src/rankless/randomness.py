@@ -8,8 +8,12 @@ to save, and no number depends on a rank or on a loader worker.
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
+
+GENERATORS = threading.RLock()
+"""Held by a thread that seeds the process's generators and draws from them: other threads may be ranks."""
 
 
 def key(seed: int, *path: int | str) -> int:

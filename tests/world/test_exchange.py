@@ -40,7 +40,7 @@ def own_leaves(world: World, leaves: int, length: int) -> list[torch.Tensor]:
 
 def totals(world: World) -> dict[tuple[int, int], bytes]:
     return {
-        (leaves, length): Exchange(leaves, world.rank, world.size)
+        (leaves, length): Exchange(leaves, world.rank, world.size, world.transport)
         .total(own_leaves(world, leaves, length))
         .numpy()
         .tobytes()
@@ -51,7 +51,7 @@ def totals(world: World) -> dict[tuple[int, int], bytes]:
 
 def several_under_way(world: World) -> tuple[list[bytes], bool]:
     """Three exchanges begun before the first is finished, the results in the memory of what was held."""
-    layout = Exchange(8, world.rank, world.size)
+    layout = Exchange(8, world.rank, world.size, world.transport)
     pending, results = [], []
     for length in LENGTHS[2:5]:
         sums = layout.fold(own_leaves(world, 8, length))

@@ -185,7 +185,7 @@ def one_of_them_fails(world: World) -> list[str]:
         return out
 
     try:
-        side.run(work, lambda number: None)
+        side.run(work)
     except UserError as error:
         said += error.problems
     return said
@@ -244,7 +244,7 @@ def meet(world: World, ways: list[list[str]]) -> list[str]:
     own = world.own_micro_batches(leaves)
     try:
         for run in ways:
-            side.run(functools.partial(forward, side, [run[leaf] for leaf in own]), lambda number: None)
+            side.run(functools.partial(forward, side, [run[leaf] for leaf in own]))
     except UserError as error:
         return list(error.problems)
     return []

@@ -27,7 +27,7 @@ class Given:
         words: the recipe and changes to it.
         run: the run directory.
         devices: as it was written.
-        resume, sinks, inline, download: the options of these names.
+        resume, sinks, inline, download, parallel: the options of these names.
     """
 
     words: Sequence[str]
@@ -37,6 +37,7 @@ class Given:
     sinks: tuple[str, ...]
     inline: bool
     download: bool
+    parallel: str
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
         """The name of a recipe, if there is one, and changes.
@@ -51,13 +52,18 @@ class Given:
             )
         return found
 
-    def refuse(self, inline: str, download: str) -> None:
+    def refuse(self, inline: str, download: str, parallel: str) -> None:
         """Raise for options that cannot be had, given why not.
 
         Raises:
             UserError: each of them.
         """
-        options = (("--inline", self.inline, inline), ("--download", self.download, download))
+        in_threads = self.parallel != "processes"
+        options = (
+            ("--inline", self.inline, inline),
+            ("--download", self.download, download),
+            ("--parallel", in_threads, parallel),
+        )
         if problems := [f"{option}: {why}" for option, is_given, why in options if is_given]:
             raise UserError(problems)
 
@@ -73,7 +79,7 @@ def here(given: Given) -> int:
 
     name, overrides = given.recipe()
     run, resume = given.run, given.resume
-    if given.inline:
+    if given.inline or given.parallel == "threads":
         _fix_instruction_set(name, overrides, run if resume else None)
     devices = devices_here(given.devices)
     chosen = None
@@ -96,9 +102,17 @@ def here(given: Given) -> int:
     from rankless.launch.resume import recipe_of_run
 
     chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-    if not given.inline:
+    if not given.inline and given.parallel != "threads":
         fork_server.start(chosen.task)
-    return local.train(chosen, run, devices=devices, resume=resume, sinks=given.sinks, inline=given.inline)
+    return local.train(
+        chosen,
+        run,
+        devices=devices,
+        resume=resume,
+        sinks=given.sinks,
+        inline=given.inline,
+        parallel=given.parallel,
+    )
 
 
 def on_hosts(
@@ -112,6 +126,7 @@ def on_hosts(
     given.refuse(
         inline="trains in this process, but --hosts starts others; leave out either",
         download="gets files for this machine alone; leave it out with --hosts",
+        parallel="makes ranks of one process, but --hosts starts processes; leave out either",
     )
     from rankless.launch.hosts.training import Wanted
 
@@ -149,6 +164,7 @@ def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
         given.refuse(
             inline="a launcher has started this rank; leave out either",
             download="several ranks would download at once; download before, with one",
+            parallel="a launcher has started this rank; leave out either",
         )
         return replace(_asked(given, is_first=environment.rank == 0), sinks=given.sinks)
 

@@ -38,6 +38,7 @@ Examples:
   rankless train --resume --run runs/short epochs=20
   rankless train my.yaml --hosts a,b:4
   python -m pdb -m rankless train digits --inline
+  rankless train digits --parallel threads --devices 2
   torchrun --nproc-per-node 8 -m rankless train digits --out runs/digits
 """,
 )
@@ -75,6 +76,13 @@ def train(
         Parameter(help="Train in this very process: for debuggers, profilers."),
         flag,
     ] = False,
+    parallel: Annotated[
+        str,
+        Parameter(
+            help="What the ranks are: processes, or threads of this very process; the weights are the same.",
+            metavar="KIND",
+        ),
+    ] = "processes",
     download: Annotated[
         bool,
         Parameter(help="Get data.root=torchvision/NAME first."),
@@ -92,7 +100,7 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
-    given = starting.Given(recipe, run, devices, resume, sink, inline, download)
+    given = starting.Given(recipe, run, devices, resume, sink, inline, download, parallel)
     if environment := environments.detect():
         return starting.as_a_rank(given, environment, hosts)
     if hosts is not None:

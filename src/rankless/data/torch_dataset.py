@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -21,9 +20,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from rankless.errors import UserError
-from rankless.randomness import key
+from rankless.randomness import GENERATORS, key
 
-_OF_THE_PROCESS = threading.RLock()  # threads share the generators
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
 """So deep generators are looked for in what a data set is made of; longer lists are the data itself."""
 
@@ -42,7 +40,7 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
             ``numpy.random.Generator`` and ``RandomState``, ``torch.Generator``, and what has
             ``set_random_state(generator, random)`` or ``set_random_seed(seed)``: Albumentations' transforms.
     """
-    with _OF_THE_PROCESS:
+    with GENERATORS:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
         try:
             random.seed(key(seed, "item", epoch, index))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.shared_process import OwnGenerator, autocast_for
 from rankless.engine.statistics import RunningStatistics, batch_norms
 from rankless.engine.totals import Flags, Totals
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
-from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
 from rankless.structures import LossSum, Unreadable
 from rankless.tasks.capabilities import unreadable_in
@@ -54,7 +55,9 @@ class Accumulator:
     ) -> None:
         self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
         self.device = world.device
-        self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size)
+        self.in_process = world.transport.in_process
+        self.autocast = autocast_for(self.in_process)
+        self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size, world.transport)
         self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
         self._wrap(LossModule(model, task))
@@ -80,10 +83,9 @@ class Accumulator:
         for leaf in self.mine:
             batch, missing = self._draw(batches)
             unreadable += missing
-            self._seed(step, leaf)
             self.statistics.begin_micro_batch()
             with self.gradients.micro_batch(leaf):
-                with autocast(self.recipe.precision, self.device):
+                with self._seeded(step, leaf), self.autocast(self.recipe.precision, self.device):
                     loss = LossSum(*self.gradients.module(batch))
                 first = flags if leaf == self.mine.start else Flags()
                 leaves.append(self._leaf(loss, first, len(missing)))
@@ -103,15 +105,18 @@ class Accumulator:
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
 
-    def _seed(self, step: int, leaf: int) -> None:
-        """Seed the generators that a forward pass may use: those of the CPU and of this device.
+    def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
+        """Seed the generators that a forward pass inside may use: those of the CPU and of this device.
 
         ``torch.manual_seed`` checks every other kind of device too, which takes seventy times as long.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
-        torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+        if self.in_process:
+            return OwnGenerator(seed)
+        torch.default_generator.manual_seed(seed)
+        return nullcontext()
 
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
         """Return what one micro-batch adds to the totals: float64, (N,).
@@ -159,14 +164,12 @@ class SyncAccumulator(Accumulator):
         drawn = [self._draw(batches) for _ in self.mine]
 
         def forward(number: int) -> LossSum:
-            with autocast(self.recipe.precision, self.device):
+            seeded = self._seeded(step, self.mine[number])
+            with seeded, self.autocast(self.recipe.precision, self.device):
                 return LossSum(*self.side.replicas[number](drawn[number][0]))
 
-        def seed(number: int) -> None:
-            self._seed(step, self.mine[number])
-
         self.statistics.begin_micro_batch()
-        losses, token = self.side.run(forward, seed)
+        losses, token = self.side.run(forward)
         self.statistics.mark_called(self.side.called)
         torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
         leaves = [

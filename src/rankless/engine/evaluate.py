@@ -21,10 +21,10 @@ from torch import nn
 from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from rankless.engine import layer_errors
+from rankless.engine.shared_process import autocast_for
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
-from rankless.recipe.precision import autocast
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
 from rankless.tasks.capabilities import capabilities, unreadable_in
@@ -167,7 +167,7 @@ def _predict(
     with (
         MicroBatches(data, task.collate, lines, workers=workers) as batches,
         torch.no_grad(),
-        autocast(recipe.precision, device),
+        autocast_for(world.transport.in_process)(recipe.precision, device),
     ):
         for line, batch in zip(lines, batches, strict=True):
             if stop():

@@ -102,7 +102,12 @@ class Setup:
         if self.dry_run:
             sinks = Sinks([self.mirrors.journal], users)
         else:
-            terminal = Terminal(self.recipe.batch.images, self.world.device.type, workers)
+            terminal = Terminal(
+                self.recipe.batch.images,
+                self.world.device.type,
+                workers,
+                in_threads=self.world.transport.in_process,
+            )
             sinks = Sinks([self.mirrors.journal, terminal], users, terminal.progress)
         try:
             recipe = json.loads(to_json(self.recipe))

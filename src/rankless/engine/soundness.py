@@ -57,7 +57,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
             f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
             "expected the same layers everywhere; let it depend on nothing but the recipe"
         )
-    copy_from_first(tensors.values())
+    copy_from_first(tensors.values(), world)
     return [
         f"model() of the task made other initial weights on rank {rank} than on rank 0 (first in '{name}'): "
         "every rank begins with those of rank 0, but two runs may begin differently; draw them from torch's "

@@ -33,7 +33,7 @@ from rankless.errors import UserError
 from rankless.models.checkpointing import checkpoint_activations
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.checkpoints.weights import digest, load_into
-from rankless.randomness import torch_seed
+from rankless.randomness import GENERATORS, torch_seed
 from rankless.recipe.schema import Recipe
 from rankless.tasks.checks import check_model
 from rankless.tasks.protocol import Task
@@ -69,8 +69,9 @@ class TrainingState:
 
     def __init__(self, task: Task, recipe: Recipe, world: World, images: int) -> None:
         self.recipe, self.images = recipe, images
-        torch.manual_seed(torch_seed(recipe.seed, "model"))
-        model = task.model()  # on the CPU, so that every kind of device starts from the same weights
+        with GENERATORS:
+            torch.manual_seed(torch_seed(recipe.seed, "model"))
+            model = task.model()  # on the CPU, so that every kind of device starts from the same weights
         check_model(task, model)
         self.warnings = begin_alike(model, world)
         self.task, self.world = task, world

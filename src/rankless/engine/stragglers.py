@@ -7,7 +7,6 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.process_group import World
 
 SLOW = 1.2
@@ -29,18 +28,19 @@ class Stragglers:
 
     def __init__(self, world: World, micro_batches: int) -> None:
         self.world, self.micro_batches = world, micro_batches
+        self._waits = world.transport.waits
         self._own: deque[float] = deque(maxlen=200)
-        self._waited = PEER_WAITS.seconds
+        self._waited = self._waits.seconds
         self._named: set[int] = set()
         self._spread: list[float] = []
 
     def begin(self) -> None:
         """Begin a step."""
-        self._waited = PEER_WAITS.seconds
+        self._waited = self._waits.seconds
 
     def end(self, seconds: float) -> None:
         """A step of this rank has taken ``seconds``, all waits included."""
-        self._own.append((seconds - (PEER_WAITS.seconds - self._waited)) / self.micro_batches)
+        self._own.append((seconds - (self._waits.seconds - self._waited)) / self.micro_batches)
 
     def take_spread(self) -> list[float]:
         """On rank 0, the milliseconds of each rank's micro-batch as last compared; once, and then nothing."""

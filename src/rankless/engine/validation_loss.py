@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.randomness import torch_seed
+from rankless.randomness import GENERATORS, torch_seed
 from rankless.tasks.capabilities import unreadable_in
 from rankless.tasks.checks import check_loss
 from rankless.tasks.protocol import Task
@@ -73,10 +73,11 @@ def batch_loss(
         if batch is None:
             return 0.0, 0.0
     drawn = torch_seed(seed, "validation", first)
-    torch.default_generator.manual_seed(drawn)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(drawn)
-    loss = task.loss(model, batch)
+    with GENERATORS:
+        torch.default_generator.manual_seed(drawn)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(drawn)
+        loss = task.loss(model, batch)
     check_loss(task, loss)
     return float(loss.sum), float(loss.count)
 

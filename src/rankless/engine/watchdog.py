@@ -20,7 +20,6 @@ from typing import Any
 
 from rankless.world.keepalive import watch_connections
 from rankless.world.notices import Notices
-from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.process_group import World
 
 LEAST = 60.0
@@ -87,7 +86,7 @@ class Watchdog:
     def _dump(self, phase: str, step: int, seconds: float) -> None:
         """Write the stacks to the log, and what this rank is at to the store."""
         at = phase
-        if PEER_WAITS.depth:
+        if self.world.transport.waits.depth:
             at = WAITING
         elif self.drawing():
             at = "waiting for images"

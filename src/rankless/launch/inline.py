@@ -1,4 +1,4 @@
-"""Training in this very process, as the only rank: for breakpoints, profilers and notebooks.
+"""Training in this very process, as the only rank or a thread for each: for breakpoints and notebooks.
 
 What our own launcher's processes are for is missing here: nobody starts a rank again that has died, and what
 libraries print goes to the terminal.
@@ -14,7 +14,7 @@ import torch
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
 from rankless.errors import UserError
-from rankless.launch import rank_job
+from rankless.launch import rank_job, threads
 from rankless.launch.job import Job
 from rankless.launch.opening import device
 from rankless.launch.requests import Requests
@@ -24,28 +24,30 @@ from rankless.recipe.schema import Recipe
 from rankless.world.process_group import is_joined, join
 
 
-def refuse(recipe: Recipe, devices: int | None) -> None:
+def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
     """Raise where this process cannot be the rank.
 
     Raises:
         UserError: says all that is in the way.
     """
-    problems = []
-    if devices not in (None, 1):
+    in_threads = parallel == "threads"
+    given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
+    problems = threads.problems(recipe, devices) if in_threads else []
+    if not in_threads and devices not in (None, 1):
         problems.append(
             f"inline: trains in this process, on one device, and {devices} devices are asked for; expected "
-            "1: leave either out; the weights are the same"
+            "1: leave either out (the weights are the same), or add --parallel threads"
         )
     if is_joined():
         problems.append(
-            "inline: this process has a process group of its own already; destroy it before "
-            "(torch.distributed.destroy_process_group), or leave inline out"
+            f"{given}: this process has a process group of its own already; destroy it before "
+            f"(torch.distributed.destroy_process_group), or leave {given} out"
         )
     wanted = instruction_set.variables(recipe.cpu_isa)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         problems.append(
-            f"inline: cpu_isa is '{recipe.cpu_isa}', which has to be chosen before PyTorch is imported, as "
-            "the command does: use rankless train … --inline, or leave inline out"
+            f"{given}: cpu_isa is '{recipe.cpu_isa}', which has to be chosen before PyTorch is imported, as "
+            f"the command does: use rankless train … {option}, or leave {given} out"
         )
     if problems:
         raise UserError(problems)
@@ -65,8 +67,12 @@ class _Interrupts(Requests):
             raise KeyboardInterrupt
 
 
-def train(job: Job) -> tuple[bool, int]:
+def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Do a job of training in this process; PyTorch's settings and random numbers are left as they were.
+
+    Args:
+        job: what is to be done.
+        ranks: how many threads train as ranks; None trains in the calling thread alone.
 
     Returns:
         Whether all steps are done, and the number of the signal that ended it, 0 without one.
@@ -77,16 +83,17 @@ def train(job: Job) -> tuple[bool, int]:
     """
     recipe, stop = from_json(job.recipe), StopRequest()
     cards = [torch.cuda.current_device()] if device().type == "cuda" else []
+    if cards and ranks:
+        cards = list(range(ranks))
     try:
         with (
             _Interrupts(stop),
             torch.random.fork_rng(cards),
             rank_job.computes_like(recipe),
-            join(inline=True) as world,
         ):
-            finished = rank_job.train(job, recipe, world, stop)
+            finished = threads.train(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
     except LoaderDiedError as error:
-        again = f"rankless train --resume --run {job.run} --inline"
+        again = f"rankless train --resume --run {job.run} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
             f"a loader process {error}; go on from the newest checkpoint with: {again}"
         ) from error
@@ -97,6 +104,11 @@ def train(job: Job) -> tuple[bool, int]:
             raise _advised(known, job) from error
         raise
     return finished, 0 if finished else stop.signal or signal.SIGTERM
+
+
+def _alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
+    with join(inline=True) as world:
+        return rank_job.train(job, recipe, world, stop)
 
 
 def _advised(error: UserError, job: Job) -> UserError:

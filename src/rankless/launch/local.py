@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rankless.errors import UserError, counted, escaped, remedy
+from rankless.errors import UserError, counted, escaped, one_of, remedy
 from rankless.files.numbered import removed_on_error
 from rankless.hardware.cores import usable_cores
 from rankless.launch import environments, fork_server
@@ -29,6 +29,7 @@ from rankless.launch.opening import checked, device, is_finished, opened, report
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
+from rankless.launch.threads import PARALLEL
 from rankless.printing import say
 from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
@@ -71,6 +72,7 @@ def train(
     dry_run_steps: int = 0,
     traces: Path | None = None,
     inline: bool = False,
+    parallel: str = "processes",
 ) -> int:
     """Train on this machine and print how it went.
 
@@ -90,6 +92,8 @@ def train(
         traces: a folder where the ranks of a dry run leave their traces; None writes none.
         inline: train in this very process, on one device: for breakpoints, profilers and notebooks. A first
             Ctrl-C saves and ends the training, a second one interrupts it.
+        parallel: what the ranks are: ``processes``, or ``threads`` of this very process, which exchange in
+            memory. The weights are the same.
 
     Returns:
         The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
@@ -99,15 +103,18 @@ def train(
     """
     environments.refuse("rankless.train", "start the ranks with: torchrun … -m rankless train")
     recipe, names = checked(recipe, task, sinks)
+    if parallel not in PARALLEL:
+        raise UserError(f"parallel is {parallel!r}: expected {one_of(PARALLEL)}")
+    in_threads = parallel == "threads"
     run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
     directory = RunDirectory(run)
     with ExitStack() as held:
         with removed_on_error(run):
             count = held.enter_context(visible(devices))
-            if inline:
-                refuse_inline(recipe, count)
+            if inline or in_threads:
+                refuse_inline(recipe, count, parallel)
             recipe = resolve_recipe(recipe)
-            ranks = 1 if inline else _ranks(count, recipe)
+            ranks = 1 if inline and not in_threads else _ranks(count, recipe)
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0
@@ -115,8 +122,8 @@ def train(
                 recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None
             )
             try:
-                if inline:
-                    finished, number = train_inline(job)
+                if inline or in_threads:
+                    finished, number = train_inline(job, ranks if in_threads else None)
                 else:
                     ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
                     finished = bool(ending.note.get("finished"))

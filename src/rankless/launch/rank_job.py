@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from rankless.engine.loop import StopRequest
     from rankless.engine.trace import Trace
     from rankless.recipe.schema import Recipe
+    from rankless.tasks.protocol import Task
     from rankless.world.process_group import World
 
 
-def train(job: Job, recipe: Recipe, world: World, stop: StopRequest, trace: Trace | None = None) -> bool:
+def train(
+    job: Job,
+    recipe: Recipe,
+    world: World,
+    stop: StopRequest,
+    trace: Trace | None = None,
+    task: Task | None = None,
+) -> bool:
     """Train as one of the ranks; whether all steps are done.
 
     Args:
@@ -35,6 +43,7 @@ def train(job: Job, recipe: Recipe, world: World, stop: StopRequest, trace: Trac
         world: the ranks, which compute like the recipe.
         stop: listens.
         trace: observes a dry run.
+        task: this rank's; None opens the one that the recipe names.
 
     Raises:
         UserError: as for :func:`rankless.engine.loop.train`.
@@ -49,6 +58,7 @@ def train(job: Job, recipe: Recipe, world: World, stop: StopRequest, trace: Trac
         world,
         resume=True,  # who begins a run has seen that it holds no checkpoint
         launched=job.launched,
+        task=task,
         stop=stop,
         dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
         observe=trace,

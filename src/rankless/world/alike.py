@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from rankless.world.process_group import World
 
-def copy_from_first(tensors: Iterable[Tensor]) -> None:
+
+def copy_from_first(tensors: Iterable[Tensor], world: World) -> None:
     """Rank 0's values in the same tensors of every rank; on the CPU, of the same shapes everywhere."""
     for tensor in tensors:
         values = tensor.detach().contiguous().clone()
-        dist.broadcast(values.view(-1).view(torch.uint8), src=0)
+        world.transport.broadcast(values.view(-1).view(torch.uint8), 0)
         tensor.detach().copy_(values)

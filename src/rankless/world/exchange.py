@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from rankless.world.compat import all_gather_single
-from rankless.world.peer_waits import PEER_WAITS
+from rankless.world.transport import PROCESS_GROUP, Transport, Work
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
 
@@ -30,14 +28,18 @@ class Exchange:
     Args:
         micro_batches: leaves of the tree.
         rank, size: this rank's number and how many there are.
+        transport: carries what is exchanged.
 
     Attributes:
         own: the micro-batches of this rank.
         nodes: per rank, the largest whole nodes over its micro-batches.
     """
 
-    def __init__(self, micro_batches: int, rank: int, size: int) -> None:
+    def __init__(
+        self, micro_batches: int, rank: int, size: int, transport: Transport = PROCESS_GROUP
+    ) -> None:
         self.micro_batches, self.rank, self.size = micro_batches, rank, size
+        self.transport = transport
         self.own = own_micro_batches(micro_batches, rank, size)
         self.nodes = [owned_nodes(micro_batches, r, size) for r in range(size)]
 
@@ -70,7 +72,8 @@ class Exchange:
         if self.size == 1:
             return [value]
         gathered = torch.empty(self.size, dtype=torch.long)
-        all_gather_single(gathered, torch.tensor([value]))
+        with self.transport.waits.waiting():
+            self.transport.all_gather(gathered, torch.tensor([value])).wait()
         return gathered.tolist()
 
 
@@ -84,17 +87,16 @@ class Pending:
         # The last ranks' shards are shorter, or empty, where the length does not divide.
         lengths = [min(self.shard, max(length - rank * self.shard, 0)) for rank in range(size)]
         self.own = lengths[layout.rank]
-        self.work: dist.Work | None = None
+        self.work: Work | None = None
         if size == 1:
             return
         counts = [len(nodes) for nodes in layout.nodes]
         self.received = result.new_empty(sum(counts) * self.own)
-        self.work = dist.all_to_all_single(
+        self.work = layout.transport.all_to_all(
             self.received,
             _by_destination(sums, lengths),
-            output_split_sizes=[count * self.own for count in counts],
-            input_split_sizes=[counts[layout.rank] * n for n in lengths],
-            async_op=True,
+            to_receive=[count * self.own for count in counts],
+            to_send=[counts[layout.rank] * n for n in lengths],
         )
 
     def combine(self) -> None:
@@ -104,7 +106,7 @@ class Pending:
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])
             return
-        with PEER_WAITS.waiting():
+        with layout.transport.waits.waiting():
             self.work.wait()
         nodes: list[Node] = [node for owned in layout.nodes for node in owned]
         values = zip(nodes, self.received.view(len(nodes), self.own), strict=True)
@@ -114,14 +116,14 @@ class Pending:
         )
         even = self.shard * layout.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * layout.size)
-        self.work = all_gather_single(self.gathered, shard, async_op=True)
+        self.work = layout.transport.all_gather(self.gathered, shard)
         self.sent = shard  # alive until the gathering is done
 
     def finish(self) -> None:
         """Wait until the total stands in the result."""
         if self.work is None:
             return
-        with PEER_WAITS.waiting():
+        with self.layout.transport.waits.waiting():
             self.work.wait()
         if self.gathered is not self.result:
             self.result.copy_(self.gathered[: self.result.numel()])

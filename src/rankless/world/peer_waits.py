@@ -1,4 +1,4 @@
-"""How long this process has waited for other ranks, and whether it does so now."""
+"""How long a rank has waited for the others, and whether it does so now."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class PeerWaits:
-    """Counts the time in which this process could do nothing because another rank was not there yet.
+    """Counts the time in which a rank could do nothing because another one was not there yet.
 
     What a GPU waits for is not seen: NCCL's waits are queued on the device, and the host goes on.
 
     Attributes:
         seconds: in all waits that have ended.
-        depth: how many waits are under way; above zero the process waits now.
+        depth: how many waits are under way; above zero the rank waits now.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PeerWaits:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the process waits for other ranks."""
+        """Inside, the rank waits for other ranks."""
         self.depth += 1
         began = time.perf_counter()
         try:
@@ -30,7 +30,3 @@ class PeerWaits:
         finally:
             self.depth -= 1
             self.seconds += time.perf_counter() - began
-
-
-PEER_WAITS = PeerWaits()
-"""Of this process: it has one group of ranks."""

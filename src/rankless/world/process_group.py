@@ -23,7 +23,6 @@ from rankless.hardware.network import interface_towards
 from rankless.world.compat import quiet_output
 from rankless.world.keepalive import watch_connections
 from rankless.world.objects import pack, unpack
-from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.rendezvous import (
     launchers_store,
     loopback,
@@ -32,6 +31,7 @@ from rankless.world.rendezvous import (
     on_interface,
     ranks_store,
 )
+from rankless.world.transport import PROCESS_GROUP, Transport
 from rankless.world.tree import own_micro_batches
 
 # Long enough for the slowest scoring on rank 0. A peer that dies is noticed at once by its closed connection,
@@ -53,6 +53,7 @@ class World:
         kept: a store of the launcher's that outlives the ranks; None where it has none.
         local_size: how many ranks this machine has.
         inline: whether this is a process of the caller's, in which no rank was to be started.
+        transport: carries tensors to the other ranks.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class World:
     kept: dist.Store | None = field(default=None, compare=False, repr=False)
     local_size: int = 1
     inline: bool = False
+    transport: Transport = field(default=PROCESS_GROUP, compare=False, repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -76,7 +78,7 @@ class World:
     @property
     def backend(self) -> str:
         """What carries tensors between the ranks."""
-        return str(dist.get_backend_config())
+        return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
         """The micro-batches of a step that are this rank's."""
@@ -95,11 +97,15 @@ class World:
             UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
         """
         if self.is_first:
-            return [value, *(unpack(_receive(rank)) for rank in range(1, self.size))]
+            return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
         packed = pack(value)
-        with PEER_WAITS.waiting():
-            _send(packed, 0)
+        with self.transport.waits.waiting():
+            self.transport.send(packed, 0)
         return None
+
+    def _receive(self, rank: int) -> Tensor:
+        with self.transport.waits.waiting():
+            return self.transport.receive(rank)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """The ``value`` of rank ``source`` on every rank.
@@ -112,11 +118,11 @@ class World:
         is_source = self.rank == source
         packed = pack(value) if is_source else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor(packed.numel())
-        with PEER_WAITS.waiting():
-            dist.broadcast(length, source)
+        with self.transport.waits.waiting():
+            self.transport.broadcast(length, source)
             if not is_source:
                 packed = torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(packed, source)
+            self.transport.broadcast(packed, source)
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -144,23 +150,14 @@ class World:
         self.broadcast(None)
 
 
-def _send(packed: Tensor, rank: int) -> None:
-    dist.send(torch.tensor(packed.numel()), rank)
-    dist.send(packed, rank)
-
-
-def _receive(rank: int) -> Tensor:
-    length = torch.tensor(0)
-    with PEER_WAITS.waiting():
-        dist.recv(length, rank)
-        packed = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(packed, rank)
-    return packed
+class LostPeerError(RuntimeError):
+    """A rank that is a thread of this process has ended, and others waited for it."""
 
 
 def is_lost_peer(error: Exception) -> bool:
     """Whether a collective failed because another rank is gone."""
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError):
+    lost = LostPeerError | dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError
+    if isinstance(error, lost):
         return True
     signs = ("onnection closed", "onnection reset", "roken pipe", "Timed out", "timeout", "gloo", "NCCL")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
-from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.tree import Fold, Node
 from rankless.world.uncompiled import PlainDataParallel
 
@@ -63,7 +62,11 @@ class GradientSum:
         self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
         # Buffers are never broadcast: running statistics are summed along the tree.
         self.module = PlainDataParallel(
-            module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **NO_BUFFER_BROADCAST
+            module,
+            process_group=exchange.transport.group,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET_MIB,
+            **NO_BUFFER_BROADCAST,
         )
         # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
         self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
@@ -205,7 +208,7 @@ def _fast_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tens
     owner().completed(bucket)
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     if bucket.is_last():  # nothing is left to do meanwhile
-        with PEER_WAITS.waiting():
+        with owner().layout.transport.waits.waiting():
             work.wait()
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future

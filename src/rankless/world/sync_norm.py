@@ -69,12 +69,11 @@ class SideBySide:
             for index, norm in enumerate(meeting):
                 norm.forward = _Meeting(self, number, index, norm)
 
-    def run(self, work: Callable[[int], Result], seed: Callable[[int], None]) -> tuple[list[Result], Tensor]:
+    def run(self, work: Callable[[int], Result]) -> tuple[list[Result], Tensor]:
         """``work(i)`` for the i-th own micro-batch.
 
         Args:
-            work: the forward pass of one micro-batch; may draw from torch's global generators.
-            seed: called first, seeds them for that micro-batch.
+            work: the forward pass of one micro-batch; seeds torch's generators if it draws from them.
 
         Returns:
             The results, and a token whose gradient (zero) must flow into the backward pass beside the losses:
@@ -91,7 +90,7 @@ class SideBySide:
         self.arrived: list[Tensor | None] = [None] * count
         self.answers: list[Tensor | None] = [None] * count
         self.running, self.token = 0, torch.zeros((), requires_grad=True)
-        self.random: list[list[Tensor] | None] = [None] * count
+        self.random: list[dict[str, Tensor]] = [{}] * count
         self.failure: BaseException | None = None
         results: list[Any] = [None] * count
 
@@ -100,7 +99,6 @@ class SideBySide:
                 self._wait_for_turn(number)
                 if self.device.type == "cuda":
                     torch.cuda.set_device(self.device)  # a new thread begins on card 0
-                seed(number)
                 results[number] = work(number)
                 self._follow(number, _END)
             except BaseException as error:
@@ -195,7 +193,7 @@ class SideBySide:
             self.dtypes.append(_wide(values[:0]).dtype)
         self.arrived[number] = values
         norms = [self._norm(i, index) for i in range(len(self.replicas))]
-        self.random[number] = _random_state(values.device)
+        self.random[number] = self._random_state(values.device)
         if number == len(self.replicas) - 1:
             self._agree(index)
             self.calls[index] += 1
@@ -216,11 +214,24 @@ class SideBySide:
             self.turn.notify_all()
         if following != number:
             self._wait_for_turn(number)
-        _set_random_state(self.random[number], values.device)
+        self._set_random_state(self.random[number], values.device)
         answer = self.answers[number]
         if answer is None:
             raise RuntimeError("the replicas of one model met at different batch norms")
         return answer
+
+    def _random_state(self, device: torch.device) -> dict[str, Tensor]:
+        """Return the states of the generators that this rank's replicas share, by kind of device."""
+        # Where other ranks are threads, every forward pass has a generator of its own on the CPU.
+        states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
+        return {**states, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+
+    def _set_random_state(self, states: dict[str, Tensor], device: torch.device) -> None:
+        for kind, state in states.items():
+            if kind == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, device)
 
     def _norm(self, number: int, index: int) -> nn.Module:
         meetings = [m.forward for m in self.replicas[number].modules() if isinstance(m.forward, _Meeting)]
@@ -315,16 +326,3 @@ def _sharing_copy(module: nn.Module) -> nn.Module:
     }
     memo.update({id(b): b for b in module.buffers()})
     return copy.deepcopy(module, memo)
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_random_state(states: list[Tensor] | None, device: torch.device) -> None:
-    if states is None:
-        return
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

@@ -1,4 +1,4 @@
-"""PyTorch's data-parallel wrapper, optimizers and deterministic mode without its compiler.
+"""PyTorch's data-parallel wrapper, optimizers, modes and deterministic kernels without its compiler.
 
 All of them import ``torch._dynamo`` or ``torch._inductor``, to ask things that have one answer as long as
 nothing is compiled. These take as long to import as the rest of PyTorch, in every rank and at every restart.
@@ -10,18 +10,22 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _COMPILER = "torch._dynamo"
 _GENERATOR = "torch._inductor.config"  # of the compiler's code
+_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads
 _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # it reads this when it is imported
 
 
@@ -66,11 +70,31 @@ class PlainAdamW(AdamW):
     step = torch.no_grad()(_plain(AdamW.step))
 
 
+class PlainDispatchMode(TorchDispatchMode):
+    """The same as its base, for code that is not compiled; threads may be inside at the same time.
+
+    The base wraps its method for the compiler, and keeps flags for it that are the process's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        object.__init_subclass__(**options)
+
+    def __enter__(self) -> Self:
+        _python_dispatch._push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _python_dispatch._pop_mode()
+
+
 class PlainDataParallel(DistributedDataParallel):
     """The same as its base, as long as the wrapper itself is not compiled."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
-        with _unasked():
+        with _ONE_AT_A_TIME, _unasked():
             super().__init__(module, **options)
 
     if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):

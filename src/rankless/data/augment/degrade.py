@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rankless.randomness import generator, torch_seed
+from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
 SIGMA = (0.5, 2.0)
@@ -32,7 +32,7 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
     Torchvision's random transforms draw from it: switching one part off leaves the others as they were.
     """
-    with torch.random.fork_rng(devices=[]):
+    with GENERATORS, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the GPUs as well.
         torch.default_generator.manual_seed(torch_seed(*key, part))
         yield

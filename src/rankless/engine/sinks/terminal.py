@@ -41,10 +41,14 @@ class Terminal(Sink):
         images: of one step.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
         workers: loader processes of each rank; None where nobody knows.
+        in_threads: whether the ranks are threads of this process.
     """
 
-    def __init__(self, images: int, device: str = "cpu", workers: int | None = 0) -> None:
+    def __init__(
+        self, images: int, device: str = "cpu", workers: int | None = 0, *, in_threads: bool = False
+    ) -> None:
         self.images, self.device, self.workers = images, device, workers
+        self.in_threads = in_threads
         self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
@@ -58,6 +62,8 @@ class Terminal(Sink):
         best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
         self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width)
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
+        if self.in_threads:
+            one, many = ("thread", "threads") if self.device == "cpu" else ("GPU", "GPUs, a thread each")
         on = counted(run.world_size, one, many)
         if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
             workers = " (auto)" if run.recipe.get("workers") == "auto" else ""

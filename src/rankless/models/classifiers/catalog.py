@@ -29,6 +29,7 @@ from rankless.models.classifiers.adapters import (
 from rankless.models.classifiers.densenet import DenseNet
 from rankless.models.layers import Activation
 from rankless.models.work import parameters_and_gflops
+from rankless.randomness import GENERATORS
 from rankless.recipe import model_kinds
 
 TIMM = "timm/"
@@ -219,7 +220,7 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.Model, classes: int) ->
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+    with torch.device("meta"), GENERATORS, torch.random.fork_rng(devices=[]):
         count = sum(tensor.numel() for tensor in _build(chosen, model, classes).parameters())
     memory.ensure(
         4 * count,

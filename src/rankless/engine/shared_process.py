@@ -1,0 +1,101 @@
+"""What a process has one of, where its ranks are threads: torch's generators and autocast's cache.
+
+A forward pass draws the same numbers as in a process of its own, from a generator of its own: while it runs,
+every operation that would draw from the CPU's default generator is given this one. Each GPU has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rankless.randomness import GENERATORS
+from rankless.recipe.precision import autocast
+from rankless.world.uncompiled import PlainDispatchMode
+
+
+class OwnGenerator(PlainDispatchMode):
+    """Inside, this thread's operations on the CPU draw from a generator of their own; a context manager.
+
+    Args:
+        seed: of the generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+        self.generator.manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the operation, with this generator where it would draw from the default one."""
+        kwargs = kwargs or {}
+        if (takes := _TAKES.get(operation)) is None:
+            takes = _TAKES[operation] = _takes(operation)
+        if takes == "nothing" or kwargs.get("generator") is not None:
+            return operation(*args, **kwargs)
+        if takes == "default":
+            return self._borrowing(operation, args, kwargs)
+        if any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in args):
+            return operation(*args, **kwargs)
+        return operation(*args, **{**kwargs, "generator": self.generator})
+
+    def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have the default generator go on from this one's state, for an operation that takes no other."""
+        with GENERATORS:
+            torch.default_generator.set_state(self.generator.get_state())
+            made = operation(*args, **kwargs)
+            self.generator.set_state(torch.default_generator.get_state())
+        return made
+
+
+_TAKES: dict[Any, str] = {}
+"""Which generator each operation takes: ``nothing``, the ``default`` one alone, or ``any``."""
+
+
+def _takes(operation: Any) -> str:
+    if torch.Tag.nondeterministic_seeded not in operation.tags:
+        return "nothing"
+    given = [one.name for one in operation._schema.arguments]
+    return "any" if "generator" in given else "default"
+
+
+class SharedCasts:
+    """Autocast for ranks that are threads.
+
+    Its cache of cast weights is the process's, and whoever leaves autocast clears it, which would change the
+    number of casts in the passes that still run, and with it the bits of their gradients. Here the last to
+    leave clears it. No rank goes on to the next step before all have left, so no cast outlives its weights.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    @contextmanager
+    def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
+        """As :func:`rankless.recipe.precision.autocast`."""
+        with self._lock:
+            self._inside += 1
+        torch.autocast_increment_nesting()  # the inner autocast is not the outermost one, and clears nothing
+        try:
+            with autocast(precision, device):
+                yield
+        finally:
+            torch.autocast_decrement_nesting()
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    torch.clear_autocast_cache()
+
+
+_CASTS = SharedCasts()
+
+
+def autocast_for(in_process: bool) -> Callable[[str, torch.device], Any]:
+    """Return the autocast of ranks that are threads of this process, or processes."""
+    return _CASTS.autocast if in_process else autocast

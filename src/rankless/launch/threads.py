@@ -1,0 +1,100 @@
+"""Training in this very process with a thread for each device; the ranks exchange in memory.
+
+Rank 0 is the calling thread, so that its breakpoints, signals and output are as ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from rankless.engine.loop import StopRequest
+from rankless.errors import UserError, counted
+from rankless.launch import rank_job
+from rankless.launch.job import Job
+from rankless.launch.opening import device
+from rankless.recipe.schema import Recipe
+from rankless.tasks import open_task
+from rankless.world.process_group import LostPeerError, World
+from rankless.world.threads import Meeting, join_threads
+
+PARALLEL = ("processes", "threads")
+"""What the ranks of one machine may be."""
+
+
+def problems(recipe: Recipe, devices: int | None) -> list[str]:
+    """What is in the way of ranks that are threads."""
+    found = []
+    if recipe.reduce == "fast":
+        found.append(
+            "parallel: reduce is 'fast', but threads exchange along the fixed tree alone; use reduce=exact, "
+            "or leave parallel out"
+        )
+    if recipe.model.checkpointing:
+        found.append(
+            "parallel: model.checkpointing is true, but a block that is computed again draws from generators "
+            "that threads share; use model.checkpointing=false, or leave parallel out"
+        )
+    cards = torch.cuda.device_count() if device().type == "cuda" else 0
+    if cards and devices and devices > cards:
+        found.append(
+            f"parallel: {devices} threads, but there {'is' if cards == 1 else 'are'} "
+            f"{counted(cards, 'GPU')}, and each has one thread; use fewer devices, or leave parallel out"
+        )
+    return found
+
+
+def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
+    """Train with ``size`` threads in a process that computes like the recipe; whether all steps are done.
+
+    Raises:
+        UserError: as :func:`rankless.launch.rank_job.train` does; what several ranks met in other words, once
+            each.
+        Exception: whatever else a rank raised first.
+    """
+    kind = device().type
+    devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
+    # One after the other: importing a task is the process's own business.
+    tasks = [open_task(recipe) for _ in devices]
+    meeting = Meeting(size)
+    finished, errors = [False] * size, [None] * size  # type: tuple[list[bool], list[BaseException | None]]
+
+    def work(world: World) -> None:
+        try:
+            torch.set_num_threads(recipe.threads)  # each thread has a number of its own
+            if kind == "cuda":
+                torch.cuda.set_device(world.device)
+            finished[world.rank] = rank_job.train(job, recipe, world, stop, task=tasks[world.rank])
+        except BaseException as error:
+            errors[world.rank] = error
+        finally:
+            meeting.leave(world.rank)
+
+    with join_threads(meeting, devices) as worlds:
+        threads = [
+            threading.Thread(target=work, args=(world,), name=f"rank {world.rank}", daemon=True)
+            for world in worlds[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        work(worlds[0])
+        for thread in threads:
+            thread.join()
+    if (error := _first(errors)) is not None:
+        raise error
+    return finished[0]
+
+
+def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
+    """What to raise of the errors of all ranks; those that only lost another one count last."""
+    met = [error for error in errors if error is not None]
+    causes = [error for error in met if not isinstance(error, LostPeerError)]
+    others = [error for error in causes if not isinstance(error, UserError)]
+    if others or not causes:
+        return next(iter([*others, *met]), None)
+    texts = {error.problems: error for error in causes if isinstance(error, UserError)}
+    if len(texts) == 1:
+        return causes[0]
+    return UserError(dict.fromkeys(problem for problems in texts for problem in problems))

@@ -1,0 +1,200 @@
+"""Ranks that are threads of one process: they exchange in memory what processes send each other.
+
+Nothing is gathered on one device, and nobody adds in another order: :mod:`rankless.world.exchange` works on
+this transport as it does on a process group.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankless.world.peer_waits import PeerWaits
+from rankless.world.process_group import TIMEOUT, LostPeerError, World
+from rankless.world.transport import Work
+
+
+@dataclass
+class _Round:
+    """One collective operation: what each rank has posted, and who has taken what is theirs."""
+
+    posted: dict[int, Any] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+
+
+class Meeting:
+    """Where the threads of one process leave tensors for each other.
+
+    Args:
+        size: how many ranks there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._changed = threading.Condition()
+        self._rounds: dict[int, _Round] = defaultdict(_Round)
+        self._mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self._gone: set[int] = set()
+
+    def leave(self, rank: int) -> None:
+        """Let the ranks that wait for this one, now or later, meet an error: it is gone."""
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
+
+    def post(self, number: int, rank: int, value: Any) -> None:
+        """Post what ``rank`` brings to the operation ``number``."""
+        with self._changed:
+            self._rounds[number].posted[rank] = value
+            self._changed.notify_all()
+
+    def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
+        """Call ``take`` with what all ranks have posted; return when all ranks have taken theirs.
+
+        Raises:
+            LostPeerError: another rank is gone.
+        """
+        with self._changed:
+            round_ = self._rounds[number]
+        everyone = set(range(self.size))
+        self._wait(lambda: everyone - round_.posted.keys())
+        with torch.no_grad():
+            take(round_.posted)
+        with self._changed:
+            round_.taken.add(rank)
+            if round_.taken == everyone:
+                del self._rounds[number]
+                self._changed.notify_all()
+        self._wait(lambda: everyone - round_.taken)
+
+    def send(self, source: int, target: int, packed: Tensor) -> None:
+        """Leave bytes, (N,), for another rank."""
+        with self._changed:
+            self._mail[source, target].append(packed)
+            self._changed.notify_all()
+
+    def receive(self, source: int, target: int) -> Tensor:
+        """Return the oldest bytes, (N,), that ``source`` has left for ``target``.
+
+        Raises:
+            LostPeerError: another rank is gone.
+        """
+        with self._changed:
+            mail = self._mail[source, target]
+        self._wait(lambda: set() if mail else {source})
+        return mail.popleft()
+
+    def _wait(self, missing: Callable[[], set[int]]) -> None:
+        """Wait until no rank is missing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not missing() or missing() & self._gone)
+            if lost := missing() & self._gone:
+                raise LostPeerError(f"rank {min(lost)} has ended")
+
+
+class _Exchanged:
+    """See :class:`rankless.world.transport.Work`."""
+
+    def __init__(
+        self, meeting: Meeting, number: int, rank: int, take: Callable[[dict[int, Any]], None]
+    ) -> None:
+        self._meeting, self._number, self._rank, self._take = meeting, number, rank, take
+
+    def wait(self) -> None:
+        self._meeting.take(self._number, self._rank, self._take)
+
+
+class ThreadTransport:
+    """See :class:`rankless.world.transport.Transport`.
+
+    Args:
+        meeting: of the ranks.
+        rank: this one's number.
+        group: of this rank alone.
+    """
+
+    def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        self.waits, self.in_process, self.group = PeerWaits(), True, group
+        self.name = "threads"
+        self._meeting, self._rank = meeting, rank
+        self._begun = 0  # operations so far, of which each rank has the same
+
+    def send(self, packed: Tensor, rank: int) -> None:
+        """See :meth:`Transport.send`; ``packed`` is uint8 (N,)."""
+        self._meeting.send(self._rank, rank, packed)
+
+    def receive(self, rank: int) -> Tensor:
+        """See :meth:`Transport.receive`; uint8 (N,)."""
+        return self._meeting.receive(rank, self._rank)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """See :meth:`Transport.broadcast`; ``tensor`` has any shape."""
+
+        def take(posted: dict[int, Tensor]) -> None:
+            if self._rank != source:
+                tensor.copy_(posted[source])
+
+        self._begin(tensor, take).wait()
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
+    ) -> Work:
+        """See :meth:`Transport.all_to_all`; ``received`` is (R,), ``sent`` (S,)."""
+
+        def take(posted: dict[int, Sequence[Tensor]]) -> None:
+            for rank, piece in enumerate(received.split(list(to_receive))):
+                piece.copy_(posted[rank][self._rank])
+
+        return self._begin(sent.split(list(to_send)), take)
+
+    def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
+        """See :meth:`Transport.all_gather`; ``gathered`` is (ranks * N,), ``mine`` (N,)."""
+
+        def take(posted: dict[int, Tensor]) -> None:
+            for rank, piece in enumerate(gathered.split(mine.numel())):
+                piece.copy_(posted[rank])
+
+        return self._begin(mine, take)
+
+    def _begin(self, value: Any, take: Callable[[dict[int, Any]], None]) -> Work:
+        self._begun += 1
+        self._meeting.post(self._begun, self._rank, value)
+        return _Exchanged(self._meeting, self._begun, self._rank, take)
+
+
+@contextmanager
+def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
+    """Make the ranks of a process, each to be run by a thread of its own.
+
+    Args:
+        meeting: where they meet.
+        devices: of the ranks.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    try:
+        # DDP's wrappers ask a group for its size; each has its own, so that no two threads use one.
+        groups = [cast(dist.ProcessGroup, dist.new_group([0])) for _ in devices]
+        yield [
+            World(
+                rank,
+                len(devices),
+                device,
+                rank,
+                local_size=len(devices),
+                inline=True,
+                transport=ThreadTransport(meeting, rank, group),
+            )
+            for rank, (device, group) in enumerate(zip(devices, groups, strict=True))
+        ]
+    finally:
+        gc.collect()  # as in process_group.join
+        dist.destroy_process_group()

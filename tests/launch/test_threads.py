@@ -1,0 +1,222 @@
+"""Ranks that are threads of this process: the weights of one device and of processes; errors as they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import rankless
+from rankless.data.loader import LoaderDiedError
+from rankless.errors import INTERRUPTED, TaskError, UserError
+from rankless.launch.threads import _first
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory
+from rankless.world.process_group import LostPeerError
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+
+SIX = ["batch.images=12", "batch.micro=2", "epochs=2", "evaluate.every=1", "checkpoint.every=1"]
+CLASSIFIER = ["digits-classify", "model.name=resnet20-cifar", "model.image_size=16", "model.dropout=0.3"]
+CASES = {
+    "detector": ["SMALL", *SIX],
+    "detector, bf16, sync": ["SMALL", *SIX, "precision=bf16", "batch_norm=sync"],
+    "classifier": [*CLASSIFIER, *SIX, "precision=fp32"],
+    "classifier, sync": [*CLASSIFIER, *SIX, "precision=fp32", "batch_norm=sync"],
+}
+STEPS = 3
+
+
+def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
+    directory = RunDirectory(run)
+    last = directory.step_directory(directory.pointed("last") or 0)
+    return digest_file(last / "model.safetensors"), journal.numbers(directory.journal)
+
+
+@pytest.fixture(scope="module")
+def recipe(small_recipe: str) -> Callable[..., Recipe]:
+    def of(case: str, *more: str) -> Recipe:
+        name, *words = CASES[case]
+        return load(small_recipe if name == "SMALL" else name, [*words, *more])
+
+    return of
+
+
+@pytest.fixture
+def expected(
+    recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory, forked_ranks: None
+) -> Callable[[str], tuple[str, list[dict[str, Any]]]]:
+    """The outcome of a case on one device, or with two processes."""
+
+    def of(case: str) -> tuple[str, list[dict[str, Any]]]:
+        if case not in OUTCOMES:
+            run = tmp_path_factory.mktemp("expected") / "run"
+            way: dict[str, Any] = {"devices": 2} if case == "classifier" else {"inline": True}
+            assert rankless.train(recipe(case), run, dry_run_steps=STEPS, **way) == 0
+            OUTCOMES[case] = outcome(run)
+        return OUTCOMES[case]
+
+    return of
+
+
+OUTCOMES: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+
+
+WAYS = {
+    "detector": (1, 2, 3),
+    "detector, bf16, sync": (2,),
+    "classifier": (2, 3),
+    "classifier, sync": (2, 3),
+}
+
+
+@pytest.mark.parametrize(("case", "size"), [(case, size) for case in WAYS for size in WAYS[case]])
+def test_the_weights_do_not_know_the_number_of_threads(
+    case: str, size: int, recipe: Callable[..., Recipe], expected: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    drawn, threads = torch.get_rng_state(), threading.active_count()
+    run = tmp_path / "run"
+    code = rankless.train(recipe(case), run, parallel="threads", devices=size, dry_run_steps=STEPS)
+    assert code == 0 and outcome(run) == expected(case)
+    # Nothing of this process is left changed.
+    assert torch.equal(torch.get_rng_state(), drawn) and threading.active_count() == threads
+    assert not torch.distributed.is_initialized()
+
+
+def test_in_a_thread_of_a_notebook_and_with_loader_processes(
+    recipe: Callable[..., Recipe], expected: Any, tmp_path: Path
+) -> None:
+    """Some notebooks run cells in threads. Loaders start as ever."""
+    codes: list[int] = []
+
+    def cell() -> None:
+        loading = recipe("detector", "workers=1")
+        run = tmp_path / "run"
+        codes.append(rankless.train(loading, run, parallel="threads", devices=2, dry_run_steps=STEPS))
+
+    thread = threading.Thread(target=cell)
+    thread.start()
+    thread.join(300)
+    assert codes == [0] and outcome(tmp_path / "run") == expected("detector")
+
+
+class Watcher(rankless.Sink):
+    """Sends this process a signal after the first step."""
+
+    asked: ClassVar[bool] = False
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        if not Watcher.asked:
+            Watcher.asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_and_processes_go_on(
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "interrupting", sys.modules[__name__])
+    monkeypatch.setattr(Watcher, "__module__", "interrupting")
+    run, short = tmp_path / "run", recipe("detector", "evaluate.every=0")
+    words: dict[str, Any] = {"parallel": "threads", "devices": 3, "sinks": ["interrupting:Watcher"]}
+    assert rankless.train(short, run, **words) == INTERRUPTED
+    printed = capfd.readouterr()
+    assert "on 3 threads, fp32" in printed.out and "stopped by SIGINT; saved after step" in printed.err
+    assert rankless.train(short, run, resume=True, devices=2) == 0
+    assert rankless.train(short, tmp_path / "whole", inline=True) == 0
+    assert outcome(run)[0] == outcome(tmp_path / "whole")[0]
+
+
+BROKEN = """
+    import threading
+    from rankless.tasks.classify import Classify
+
+    class Broken(Classify):
+        def loss(self, model, batch):
+            if threading.current_thread().name == "rank 1":
+                return {"a": 1}["b"]
+            return super().loss(model, batch)
+
+    class Stops(Classify):
+        has_stopped = False
+
+        def loss(self, model, batch):
+            if threading.current_thread() is threading.main_thread() and not self.has_stopped:
+                self.has_stopped = True
+                breakpoint()
+            return super().loss(model, batch)
+"""
+
+
+def test_an_error_of_one_thread_ends_all_and_keeps_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaking_task.py").write_text(textwrap.dedent(BROKEN))
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["task=breaking_task:Broken", *CLASSIFIER[1:], "batch.micro=4", "evaluate.every=0"]
+    broken = load("digits-classify", words)
+    with pytest.raises(TaskError) as caught:
+        rankless.train(broken, tmp_path / "run", parallel="threads", devices=3)
+    assert "return {" in str(caught.value) and "breaking_task.py:8, in loss" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")] == []
+
+
+def test_a_breakpoint_in_the_task_holds_all_threads(tmp_path: Path) -> None:
+    (tmp_path / "stopping_task.py").write_text(textwrap.dedent(BROKEN))
+    words = ["digits-classify", "task=stopping_task.py:Stops", "epochs=1", "evaluate.every=0"]
+    words += ["model.name=resnet20-cifar", "model.image_size=16", "batch.images=1438", "batch.micro=719"]
+    asked = "p sorted(t.name for t in threading.enumerate() if 'rank' in t.name)\nc\n"
+    options = ["--run", "run", "--parallel", "threads", "--devices", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rankless", "train", *words, *options],
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "['rank 1']" in done.stdout and "run directory: run" in done.stdout
+
+
+def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["reduce=fast", "model.checkpointing=true", "cpu_isa=avx2"]
+    with pytest.raises(UserError) as caught:
+        rankless.train(recipe("detector", *words), run, parallel="threads", devices=2)
+    fast, checkpointing, isa = caught.value.problems
+    assert fast.startswith("parallel: reduce is 'fast', but threads exchange along the fixed tree alone")
+    assert checkpointing.startswith("parallel: model.checkpointing is true, but")
+    assert isa.startswith("parallel: cpu_isa is 'avx2'") and "train … --parallel threads" in isa
+    with pytest.raises(UserError, match="parallel is 'thread': expected one of processes, threads"):
+        rankless.train(recipe("detector"), run, parallel="thread")
+    with pytest.raises(UserError, match="--devices is 9, but a step has only 6 micro-batches"):
+        rankless.train(recipe("detector"), run, parallel="threads", devices=9)
+    assert not run.exists()
+
+
+def test_the_first_cause_is_raised() -> None:
+    lost, died = LostPeerError("rank 1 has ended"), LoaderDiedError("was killed by SIGKILL")
+    one, other = UserError("a: is 1"), UserError("b: is 2")
+    assert _first([None, None]) is None
+    assert _first([lost, died, one]) is died
+    assert _first([lost, one, UserError("a: is 1")]) is one
+    merged = _first([one, other, lost])
+    assert isinstance(merged, UserError) and merged.problems == ("a: is 1", "b: is 2")
+    assert _first([lost, None]) is lost
