@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from rankless.structures import DetectionBatch, Scores
 from rankless.tasks import open_task
 from rankless.tasks.protocol import Task
 from rankless.world.process_group import World, join
+from rankless.world.threads import Meeting, join_threads
 from turns import Finished, Turns
 
 Observer = Callable[[int, Any, Any], None]
@@ -59,6 +61,44 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
             turns(step, Subject(task, loaded, world, run, state), scores)
 
         train(loaded, run, world, resume=False, task=task, observe=observe)
+
+
+def threads(turns: Turns, recipe: str, size: int) -> None:
+    """The same with ``size`` threads of this process as ranks; on CPUs."""
+    loaded, meeting, gate = from_json(recipe), Meeting(size), threading.Barrier(size)
+    with ExitStack() as stack:
+        stack.enter_context(computes_like(loaded))
+        worlds = stack.enter_context(join_threads(meeting, [torch.device("cpu")] * size))
+        run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-"))))
+        tasks = [Ready(open_task(loaded), loaded) for _ in worlds]
+
+        def work(world: World) -> None:
+            torch.set_num_threads(loaded.threads)
+
+            def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
+                if world.is_first:
+                    turns(step, Subject(tasks[0], loaded, world, run, state), scores)
+                gate.wait()  # nobody computes while others have their turn
+
+            try:
+                train(loaded, run, world, resume=False, task=tasks[world.rank], observe=observe)
+            finally:
+                gate.abort()
+                meeting.leave(world.rank)
+
+        others = [threading.Thread(target=_until_the_end, args=(work, world)) for world in worlds[1:]]
+        for thread in others:
+            thread.start()
+        try:
+            work(worlds[0])
+        finally:
+            for thread in others:
+                thread.join()
+
+
+def _until_the_end(work: Callable[[World], None], world: World) -> None:
+    with suppress(threading.BrokenBarrierError):  # rank 0 has ended
+        work(world)
 
 
 def plain(turns: Turns, recipe: str, drawn: bool = False) -> None:

@@ -32,7 +32,7 @@ from turns import Contender, rounds
 
 LEAST = 0.90  # of the bare loop's speed
 # Runs that never end of themselves, evaluate or save.
-ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=1000000000")
+ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000")
 DIGITS = ("data.root=digits", "data.train_images=2048", "data.val_images=64", "ema.decay=0.999")
 # yolov3-tiny's recipe falls in steps that lie beyond any benchmark.
 YOLOV3_TINY = ("model.image_size=320", "batch.images=16", "batch.micro=4", "schedule.warmup=200")
@@ -102,18 +102,20 @@ def against_bare(report: Report, quick: bool) -> None:
 
 
 def several_processes(report: Report, count: int) -> None:
-    """Two processes beside one, and the fixed tree beside the backend's all-reduce."""
+    """Two processes beside one and beside two threads, and the fixed tree beside the backend's all-reduce."""
     case = DIGITS_BF16
-    say(f"{case.name}: one and two processes")
+    say(f"{case.name}: one and two processes, and two threads")
     with (
         Contender(loops.rankless, case.json()) as one,
         Contender(loops.rankless, case.json(), size=2) as exact,
         Contender(loops.rankless, case.json("reduce=fast"), size=2) as fast,
+        Contender(loops.threads, case.json(), 2) as threads,
     ):
-        alone, tree, ring = rounds([one, exact, fast], count)
+        alone, tree, ring, threaded = rounds([one, exact, fast, threads], count)
         (times,) = one.ask(evaluate_and_save)
     report.compare("2 processes: reduce exact / fast", tree, ring)
     report.compare("2 processes / 1 process (2 would be perfect)", tree, alone)
+    report.compare("2 threads of one process / 2 processes", threaded, tree)
     images = load.from_json(case.json()).batch.images
     speeds = [images / statistics.median(t.wall for t in found) for found in (alone, tree)]
     step = statistics.median(t.wall for t in alone)

@@ -101,7 +101,7 @@ def test_the_search_misses_no_pair(seed, count, spread):
     near = base[rng.integers(0, 3, count)] + rng.integers(-spread, spread + 1, (count, 768))
     thumbnails = near.clip(0, 255).astype(np.uint8)
     found = Joined(count)
-    for one, other in alike._near(thumbnails):
+    for one, other in alike.near_pairs(thumbnails):
         found.join(one, other)
     limit = np.clip(0.1 * thumbnails.std(1), 1, 3)
     wanted = Joined(count)

@@ -5,11 +5,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from small_data import classes, detection, write_image
 
-from rankless.curation.checking import LEAK, TWIN, check, disagreements
+from rankless.curation.checking import LEAK, NEAR_LEAK, TWIN, check, disagreements
 from rankless.curation.fixing import BY_HAND, fix, remedy
 from rankless.errors import UserError
 
@@ -62,6 +63,26 @@ def test_a_leak_is_named_and_fails(tmp_path):
     assert "'train' " in said and "train-001.png" in said and "'test' " in said and "test-002.png" in said
     assert found.leaked == {"train": {1}}
     assert check(str(root), quick=True).between.counts == {}
+
+
+def test_an_image_that_was_saved_again_in_another_split_is_named_and_does_not_fail(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD, "test": GOOD})
+    rng = np.random.default_rng(2)
+    scene = Image.fromarray(rng.integers(0, 256, (3, 4, 3), np.uint8))
+    with Image.open(root / "images/train-001.png") as old:
+        size = old.size
+    scene.resize(size).save(root / "images/train-001.png")
+    scene.resize(size).save(root / "images/train-002.png", compress_level=0)  # in one split it is no leak
+    scene.resize(size).save(root / "images/val-000.png", "JPEG", quality=70)
+    scene.resize(size).save(root / "images/test-002.png", "WEBP", quality=80)
+    found = check(str(root))
+    assert found.ok and found.leaked == {}
+    assert found.between.counts == {NEAR_LEAK: 2}
+    pairs = [str(one) for one in found.between.first[NEAR_LEAK]]
+    assert all(any(name in pair for pair in pairs) for name in ("val-000.png", "test-002.png"))
+    # Copies, which are leaks, are not named twice.
+    shutil.copy(root / "images/train-001.png", root / "images/val-000.png")
+    assert check(str(root)).between.counts == {LEAK: 1, NEAR_LEAK: 1}
 
 
 def test_as_many_bytes_are_no_leak(tmp_path):

@@ -38,7 +38,6 @@ Examples:
   rankless train --resume --run runs/short epochs=20
   rankless train my.yaml --hosts a,b:4
   python -m pdb -m rankless train digits --inline
-  rankless train digits --parallel threads --devices 2
   torchrun --nproc-per-node 8 -m rankless train digits --out runs/digits
 """,
 )
@@ -79,7 +78,7 @@ def train(
     parallel: Annotated[
         str,
         Parameter(
-            help="What the ranks are: processes, or threads of this very process; the weights are the same.",
+            help="Ranks are processes, or threads.",
             metavar="KIND",
         ),
     ] = "processes",
@@ -92,7 +91,7 @@ def train(
     min_hosts: Annotated[str, Parameter(help="Go on with so many when others are lost.", metavar="N")] = "1",
     sync: Sync = False,
     detach: Annotated[
-        bool, Parameter(help="Leave it to the first of --hosts; watch it with rankless attach RUN."), flag
+        bool, Parameter(help="Leave it to the first of --hosts; see rankless attach RUN."), flag
     ] = False,
     ssh: Ssh = "ssh",
     python: Python = None,

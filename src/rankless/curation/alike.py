@@ -84,7 +84,7 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
             return _Seen(b"", None)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         try:
-            return _Seen(digest, _thumbnail(data, whole.path(index)) if near else None)
+            return _Seen(digest, thumbnail(data, whole.path(index)) if near else None)
         except UnreadableImage:
             return _Seen(digest, None)
 
@@ -100,20 +100,25 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
             thumbnails.append(seen.thumbnail)
             numbers.append(index)
     found: set[int] = set()
-    for one, other in _near(np.array(thumbnails, np.uint8)) if len(thumbnails) > 1 else ():
+    for one, other in near_pairs(np.array(thumbnails, np.uint8)) if len(thumbnails) > 1 else ():
         joined.join(numbers[one], numbers[other])
         found.add(numbers[max(one, other)])
     return Alike(joined.groups(), identical, len(found))
 
 
-def _thumbnail(data: bytes, name: str) -> Thumbnails:
+def thumbnail(data: bytes, name: str) -> Thumbnails:
+    """Make the thumbnail of an encoded image, (3 * 16 * 16,).
+
+    Raises:
+        UnreadableImage: it does not decode.
+    """
     pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)
 
 
-def _near(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Pairs of rows that are nearly the same; of a row and several others at least one with each."""
+def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
+    """Pairs of rows of (N, 3 * 16 * 16) that are nearly the same, the lower one first, each pair once."""
     from sklearn.neighbors import KDTree  # slow to import
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)

@@ -1,7 +1,8 @@
 """Whatever is wrong with a data set: the findings of its format, images that do not decode, leaks, classes.
 
 A leak is an image that two splits share, byte for byte: a model that has trained on what it is scored on
-scores too well.
+scores too well. An image that was saved again or resized is one too, but frames of a still camera look alike
+as well: such pairs are reported, and do not make a check fail.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankless.curation.alike import Thumbnails, near_pairs, thumbnail
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
@@ -27,7 +29,7 @@ from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import UserError, listed
 from rankless.recipe.schema import Data
 
-LEAK, TWIN = "same in two splits", "same image twice"
+LEAK, NEAR_LEAK, TWIN = "same in two splits", "nearly same in two splits", "same image twice"
 
 
 @dataclass
@@ -171,19 +173,24 @@ def check(
 
 
 class _Look(NamedTuple):
-    """What is to be done with one image: decode it, and hash it where another has as many bytes."""
+    """What is to be done with one image: decode it, and hash it where another has as many bytes.
+
+    ``compared``: make a thumbnail, too, because there are other splits.
+    """
 
     split: str
     annotations: Annotations
     number: int
     size: int
     hashed: bool
+    compared: bool
     broken: bool
 
 
 class _Seen(NamedTuple):
     error: UnreadableImage | None
     digest: bytes | None
+    thumbnail: Thumbnails | None = None
 
 
 def _decode_and_compare(made: Checked) -> None:
@@ -191,31 +198,44 @@ def _decode_and_compare(made: Checked) -> None:
     sizes = {name: _byte_counts(annotations) for name, annotations in made.data.splits.items()}
     common = Counter(size for name in parts for size in sizes[name])
     looks = [
-        _Look(name, whole, number, size, name in parts and common[size] > 1, number in made.unreadable[name])
+        _Look(
+            name,
+            whole,
+            number,
+            size,
+            hashed=name in parts and common[size] > 1,
+            compared=name in parts and len(parts) > 1,
+            broken=number in made.unreadable[name],
+        )
         for name, whole in made.data.splits.items()
         for number, size in enumerate(sizes[name])
     ]
     equal: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
+    compared: list[tuple[_Look, Thumbnails]] = []
     for look, seen in zip(looks, each(_look_at, looks, "decoding images"), strict=True):
         if seen.error is not None:
             made.findings[look.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[look.split].add(look.number)
-        elif seen.digest is not None:
-            equal[look.size, seen.digest].append(look)
+        same = equal[look.size, seen.digest] if seen.digest is not None else []
+        if seen.thumbnail is not None and not same:  # the first of equal ones stands for all
+            compared.append((look, seen.thumbnail))
+        same.append(look)
     for group in equal.values():
         if len(group) > 1:
             _report(made, group)
+    _report_near(made, compared)
 
 
 def _look_at(look: _Look) -> _Seen:
     if look.broken:  # reported already, by its header
         return _Seen(None, None)
     try:
-        data = content(look.annotations, look.number)
-        read(io.BytesIO(data), name=look.annotations.path(look.number))
+        data, path = content(look.annotations, look.number), look.annotations.path(look.number)
+        read(io.BytesIO(data), name=path)
+        small = thumbnail(data, path) if look.compared else None
     except UnreadableImage as error:
         return _Seen(error, None)
-    return _Seen(None, hashlib.blake2b(data, digest_size=16).digest() if look.hashed else None)
+    return _Seen(None, hashlib.blake2b(data, digest_size=16).digest() if look.hashed else None, small)
 
 
 def _byte_counts(annotations: Annotations) -> list[int]:
@@ -242,3 +262,17 @@ def _report(made: Checked, group: Sequence[_Look]) -> None:
     if len(firsts) > 1:
         named = " = ".join(f"'{name}' {one.annotations.path(one.number)}" for name, one in firsts.items())
         made.between.add(LEAK, named)
+
+
+def _report_near(made: Checked, compared: Sequence[tuple[_Look, Thumbnails]]) -> None:
+    """Report images that are nearly the same as one of another split: each once, with the first of these."""
+    if len({look.split for look, _ in compared}) < 2:
+        return
+    named: set[int] = set()
+    for one, other in near_pairs(np.array([small for _, small in compared], np.uint8)):
+        first, second = compared[one][0], compared[other][0]
+        if first.split == second.split or other in named:
+            continue
+        named.add(other)
+        paths = [f"'{look.split}' {look.annotations.path(look.number)}" for look in (first, second)]
+        made.between.add(NEAR_LEAK, " ≈ ".join(paths))

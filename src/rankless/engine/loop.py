@@ -30,7 +30,6 @@ from rankless.structures import Scores, Unreadable
 from rankless.tasks import open_task
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.protocol import Task
-from rankless.world.peer_waits import PEER_WAITS
 from rankless.world.process_group import World
 from rankless.world.stopping import SharedStop
 
@@ -170,7 +169,8 @@ class _Loop:
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
-        began, waited, for_peers = time.perf_counter(), batches.waited, PEER_WAITS.seconds
+        peers = self.world.transport.waits
+        began, waited, for_peers = time.perf_counter(), batches.waited, peers.seconds
         if state.begin(step):
             self.sinks.event("release", step, "the backbone is trained from here on")
         lr = self.recipe.optim.lr * rate(self.setup.schedule, step)
@@ -183,7 +183,7 @@ class _Loop:
             numbers = update(state, step, totals)
         seconds = time.perf_counter() - began
         self.stragglers.end(seconds)
-        waits = {"waited": batches.waited - waited, "network": PEER_WAITS.seconds - for_peers}
+        waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
         self._log(step, lr, numbers, seconds, waits)
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
