@@ -54,7 +54,7 @@ def train(
         Path | None,
         Parameter(
             name=("--run", "--out"),
-            help="The run directory; if not given, runs/RECIPE, or RECIPE-2, -3 …",
+            help="The run directory; if not given, runs/RECIPE, RECIPE-2 …",
         ),
     ] = None,
     devices: Devices = "auto",
@@ -62,9 +62,9 @@ def train(
     sink: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Write the numbers elsewhere, too: csv, tensorboard, mlflow, wandb; or an observer of your "
-            "own, package.module:Class or file.py:Class, whose code is run. Repeatable. A run does not "
-            "remember it: give it again with --resume.",
+            help="Write the numbers to csv, tensorboard, mlflow or wandb, too, or to an observer of your "
+            "own, package.module:Class or file.py:Class, whose code is run. Repeatable; not remembered: "
+            "give it again with --resume.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -77,10 +77,7 @@ def train(
     ] = False,
     parallel: Annotated[
         str,
-        Parameter(
-            help="Ranks are processes, or threads.",
-            metavar="KIND",
-        ),
+        Parameter(help="Ranks are processes, or threads.", metavar="KIND"),
     ] = "processes",
     download: Annotated[
         bool,
