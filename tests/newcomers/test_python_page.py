@@ -1,0 +1,37 @@
+"""The program at the top of the page about Python, run as it stands, on fewer images and a narrower network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankless
+from rankless.recipe.load import load
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+SMALL = ["data.train_images=32", "data.val_images=8", "model.width=0.125", "batch.images=8"]
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_program_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    forked_ranks: None,
+) -> None:
+    def smaller(name: str, overrides: Sequence[str]) -> rankless.Recipe:
+        return load(name, [*overrides, *SMALL])
+
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rankless, "load_recipe", smaller, raising=False)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert 0 <= names["scores"]["AP"] <= 1
+    assert len(names["report"].images) == 4
+    assert rankless.digest_file(Path("runs/python/best.safetensors")) in capfd.readouterr().out
