@@ -1,4 +1,4 @@
-"""The program at the top of the page about Python, run as it stands, on fewer images and a narrower network."""
+"""The program at the top of the page about Python, as it stands, on fewer images and a narrower network."""
 
 from __future__ import annotations
 
