@@ -108,6 +108,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     ((name, _, text),) = recorder.events
     assert name == "warning"
     assert text.startswith("the report could not be written (IsADirectoryError: ")
+    assert text.endswith(f"; write it with: rankless report {tmp_path}")
 
 
 def test_a_run_that_never_began_leaves_no_page(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def random_images(seed: int, *, crowds: bool) -> tuple[list[Truth], list[Detecti
         number = int(rng.integers(0, 7))
         corner, side = rng.uniform(0, 300, (number, 2)), np.exp(rng.uniform(1.5, 5.5, (number, 2)))
         boxes, labels = np.concatenate([corner, corner + side], 1), rng.integers(0, CLASSES, number)
+        for row in range(1, number):  # some stand so close that a detection could be of either
+            if rng.random() < 0.4:
+                boxes[row] = boxes[row - 1] + rng.normal(0, 0.12, 4) * np.tile(side[row - 1], 2)
+                boxes[row, 2:], side[row] = np.maximum(boxes[row, 2:], boxes[row, :2] + 1), side[row - 1]
+                labels[row] = labels[row - 1]
         crowd = torch.tensor(rng.random(number) < 0.2) if crowds else None
         truths.append(Truth(torch.tensor(boxes).float(), torch.tensor(labels), crowd))
         rows, shown = [rng.uniform(0, 200, 4) + np.array([0, 0, 200, 200])], [int(rng.integers(0, CLASSES))]

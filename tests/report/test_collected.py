@@ -63,6 +63,13 @@ def test_steps_that_a_resumed_run_does_again_count_once(tmp_path: Path) -> None:
     assert len(list(run.steps.points("loss"))) == 4
 
 
+def test_a_step_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
+    write(tmp_path / "journal.jsonl", step(1), step(2), step(1), step(2), step(3))
+    run = Collected(tmp_path).refresh()
+    assert list(run.steps.points("loss")) == [(1, 8), (2, 4), (3, 8 / 3)]
+    assert run.steps.total("seconds") == 1.5
+
+
 @pytest.mark.parametrize(
     ("best", "scores", "expected"),
     [

@@ -69,7 +69,7 @@ class Reporting:
     def close(self) -> None:
         """Write the page at the end of the run, whatever ended it."""
         if self.enabled and self.run.journal.exists():
-            with self._no_error():
+            with self._no_error(f"write it with: rankless report {self.run.path}"):
                 self._write(self._digests())
 
     def _write(self, digests: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ class Reporting:
         return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
-    def _no_error(self) -> Iterator[None]:
+    def _no_error(self, advice: str = "training goes on") -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -93,5 +93,5 @@ class Reporting:
                 self._warned = True
                 why = printable(f"{type(error).__name__}: {error}", 300)
                 with suppress(UserError):  # where the journal cannot be written either, the next step says so
-                    text = f"the report could not be written ({why}); training goes on"
+                    text = f"the report could not be written ({why}); {advice}"
                     self.sinks.event("warning", self._step, text)
