@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from rankless import cli
+from rankless.files import checksums
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import following, journal
 from rankless.runs.directory import RunDirectory
@@ -46,6 +47,8 @@ def a_run(path: Path, *entries: dict[str, Any], best: float | None = None) -> Ru
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(json.dumps({"best": {"step": 2, "score": best}}))
         safetensors.torch.save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+        sums = {path.name: checksums.of_file(path) for path in folder.iterdir()}
+        (folder / checksums.NAME).write_text(checksums.text(sums))
         run.point("best", 2)
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,14 +44,9 @@ def report(
     own = collected[0].run.report if len(runs) == 1 else Path("report.html")
     from rankless.files.outputs import Outputs
     from rankless.report import page
-    from rankless.runs.directory import weights_of
-    from rankless.runs.weights_digest import of_weights
+    from rankless.runs.weights_digest import of_run
 
-    digests = {}
-    for one in collected:
-        with suppress(UserError):  # nothing was saved yet, or the weights lie elsewhere
-            path = weights_of(one.run.path, warn=lambda _: None)
-            digests[str(one.run.path)] = of_weights(path) or ""
+    digests = {str(one.run.path): of_run(one.run.path) or "" for one in collected}
     target = out or own
     if out is None and len(runs) == 1:  # a run's own
         try:

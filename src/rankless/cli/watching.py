@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Python, Ssh, part
+from rankless.cli.words import Json, Python, Ssh, flag, part, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json, say
 
@@ -66,6 +67,7 @@ def runs(
 Examples:
   rankless watch runs/digits
   rankless watch gpu1:experiments/runs/my
+  rankless watch runs/digits --web
 """,
 )
 def watch(
@@ -79,10 +81,21 @@ def watch(
     ],
     /,
     *,
+    web: Annotated[
+        bool, Parameter(help="Show its report in a browser of this machine, again every few seconds."), flag
+    ] = False,
+    port: Annotated[
+        str | None,
+        Parameter(help="With --web: of 127.0.0.1; if not given, 8765 or one after it.", metavar="N"),
+    ] = None,
     ssh: Ssh = "ssh",
     python: Python = None,
 ) -> int:
     """Follow a training in this terminal, from its first epoch on; Ctrl-C leaves it running."""
+    if port is not None and not web:
+        raise UserError("--port says where --web shows the report: add --web, or leave --port out")
+    if web:
+        return _on_a_page(run, None if port is None else whole_number("--port", port))
     import shlex
 
     from rankless.launch.watching import watch as follow
@@ -92,6 +105,30 @@ def watch(
     except ValueError as error:
         raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
     return follow(run, words or ["ssh"], python)
+
+
+def _on_a_page(target: str, port: int | None) -> int:
+    """Serve the report of a run until Ctrl-C."""
+    from rankless.report.live import HOST, served
+
+    run = Path(target)
+    if port is not None and port > 65535:
+        raise UserError(f"--port is {port}: expected 1 to 65535")
+    if not run.exists() and ":" in target:
+        host, _, there = target.partition(":")
+        raise UserError(
+            f"--web: {target} lies on another machine; expected a run here; with --ssh as it is usual: "
+            f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
+        )
+    with served(run, port) as server:
+        where = f"http://{HOST}:{server.server_port}/"
+        say(f"the report of {run}: {where} (Ctrl-C closes it and leaves the training running)")
+        sys.stdout.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say()
+    return 0
 
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.errors import UserError, listed, nearest
+from rankless.errors import UserError, counted, listed, nearest
 from rankless.randomness import generator
 from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
@@ -140,7 +140,7 @@ def _digits(
     order = generator(seed, "show").permutation(total).tolist()
     matching = (one for one in _looked(look, order) if wanted is None or wanted in one.classes)
     shown = list(itertools.islice(matching, count))
-    title = f"digits · {split} · {len(shown)} scenes" + _with(class_name, augmented)
+    title = f"digits · {split} · {counted(len(shown), 'scene')}" + _with(class_name, augmented)
     return Selection(title, scenes.class_names, shown)
 
 

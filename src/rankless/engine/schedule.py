@@ -96,7 +96,7 @@ class StepSchedule:
             )
         elif self.images < _FEW * batch and self._smaller_batch():
             found.append(
-                f"an epoch has only {float(self.length.exact('1 epoch')):.2g} steps "
+                f"an epoch has only {_steps(float(self.length.exact('1 epoch')))} "
                 f"(batch.images is {batch:,} for {counted(self.images, 'training image')}), so a run "
                 f"learns little in few epochs; {self._smaller_batch()}"
             )
@@ -146,3 +146,8 @@ class StepSchedule:
         for step in range(start, self.steps):
             for micro in mine:
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))
+
+
+def _steps(number: float) -> str:
+    shown = f"{number:.2g}"
+    return f"{shown} step" if shown == "1" else f"{shown} steps"

@@ -167,4 +167,4 @@ def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
             return f"step {a['step']}, {names[0]}{more} ({who})"
         if a["scores"] != b["scores"]:
             return f"the scores after step {a['step']} ({who})"
-    return None if len(one) == len(other) else f"{len(other)} steps instead of {len(one)} ({who})"
+    return None if len(one) == len(other) else f"{counted(len(other), 'step')} instead of {len(one)} ({who})"

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rankless.files.reading import MIB, opened, read_text
-from rankless.runs import journal, weights_digest
+from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
 from rankless.runs.scoring import name_of_best
+from rankless.runs.weights_digest import of_run
 
 DETACHED = "detached.json"
 """In a run directory here: where the machine is that coordinates a detached training."""
@@ -99,7 +100,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
         best[0] if best else None,
         _seconds(run.journal),
         _changed(run),
-        next(filter(None, map(weights_digest.of_weights, _weights(run))), None),
+        of_run(run.path),
     )
 
 
@@ -150,14 +151,6 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     # The last evaluation is further back than the end of the journal that was read.
     usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
     return usual if best == "auto" else best
-
-
-def _weights(run: RunDirectory) -> Iterator[Path]:
-    for name in ("best", "last"):
-        if (step := run.pointed(name)) is not None:
-            folder = run.step_directory(step)
-            averaged = folder / "ema.safetensors"
-            yield averaged if averaged.is_file() else folder / "model.safetensors"
 
 
 def _seconds(path: Path) -> float:

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import IO
 
+from rankless.errors import UserError
 from rankless.files import reading
+from rankless.runs.directory import weights_of
 
 _NAMES = {
     "F64": "float64",
@@ -31,6 +33,14 @@ def of_weights(path: Path) -> str | None:
         with reading.opened(path) as file:
             return _of_file(file)
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def of_run(run: Path) -> str | None:
+    """The same of the weights that a run stands for, its best or else its last; None without any."""
+    try:
+        return of_weights(weights_of(run, warn=lambda _: None))
+    except UserError:  # nothing was saved yet
         return None
 
 
