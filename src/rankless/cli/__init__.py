@@ -24,6 +24,7 @@ from rankless.cli import (
     runs,
     submit,
     training,
+    tuning,
     watching,
 )
 from rankless.cli.mistakes import in_our_words
@@ -46,6 +47,7 @@ app = App(
 app["--help"].group = app["--version"].group = OPTIONS
 for part in (
     training.app,
+    tuning.app,
     runs.app,
     watching.app,
     predicting.app,

@@ -1,0 +1,108 @@
+"""The command that searches for better values: tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import (
+    Devices,
+    devices_here,
+    flag,
+    loaded,
+    part,
+    recipe_and_overrides,
+    whole_number,
+)
+from rankless.errors import UserError
+from rankless.printing import say
+
+if TYPE_CHECKING:
+    from rankless.launch.tuning.record import Record
+
+app = part()
+
+
+@app.command(
+    sort_key=6,
+    usage="Usage: rankless tune [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless tune digits --trials 10 epochs=5
+  rankless tune my.yaml --search optim.lr=0.001..0.1 --search 'data.augment=light|heavy'
+  rankless tune --resume --out runs/tune-my --trials 40
+""",
+)
+def tune(
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE",
+            help="A shipped recipe or a YAML file, and changes for all trials, such as epochs=5.",
+        ),
+    ],
+    trials: Annotated[str, Parameter(help="How many runs there are in the end.", metavar="N")] = "20",
+    search: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="What is varied: KEY=LOW..HIGH or 'KEY=A|B|C'; repeatable. If not given: learning rate, "
+            "weight decay, strength of the augmentation, weights of the loss.",
+            negative="",
+            metavar="RANGE",
+            show_default=False,
+        ),
+    ] = (),
+    out: Annotated[
+        Path | None, Parameter(help="The folder of the search; if not given, runs/tune-RECIPE, -2, -3 …")
+    ] = None,
+    resume: Annotated[bool, Parameter(help="Go on with the search in --out."), flag] = False,
+    devices: Devices = "auto",
+) -> int:
+    """Search for a better learning rate and the like; each trial is a run."""
+    from rankless.launch import environments
+
+    environments.refuse("tune", "run it without the launcher, once; --devices says on how many")
+    count, many = devices_here(devices), whole_number("--trials", trials)
+    from rankless.launch import fork_server
+    from rankless.launch.tuning import tune as tuning
+
+    record = _resumed(recipe, search, out) if resume else _begun(recipe, search, out)
+    fork_server.start()
+    code = tuning.go_on(record, many, devices=count, say=say)
+    for line in record.table():
+        say(line)
+    if code:
+        say(f"go on with: rankless tune --resume --out {record.folder} --trials {many}")
+    elif best := record.ranked()[:1]:
+        words = " ".join((record.search.name, *record.search.words, *best[0].changes))
+        say(f"the best weights are in {record.run(best[0].number)}; their recipe: rankless train {words}")
+    return code
+
+
+def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None) -> Record:
+    from rankless.cli.missing import check_recipe
+    from rankless.files.numbered import removed_on_error
+    from rankless.launch.tuning.tune import begin
+    from rankless.runs.directory import new_run_directory
+
+    name, words = recipe_and_overrides(recipe)
+    chosen, called = loaded(name, words)
+    check_recipe(chosen, begins=True)
+    folder = out or new_run_directory(f"tune-{Path(called).stem}")
+    with removed_on_error(folder):
+        return begin(folder, chosen, name or "", words, search)
+
+
+def _resumed(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None) -> Record:
+    from rankless.launch.tuning.record import opened
+
+    if out is None:
+        raise UserError("--resume needs the search to go on with: add --out, as in --out runs/tune-digits")
+    if recipe or search:
+        raise UserError(
+            "--resume goes on with the recipe and the ranges that are recorded; leave out the recipe, "
+            "key=value and --search, or begin another search"
+        )
+    return opened(out)

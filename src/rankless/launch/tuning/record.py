@@ -1,0 +1,142 @@
+"""What a search has tried so far: ``search.json`` in its folder, and the same as a table, ``trials.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.files.reading import MIB, read_text
+from rankless.files.writing import write_atomically
+from rankless.launch.tuning.space import Range
+
+FINISHED, FAILED = "finished", "failed"
+_FILE, _TABLE = "search.json", "trials.csv"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a search.
+
+    Attributes:
+        number: from 1; the first is the recipe as it is.
+        params: what it tried, by key.
+        changes: the ``key=value`` of its run.
+        state: ``finished`` or ``failed``.
+        score: its best; None if it failed.
+        seconds: of its steps.
+        problem: why it failed.
+    """
+
+    number: int
+    params: Mapping[str, Any]
+    changes: Sequence[str]
+    state: str
+    score: float | None = None
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        recipe: of all trials, as JSON.
+        name: of the recipe, for the command that trains the best one.
+        words: changes that were given with it.
+        space: what is varied.
+        score_name: what is improved.
+        lower_is_better: whether its lowest is the best.
+        seed: of the search.
+    """
+
+    recipe: str
+    name: str
+    words: Sequence[str]
+    space: Mapping[str, Range]
+    score_name: str
+    lower_is_better: bool
+    seed: int = 0
+
+
+@dataclass
+class Record:
+    """A search and its trials, in a folder."""
+
+    folder: Path
+    search: Search
+    trials: list[Trial] = field(default_factory=list)
+
+    def add(self, trial: Trial) -> None:
+        """Record a trial, on the disk too."""
+        self.trials.append(trial)
+        self.write()
+
+    def write(self) -> None:
+        """Write both files."""
+        write_atomically(self.folder / _FILE, json.dumps(self.as_json(), indent=1) + "\n")
+        table = io.StringIO()
+        keys = list(self.search.space)
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(["trial", "state", self.search.score_name, "seconds", *keys, "run", "problem"])
+        for one in self.trials:
+            values = [one.params.get(key, "") for key in keys]
+            run = self.run(one.number)
+            writer.writerow(
+                [one.number, one.state, one.score, f"{one.seconds:.0f}", *values, run, one.problem]
+            )
+        write_atomically(self.folder / _TABLE, table.getvalue())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
+
+    def run(self, number: int) -> Path:
+        """Return the run directory of a trial."""
+        return self.folder / f"trial-{number:03}"
+
+    def ranked(self) -> list[Trial]:
+        """Return the finished trials, the best first; equal ones in their order."""
+        sign = 1 if self.search.lower_is_better else -1
+        done = [trial for trial in self.trials if trial.score is not None]
+        return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
+
+    def table(self) -> list[str]:
+        """Write the trials as lines, the best first, then those that failed."""
+        lines = [f"{'trial':>5}  {self.search.score_name:>7}  changes"]
+        for one in self.ranked():
+            changes = " ".join(one.changes) or "the recipe as it is"
+            lines.append(f"{one.number:>5}  {one.score:>7.4f}  {changes}")
+        failed = [one for one in self.trials if one.score is None]
+        return [*lines, *(f"{one.number:>5}  {one.state:>7}  {one.problem}" for one in failed)]
+
+
+def opened(folder: Path) -> Record:
+    """Read a search.
+
+    Raises:
+        UserError: there is none in the folder, or its file is damaged.
+    """
+    path = folder / _FILE
+    try:
+        content = json.loads(read_text(path, 64 * MIB))
+        given = content["search"]
+        space = {
+            key: Range(one["low"], one["high"], tuple(one["choices"]), one["whole"])
+            for key, one in given["space"].items()
+        }
+        return Record(
+            folder, Search(**{**given, "space": space}), [Trial(**one) for one in content["trials"]]
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"--out {folder}: holds no search (no {_FILE}); give the folder of one, or leave out --resume"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); begin another search") from None

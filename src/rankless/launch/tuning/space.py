@@ -1,0 +1,135 @@
+"""What a search varies: keys of a recipe with a range of numbers or a list of choices each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankless.errors import UserError
+from rankless.recipe.schema import Recipe
+
+AUGMENTATION = "augmentation"
+"""Not a key: a factor on all keys of :data:`_STRENGTHS` that the recipe has on."""
+_STRENGTHS = {"hue": 0.5, "saturation": 4.0, "value": 4.0, "scale": 4.0, "translate": 0.9}  # and the most
+_TENFOLD = 10.0  # from so many times on, a range is searched by its logarithm
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one key may be.
+
+    Attributes:
+        low, high: of numbers, both included; None of choices.
+        choices: as they are written in ``key=value``.
+        whole: whether only whole numbers are tried.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    whole: bool = False
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether factors count, not differences."""
+        return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
+
+    def text(self) -> str:
+        """Write it as ``--search`` takes it."""
+        return "|".join(self.choices) if self.choices else f"{self.low:g}..{self.high:g}"
+
+
+Space = Mapping[str, Range]
+
+
+def parsed(texts: Iterable[str]) -> dict[str, Range]:
+    """Parse ``key=low..high`` and ``key=a|b|c``.
+
+    Raises:
+        UserError: lists all that are neither.
+    """
+    found = {text: _range(text) for text in texts}
+    if problems := [text for text, one in found.items() if one is None]:
+        raise UserError(
+            f"--search has '{text}': expected a range or choices, as in optim.lr=0.001..0.1 or "
+            "'data.augment=none|light|heavy'"
+            for text in problems
+        )
+    return {text.partition("=")[0]: one for text, one in found.items() if one is not None}
+
+
+def _range(text: str) -> Range | None:
+    """Parse one of them; None if it is neither."""
+    key, _, given = text.partition("=")
+    low, dots, high = given.partition("..")
+    if not dots:
+        choices = tuple(dict.fromkeys(one.strip() for one in given.split("|") if one.strip()))
+        return Range(choices=choices) if key and len(choices) > 1 else None
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        return None
+    is_range = bool(key) and math.isfinite(first) and math.isfinite(last) and first < last
+    return Range(first, last, whole=low.isdecimal() and high.isdecimal()) if is_range else None
+
+
+def usual(recipe: Recipe) -> dict[str, Range]:
+    """Return what is searched if nothing is said: learning rate, weight decay, augmentation, loss weights."""
+    decay = recipe.optim.weight_decay
+    space = {
+        "optim.lr": Range(recipe.optim.lr / 10, recipe.optim.lr * 10),
+        "optim.weight_decay": Range(decay / 10, decay * 10) if decay else Range(1e-6, 1e-2),
+    }
+    if any(getattr(recipe.data.augment, key) for key in _STRENGTHS):
+        space[AUGMENTATION] = Range(0.0, 2.0)
+    if recipe.task == "detect":
+        for key in ("box", "objectness", "classes"):
+            now = getattr(recipe.loss, key, None)
+            # Published boxes' factors differ from network to network, those of the others are about 1.
+            base = now if isinstance(now, float) else 1.0 if now == "auto" and key != "box" else 0.0
+            if base:
+                space[f"loss.{key}"] = Range(base / 4, base * 4)
+    elif hasattr(recipe.loss, "smoothing"):
+        space["loss.smoothing"] = Range(0.0, 0.2)
+    return space
+
+
+def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Return the ``key=value`` of a trial.
+
+    Args:
+        params: what it tries, by key.
+        recipe: of the search, whose augmentation is made stronger or weaker.
+    """
+    changes = []
+    for key, value in params.items():
+        if key != AUGMENTATION:
+            changes.append(f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}")
+            continue
+        for name, most in _STRENGTHS.items():
+            if now := getattr(recipe.data.augment, name):
+                changes.append(f"data.augment.{name}={min(now * value, most):.6g}")
+    return changes
+
+
+def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
+    """Return the parameters that the recipe itself stands for, as far as they are in the space."""
+    found: dict[str, Any] = {}
+    for key, one in space.items():
+        value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))
+        if value == "auto" and key.startswith("loss."):
+            value = 1.0
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        if is_number and one.low is not None and one.low <= value <= float(one.high or 0):
+            found[key] = int(value) if one.whole else float(value)
+        elif str(value) in one.choices:
+            found[key] = str(value)
+    return found
+
+
+def _value(recipe: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        recipe = getattr(recipe, name, None)
+    return recipe

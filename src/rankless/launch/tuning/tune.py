@@ -1,0 +1,135 @@
+"""A search for better values of a recipe's keys; each trial is an ordinary run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankless.errors import INTERRUPTED, STOPPED, UserError
+from rankless.extras import needed
+from rankless.launch import local
+from rankless.launch.tuning import space as spaces
+from rankless.launch.tuning.record import FAILED, FINISHED, Record, Search, Trial
+from rankless.launch.tuning.study import suggestion
+from rankless.recipe import load
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
+from rankless.runs.overview import overview
+from rankless.runs.scoring import LOWER_IS_BETTER
+
+Train = Callable[[Recipe, Path, bool], int]
+
+
+def begin(folder: Path, recipe: Recipe, name: str, words: Sequence[str], search: Sequence[str]) -> Record:
+    """Decide what is searched, and record it.
+
+    Args:
+        folder: of the search, new or empty.
+        recipe: of all trials.
+        name: of the recipe, as it was given.
+        words: the changes that were given with it.
+        search: ``key=low..high`` or ``key=a|b``; empty is the usual space.
+
+    Raises:
+        UserError: no such key, a value that it cannot have, or a folder that holds something.
+    """
+    needed("optuna", "tune", "rankless tune")
+    space = spaces.parsed(search) or spaces.usual(recipe)
+    _check(recipe, space)
+    best = recipe.evaluate.best
+    usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
+    score_name = usual if best == "auto" else best
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(
+            f"--out {folder}: is not empty; give a new folder, or go on with the search in it by --resume"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    record = Record(
+        folder,
+        Search(
+            load.to_json(recipe),
+            name,
+            list(words),
+            space,
+            score_name,
+            score_name in LOWER_IS_BETTER,
+            recipe.seed,
+        ),
+    )
+    record.write()
+    return record
+
+
+def go_on(
+    record: Record,
+    trials: int,
+    *,
+    devices: int | Sequence[int] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    train: Train | None = None,
+) -> int:
+    """Train until there are so many trials.
+
+    Args:
+        record: of :func:`begin`, or of an earlier search.
+        trials: how many there are to be in the end.
+        devices: as for :func:`rankless.train`.
+        say: told about every trial.
+        train: in place of :func:`rankless.train`: of a recipe, a run directory and whether it goes on.
+
+    Returns:
+        The exit code: 0; what a run returned that was asked to stop.
+
+    Raises:
+        UserError: the recipe itself cannot be trained.
+    """
+    recipe = load.from_json(record.search.recipe)
+    run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
+    for number in range(len(record.trials) + 1, trials + 1):
+        if number == 1:
+            params, changes = spaces.of_recipe(recipe, record.search.space), []
+        else:
+            params = suggestion(record.search, record.trials, number)
+            changes = spaces.overrides(params, recipe)
+        run = record.run(number)
+        say(f"trial {number} of {trials}: {' '.join(changes) or 'the recipe as it is'}")
+        chosen, begun = load.changed(recipe, changes), (run / "journal.jsonl").exists()
+        try:
+            code = run_it(chosen, run, begun)
+        except UserError as error:
+            if number == 1:
+                raise
+            record.add(Trial(number, params, changes, FAILED, problem=error.problems[0]))
+            continue
+        if code in (STOPPED, INTERRUPTED):
+            return code
+        seen = overview(RunDirectory(run), {"evaluate": {"best": record.search.score_name}})
+        if code or seen.score is None:
+            problem = "see what it printed above" if code else "it was never evaluated"
+            record.add(Trial(number, params, changes, FAILED, seconds=seen.seconds, problem=problem))
+        else:
+            record.add(Trial(number, params, changes, FINISHED, seen.score, seen.seconds))
+            best = record.ranked()[0]
+            say(
+                f"trial {number} of {trials}: {record.search.score_name} {seen.score:.4f}; the best is "
+                f"{best.score:.4f}, of trial {best.number}"
+            )
+    return 0
+
+
+def _check(recipe: Recipe, space: spaces.Space) -> None:
+    """Try every choice and both ends of every range in the recipe.
+
+    Raises:
+        UserError: lists all that it cannot have.
+    """
+    problems: list[str] = []
+    for key, one in space.items():
+        ends = [int(end) if one.whole else end for end in (one.low, one.high) if end is not None]
+        for value in one.choices or ends:
+            try:
+                _ = load.changed(recipe, spaces.overrides({key: value}, recipe))
+            except UserError as error:
+                problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise UserError(f"--search: {problem.removeprefix('command line: ')}" for problem in problems)

@@ -1,0 +1,146 @@
+"""A search finds better values, goes on where it stopped, and every trial is a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankless.cli import main
+from rankless.errors import STOPPED, UserError
+from rankless.launch import local
+from rankless.launch.tuning import space as spaces
+from rankless.launch.tuning.record import Record, opened
+from rankless.launch.tuning.space import Range
+from rankless.launch.tuning.tune import begin, go_on
+from rankless.recipe import load
+from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
+
+pytest.importorskip("optuna")
+SEARCH = ("optim.lr=0.0001..1", "optim.weight_decay=0..0.01", "data.augment=none|light|heavy")
+
+
+def trainer(stop_at: int = 0, fail_at: int = 0) -> Callable[[Recipe, Path, bool], int]:
+    """Leaves a run whose AP is best at a learning rate of 0.03 without mosaics."""
+
+    def train(recipe: Recipe, run: Path, resume: bool) -> int:
+        number = int(run.name.removeprefix("trial-"))
+        if number == stop_at and not resume:
+            run.mkdir(parents=True)
+            (run / "journal.jsonl").write_text("")
+            return STOPPED
+        if number == fail_at:
+            raise UserError("the loss is no number at step 3")
+        ap = math.exp(-abs(math.log10(recipe.optim.lr / 0.03))) - 0.5 * (recipe.data.augment.mosaic > 0)
+        folder = RunDirectory(run).step_directory(1)
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"best": {"step": 1, "score": ap}}))
+        (run / "journal.jsonl").write_text('{"step": 1, "seconds": 2}\n')
+        return 0
+
+    return train
+
+
+def searched(folder: Path, trials: int, **options: Any) -> Record:
+    recipe = load.load("digits", ["optim.lr=0.2"])
+    record = begin(folder, recipe, "digits", ["optim.lr=0.2"], SEARCH)
+    go_on(record, trials, train=trainer(**options))
+    return record
+
+
+def test_it_finds_what_is_better(tmp_path: Path) -> None:
+    record = searched(tmp_path / "search", 16)
+    first, best = record.trials[0], record.ranked()[0]
+    assert first.changes == [] and len(record.trials) == 16
+    assert best.score is not None and first.score is not None and best.score > first.score + 0.3
+    assert best.params["data.augment"] != "heavy" and 0.01 < best.params["optim.lr"] < 0.1
+    with (tmp_path / "search" / "trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["AP"]) for row in rows] == [trial.score for trial in record.trials]
+    assert rows[1]["data.augment"] == record.trials[1].params["data.augment"]
+    assert record.table()[1].split()[0] == str(best.number)
+
+
+def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    whole = searched(tmp_path / "whole", 8)
+    stopped = searched(tmp_path / "stopped", 8, stop_at=6)
+    assert len(stopped.trials) == 5
+    again = opened(tmp_path / "stopped")
+    assert again.search == stopped.search
+    assert go_on(again, 8, train=trainer()) == 0
+    assert [trial.params for trial in again.trials] == [trial.params for trial in whole.trials]
+    assert [trial.score for trial in again.trials] == [trial.score for trial in whole.trials]
+    assert opened(tmp_path / "stopped").trials == again.trials
+
+
+def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path: Path) -> None:
+    record = searched(tmp_path / "search", 4, fail_at=3)
+    assert [trial.state for trial in record.trials] == ["finished", "finished", "failed", "finished"]
+    assert record.table()[-1].split(maxsplit=2)[2] == "the loss is no number at step 3"
+    with pytest.raises(UserError, match="no number"):
+        searched(tmp_path / "other", 4, fail_at=1)
+
+
+def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> None:
+    for name in ("digits", "yolov4-tiny", "resnet18", "digits-classify", small_recipe):
+        recipe = load.load(name)
+        space = spaces.usual(recipe)
+        assert {"optim.lr", "optim.weight_decay"} < set(space)
+        assert ("augmentation" in space) == (recipe.data.augment.value > 0)
+        assert set(spaces.of_recipe(recipe, space)) == set(space)
+        for end in ("low", "high"):
+            params = {key: getattr(one, end) for key, one in space.items()}
+            changed = load.changed(recipe, spaces.overrides(params, recipe))
+            assert changed.optim.lr == pytest.approx(params["optim.lr"], rel=1e-5)
+    still = load.changed(load.load("yolov3"), spaces.overrides({"augmentation": 0.0}, load.load("yolov3")))
+    assert still.data.augment.hue == still.data.augment.scale == 0
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("optim.lr", "--search has 'optim.lr': expected a range or choices, as in optim.lr=0.001..0.1"),
+        ("optim.lr=1..0.1", "--search has 'optim.lr=1..0.1'"),
+        ("optim.lr=0..nan", "--search has 'optim.lr=0..nan'"),
+        ("optim.lr=-1..1", "--search: "),
+        ("optim.speed=1..2", "--search: "),
+        ("data.augment=none|loud", "--search: "),
+    ],
+)
+def test_ranges_that_cannot_be_are_errors(
+    search: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "digits", "--search", search, "--out", str(tmp_path / "search")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "search").exists()
+
+
+def test_ranges_are_read() -> None:
+    assert spaces.parsed(["a=1e-4..0.1", "b=1..8", "c=x|y", "d=0..1.5"]) == {
+        "a": Range(1e-4, 0.1),
+        "b": Range(1, 8, whole=True),
+        "c": Range(choices=("x", "y")),
+        "d": Range(0, 1.5),
+    }
+    assert Range(1e-4, 0.1).is_logarithmic and not Range(0, 1.5).is_logarithmic
+
+
+def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
+    recipe = load.load(small_recipe, ["epochs=1", "batch.images=8", "batch.micro=8"])
+    record = begin(tmp_path / "search", recipe, "small.yaml", [], ["optim.lr=0.001..0.1"])
+    train = lambda one, run, resume: local.train(one, run, resume=resume, inline=True)  # noqa: E731
+    assert go_on(record, 2, train=train) == 0
+    for trial in record.trials:
+        assert trial.state == "finished" and trial.score is not None and trial.seconds > 0
+        lr = load.load(record.run(trial.number) / "recipe.yaml").optim.lr
+        assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-5)
+    with pytest.raises(UserError, match="is not empty; give a new folder, or go on"):
+        begin(tmp_path / "search", recipe, "small.yaml", [], [])
+    with pytest.raises(UserError, match=r"holds no search \(no search\.json\)"):
+        opened(tmp_path)
