@@ -68,7 +68,7 @@ check: $(STAMP)  ## lint, formatting, types, the direction of imports and the do
 	$(MAKE) --no-print-directory docs
 
 docs: $(STAMP)  ## build the documentation as a site into site/, strictly: open site/index.html
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py

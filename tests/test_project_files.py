@@ -93,3 +93,10 @@ def test_worked_examples_work():
     assert (flux.rank, flux.world_size, flux.local_rank, flux.local_world_size) == (3, 8, 1, 2)
     with pytest.raises(rankless.UserError, match="MASTER_ADDR"):
         _ = flux.address
+
+
+def test_the_documentation_is_built_strictly():
+    """With ``--quiet`` MkDocs counts no warnings, so that ``--strict`` means nothing."""
+    (command,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert "--strict" in command
+    assert "-q" not in command.replace("--strict", "")
