@@ -30,6 +30,20 @@ def test_an_end_before_the_step_that_is_reached(tmp_path: Path) -> None:
         check_resume(run, replace(recipe, epochs=1))
 
 
+def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """The best score so far is one of the old kind, and would be compared with scores of the new one."""
+    recipe = Recipe(epochs=4, precision="fp32")
+    run = RunDirectory(tmp_path)
+    run.recipe.write_text(dump(recipe))
+    other = replace(recipe, evaluate=replace(recipe.evaluate, best="loss"))
+    with pytest.raises(UserError) as caught:
+        check_resume(run, other)
+    first, key, remedy = caught.value.problems
+    assert first.endswith("cannot go on with another recipe; 1 key differs:")
+    assert key == "evaluate.best: auto in the run, loss now"
+    assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, workers")
+
+
 @pytest.fixture
 def stopped(tmp_path: Path, small_recipe: str) -> tuple[RunDirectory, Recipe, Path]:
     """A run after step 3, its recipe, and a copy of its data in another place."""

@@ -321,12 +321,12 @@ def test_shipped_recipes_load(name):
 
 
 def test_the_published_schedules():
-    """Darknet's cfg files: learning rate, burn-in 1000 with power 4, milestones, momentum and decay."""
-    for name, rate, milestones, momentum in [
-        ("yolov3", 1e-3, (400_000, 450_000), 0.9),
-        ("yolov3-tiny", 1e-3, (400_000, 450_000), 0.9),
-        ("yolov4", 1.3e-3, (400_000, 450_000), 0.949),
-        ("yolov4-tiny", 0.00261, (1_600_000, 1_800_000), 0.9),
+    """Darknet's cfg files: learning rate, burn-in 1000 with power 4, milestones, momentum, decay, random."""
+    for name, rate, milestones, momentum, random in [
+        ("yolov3", 1e-3, (400_000, 450_000), 0.9, True),
+        ("yolov3-tiny", 1e-3, (400_000, 450_000), 0.9, True),
+        ("yolov4", 1.3e-3, (400_000, 450_000), 0.949, True),
+        ("yolov4-tiny", 0.00261, (1_600_000, 1_800_000), 0.9, False),
     ]:
         recipe = load(name)
         run = StepSchedule(recipe, 117_266)  # COCO's, which make a few more steps than Darknet's
@@ -334,6 +334,7 @@ def test_the_published_schedules():
         assert run.warmup == pytest.approx(1000, rel=5e-3)
         assert (recipe.schedule.warmup_power, recipe.schedule.gamma) == (4, 0.1)
         assert (recipe.optim.momentum, recipe.optim.weight_decay, recipe.batch.images) == (momentum, 5e-4, 64)
+        assert (recipe.data.multi_scale, recipe.data.multi_scale_every) == (0.4 if random else 0, 10)
 
 
 def test_the_published_schedules_of_classifiers():

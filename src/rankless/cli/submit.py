@@ -192,12 +192,14 @@ def kubernetes(
     sink: Sinks = (),
     python: Annotated[str, Parameter(help="The interpreter in the image.", metavar="PATH")] = "python",
     apply: Annotated[bool, Parameter(help="Pass it on to kubectl, too."), flag] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
     from rankless.launch.submit import kubernetes as cluster
     from rankless.launch.submit.request import Problems
 
     problems = Problems()
+    problems.check(not (apply and dry_run), "--apply: submits, but --dry-run is given, too; leave out either")
     request = _request(problems, recipe, nodes, devices, out, name, sink)
     settings = cluster.Settings(
         image,

@@ -260,3 +260,8 @@ def test_kubectl_gets_the_manifests_and_its_refusal_is_reported(
     out, err = capsys.readouterr()
     assert out == (tmp_path / "got").read_text()
     assert err == "apply -f -\n"
+    (tmp_path / "got").unlink()
+    assert cli.main([*command[:-1], "--dry-run"]) == 0  # as with the other clusters
+    assert capsys.readouterr() == (out, "") and not (tmp_path / "got").exists()
+    assert cli.main([*command, "--dry-run"]) == 2
+    assert "error: --apply: submits, but --dry-run is given, too" in capsys.readouterr().err

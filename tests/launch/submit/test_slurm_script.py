@@ -193,7 +193,18 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(
     fake.write_text("#!/bin/bash\nexec >&2\necho invalid partition\nexit 1\n")
     fake.chmod(0o755)
     assert cli.main(command) == 2
-    assert "error: sbatch: refuses the script (invalid partition)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: sbatch: refuses the script (invalid partition); expected what this cluster has" in said
+    # Slurm's own words, of a GRES that no node has and of one that no node has enough of.
+    unknown, too_many = (
+        "Invalid generic resource (gres) spec",
+        "Requested node configuration is not available",
+    )
+    for words in (unknown, too_many):
+        fake.write_text(f"#!/bin/bash\nexec >&2\necho 'Batch job submission failed: {words}'\nexit 1\n")
+        assert cli.main(["submit", "slurm", "digits", "--devices", "2"]) == 2
+        said = capsys.readouterr().err
+        assert words in said and "sinfo --format '%N %G'" in said and "or --gres none where" in said
     fake.write_text('#!/bin/bash\nwhile IFS= read -r line; do echo "$line"; done > script; echo "41;lab"\n')
     assert cli.main(command) == 0
     out = capsys.readouterr().out

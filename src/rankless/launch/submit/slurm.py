@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from rankless.launch.submit.request import Problems, Request
 
 WARNING = 90  # seconds before the time limit: a step, a checkpoint and the requeue have to fit
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # sbatch takes it without quotes
+_RESOURCES = re.compile(r"generic resource|\bgres\b|node configuration is not available", re.IGNORECASE)
 _TIME = r"[0-9]+|[0-9]+(:[0-9]{2}){1,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED|INFINITE"
 
 _SCRIPT = Template("""\
@@ -141,5 +143,15 @@ def submit(text: str) -> str:
     )
     if done.returncode:
         said = " ".join(done.stderr.split())
-        raise UserError(f"sbatch: refuses the script ({said}); expected what this cluster has: correct that")
+        raise UserError(f"sbatch: refuses the script ({said}); {_remedy(said)}")
     return done.stdout.strip().partition(";")[0]
+
+
+def _remedy(said: str) -> str:
+    """What to do about sbatch's refusal."""
+    if _RESOURCES.search(said):
+        return (
+            "expected resources that the cluster's nodes have: list them with sinfo --format '%N %G' and "
+            "give --gres as it is written there, such as gpu:a100:2, or --gres none where nodes have no GPUs"
+        )
+    return "expected what this cluster has: correct that"
