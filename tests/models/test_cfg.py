@@ -222,6 +222,18 @@ def test_what_is_written_is_read_back_equal(name: str) -> None:
         assert (back.network.size, back.letterbox, back.nms) == (network.size, letterbox, nms)
 
 
+def test_depthwise_sections_of_forks_are_grouped_convolutions() -> None:
+    """As in the published mobilenet_v1.cfg: no filters, as many as the channels that it reads."""
+    first = "[convolutional]\nbatch_normalize=1\nfilters=8\nsize=3\nstride=2\npad=1\nactivation=relu\n"
+    same = "batch_normalize=1\nsize=3\nstride=2\npad=1\nactivation=relu\n"
+    found = network_of(f"{first}[depthwise_convolutional]\n{same}")
+    assert found == network_of(f"{first}[convolutional]\nfilters=8\ngroups=8\n{same}")
+    assert network_of(f"[depthwise_convolutional]\n{same}").layers[0] == Conv(3, 3, 2, "relu", groups=3)
+    (problem,) = problems_of(NET + "[depthwise_convolutional]\nstride_x=2\n" + HEAD)
+    assert "[depthwise_convolutional] stride_x differs from stride" in problem
+    assert "groups=8" in write_cfg(found)  # Darknet itself knows no such section
+
+
 def test_what_darknet_does_not_have_is_refused() -> None:
     from rankless.models.darknet.reshape import with_activation, with_anchor_free_heads, with_involution
 

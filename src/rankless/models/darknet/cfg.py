@@ -74,7 +74,6 @@ class _Reader(LayerReader):
         super().__init__(name)
         self.text = text
         self.unused: dict[str, int] = {}
-        self.shapes: list[net.Shape] = []
         self.unknown = False  # after an unknown layer, shapes that do not fit are not reported
 
     def read(self) -> Cfg:

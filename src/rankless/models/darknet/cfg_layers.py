@@ -26,6 +26,7 @@ class LayerReader(OptionReader):
 
     Attributes:
         layers: of the sections before.
+        shapes: of their outputs.
         nms: how boxes are compared when duplicates are removed.
         classes: of the heads so far; None without any.
     """
@@ -33,6 +34,7 @@ class LayerReader(OptionReader):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.layers: list[net.Layer] = []
+        self.shapes: list[net.Shape] = []
         self.nms: Literal["iou", "diou"] = "iou"
         self.classes: int | None = None
 
@@ -65,22 +67,31 @@ class LayerReader(OptionReader):
         return tuple(sources)
 
     def _convolutional(self) -> net.Conv:
+        filters = self.integer("filters", 1, 1, MOST_CHANNELS)
+        return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
+
+    def _depthwise(self) -> net.Conv:
+        """Of forks that have MobileNets: a kernel for each channel that is read; weights lie as ever."""
+        channels = self.shapes[-1].channels if self.shapes else 3  # of the image
+        return self._kernel(channels, channels)
+
+    def _kernel(self, filters: int, groups: int) -> net.Conv:
         size = self.integer("size", 1, 1, 255)
         stride = self.integer("stride", 1, 1, 64)
         for key in ("stride_x", "stride_y"):
             if self.integer(key, stride, 1, 64) != stride:
-                self.report(f"[convolutional] {key} differs from stride: expected one stride", self.line(key))
+                self.report(f"[{self.section.name}] {key} differs from stride: expected one", self.line(key))
         pad = self.integer("pad", 0, 0, 255)
         padding = self.integer("padding", 0, 0, 255)
         if pad:
             padding = size // 2
         return net.Conv(
-            filters=self.integer("filters", 1, 1, MOST_CHANNELS),
+            filters=filters,
             size=size,
             stride=stride,
             activation=self._activation("logistic"),
             norm=bool(self.integer("batch_normalize", 0, 0, 1)),
-            groups=self.integer("groups", 1, 1, MOST_CHANNELS),
+            groups=groups,
             padding=None if padding == size // 2 else padding,
             dilation=self.integer("dilation", 1, 1, 64),
         )
@@ -200,6 +211,7 @@ class LayerReader(OptionReader):
 SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
     "convolutional": LayerReader._convolutional,
     "conv": LayerReader._convolutional,
+    "depthwise_convolutional": LayerReader._depthwise,
     "maxpool": LayerReader._maxpool,
     "max": LayerReader._maxpool,
     "avgpool": LayerReader._avgpool,
