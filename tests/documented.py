@@ -44,7 +44,7 @@ def _code_of(page: Path) -> Iterator[Line]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
             language = line[3:].strip() if language is None else None
-        elif (language in (None, "") and line.startswith("    ")) or language is not None:
+        elif language is not None or line.startswith("    "):
             yield Line(page, number, line.strip())
         else:
             yield from (Line(page, number, one, is_inline=True) for one in re.findall(r"`([^`]+)`", line))
@@ -52,31 +52,29 @@ def _code_of(page: Path) -> Iterator[Line]:
 
 def commands() -> list[Line]:
     """Every call of ``rankless``, from that word on, whatever launcher stands before it."""
-    pattern = re.compile(r"(?:^|.*(?:\s|-m ))rankless ((?:[a-z]|--)[^<>|#]*)")
-    found = []
-    for line in code():
-        if (match := pattern.fullmatch(_command(line.text))) and not line.text.startswith("next:"):
-            found.append(Line(line.page, line.number, match[1].strip(), line.is_inline))
-    return found
+    return _calls(r"(?:.*\s)?rankless ((?:[a-z]|--).*)")
 
 
 def scripts() -> list[Line]:
     """Every call of a Python script: its path and the words after it."""
-    pattern = re.compile(r"(?:.*\s)?(?:python3?|torchrun\b.*?) ([\w./-]+\.py\b.*)")
-    return [
-        Line(line.page, line.number, match[1])
-        for line in code()
-        if (match := pattern.fullmatch(_command(line.text)))
-    ]
+    return _calls(r"(?:.*\s)?(?:python3?|torchrun\b.*?) ([\w./-]+\.py\b.*)")
 
 
 def makes() -> list[Line]:
     """Every call of ``make``."""
+    return _calls(r"(make .*)")
+
+
+def _calls(pattern: str) -> list[Line]:
+    """The group of the pattern in each command of each line that matches it."""
     return [
-        Line(line.page, line.number, _command(line.text)) for line in code() if line.text.startswith("make ")
+        Line(line.page, line.number, match[1], line.is_inline)
+        for line in code()
+        for command in re.split(r"\s[|;]\s|&&|;$", line.text.removeprefix("$ "))
+        if (match := re.fullmatch(pattern, _without_rest(command)))
     ]
 
 
-def _command(text: str) -> str:
-    """Without a prompt, a comment, a redirection or what is left out."""
-    return re.split(r"\s+#|\s+>|;|…", text.removeprefix("$ "))[0].strip()
+def _without_rest(command: str) -> str:
+    """Without a comment, a redirection or what is left out."""
+    return re.split(r"\s+[#<>]|…", command)[0].strip()
