@@ -171,7 +171,7 @@ def test_the_journal_reads_any_entry_alone(tmp_path):
         Entry(str(number), {"source": str(number), "text": "ü" * (number * 997)}) for number in range(12)
     ]
     for entry in entries:
-        journal.add(entry.stem, entry)
+        journal.add(entry)
     journal.add_failure("bad", "cut")
     journal.remove()
     assert not (tmp_path / NAME).exists()

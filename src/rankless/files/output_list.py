@@ -62,9 +62,11 @@ class OutputList:
     def add(self, verb: str, name: str, file: _File) -> None:
         """Add an output that is about to be renamed to its final name."""
         key = verb, name
-        if file in self.known.get(key, []):
-            return
-        self._know(key, file)
+        if key in self.known:
+            if file in self.known[key]:
+                return
+            self._know(key, file)
+        # A new name is not kept here: a command may write a million files.
         # Line by line: a killed command has listed what it wrote.
         opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

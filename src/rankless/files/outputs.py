@@ -145,7 +145,10 @@ class Outputs:
                     raise FileExistsError(0, "")
                 if self._verb is not None:
                     marks.add(self._verb, file.name, digest_of(part))
-            self._written.append(file)
+            if before is None:
+                del self._before[file]
+            if self._lists[file.parent].known:  # else nothing there is to be removed
+                self._written.append(file)
         except FileExistsError:
             raise self._changed(file) from None
         except OSError as error:

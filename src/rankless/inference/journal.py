@@ -32,7 +32,8 @@ class Journal(Sequence[Entry]):
 
     Attributes:
         failed: source and reason of each image that could not be read.
-        done: sources that need no further work; a video is one when its last frame was predicted.
+        done: sources that needed no further work when it was opened; a video is one when its last frame was
+            predicted.
 
     Raises:
         UserError: nothing to go on with, something else was asked for, or it cannot be written.
@@ -57,23 +58,19 @@ class Journal(Sequence[Entry]):
         else:
             self._append(head)
 
-    def add(self, source: str, entry: Entry, files: Sequence[str] = ()) -> None:
+    def add(self, entry: Entry, files: Sequence[str] = ()) -> None:
         """Record what was found in an image or a frame, and the files that were written of it."""
         self._starts.append(self._end)
         self._append({"stem": entry.stem, "files": list(files), "image": entry.image})
-        if "frame" not in entry.image:
-            self.done.add(source)
 
     def add_failure(self, source: str, reason: str) -> None:
         """Record an image that could not be read."""
         self._append({"failed": source, "reason": reason})
         self.failed.append((source, reason))
-        self.done.add(source)
 
     def end_video(self, source: str, files: Sequence[str] = ()) -> None:
         """Record that the last frame of a video was predicted, and the files that were written of all."""
         self._append({"ended": source, "files": list(files)})
-        self.done.add(source)
 
     def remove(self) -> None:
         """Remove the file's name; the entries can still be read."""

@@ -33,12 +33,14 @@ class Source(NamedTuple):
         read: returns the image to draw on, uint8 (3, H, W), and the one for the network.
         frame: its number in a video, from 0; None of a still image.
         time: of the frame, in seconds from the video's start.
+        position: of the image or the video among all that are given.
     """
 
     name: str
     read: Callable[[Finder], tuple[torch.Tensor, Decoded]]
     frame: int | None = None
     time: float | None = None
+    position: int = 0
 
 
 class Answered(NamedTuple):

@@ -53,8 +53,8 @@ class Recording:
         self.opened, self.sources, self.out, self.kinds = opened, sources, out, kinds
         self.resume, self._is_new = resume, not out.exists()
         names = output_names(sources, out)
-        self._originals = {public(source): source for source in sources}
-        self._names = dict(zip(map(public, sources), zip(names, stems(names), strict=True), strict=True))
+        self._names = names
+        self._stems = stems(names)  # of equal names alone
         files = [out / name for name in [*names, *saving.single_files(kinds)]]
         # In a folder that is not there nothing can be in the way.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
@@ -64,7 +64,7 @@ class Recording:
         elif not force:
             refuse_unfinished(out)
             refuse_filled(out)
-        self._video: tuple[str, ExitStack, video.Writer | None] | None = None
+        self._video: tuple[Source, ExitStack, video.Writer | None] | None = None
         self._best, self._seen, self._computed = 0.0, set[str](), 0
 
     def run(self, asked: Mapping[str, Any], *, progress: bool) -> PredictionReport:
@@ -106,11 +106,11 @@ class Recording:
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
         """Predict on what is not done; return the seconds it took."""
-        left = [source for source in self.sources if public(source) not in journal.done]
+        left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
         def render(one: Answered) -> Rendered:
-            return saving.rendered(one, finder, self.kinds, *self._names[one.source.name])
+            return saving.rendered(one, finder, self.kinds, *self._files_of(one.source))
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:
@@ -122,31 +122,38 @@ class Recording:
                         bar.advance()
             except KeyboardInterrupt:
                 # A camera has no other end.
-                if self._video is None or not is_live(self._originals[self._video[0]]):
+                if self._video is None or not is_live(self.sources[self._video[0].position]):
                     raise
         self._end_video(journal)
         return time.monotonic() - began
 
     def _bar(
-        self, left: Sequence[str], journal: Journal, *, progress: bool
+        self, left: Sequence[int], journal: Journal, *, progress: bool
     ) -> ProgressBar | nullcontext[None]:
         if not progress:
             return nullcontext()
-        videos = [source for source in left if is_video(source)]
+        if any(is_live(self.sources[position]) for position in left):
+            say("predicting until the stream ends; Ctrl-C ends it and writes the results", file=sys.stderr)
+            return nullcontext()
+        videos = [self.sources[position] for position in left if is_video(self.sources[position])]
         total = len(left) - len(videos) + sum(map(video.frame_count, videos))
         return ProgressBar(len(journal) + total, "predicting", done=len(journal))
 
-    def _sources(self, names: Sequence[str]) -> Iterator[Source]:
-        for name in names:
-            if is_video(name):
-                yield from video.sources(name)
-            else:
-                yield file_source(name)
+    def _sources(self, positions: Sequence[int]) -> Iterator[Source]:
+        for position in positions:
+            name = self.sources[position]
+            for source in video.sources(name) if is_video(name) else (file_source(name),):
+                yield source._replace(position=position)
+
+    def _files_of(self, source: Source) -> tuple[str, str]:
+        """The name of the annotated image or video, and the stem of other files."""
+        name = self._names[source.position]
+        return name, self._stems.get(source.position) or Path(name).stem
 
     def _keep(self, one: Rendered, journal: Journal) -> None:
         """Write what belongs to an image or a frame, and then note that it is done."""
         source = one.answered.source
-        if self._video is not None and self._video[0] != source.name:
+        if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
         if one.entry is None:
             journal.add_failure(source.name, one.answered.reason)
@@ -156,7 +163,7 @@ class Recording:
             self._add_frame(source, one.drawn)
         for name, content in one.files:
             saving.write(self.outputs, self.out / name, content)
-        journal.add(source.name, one.entry, [name for name, _ in one.files])
+        journal.add(one.entry, [name for name, _ in one.files])
         self._best, self._computed = max(self._best, one.best), self._computed + 1
         if one.drawn is not None:
             found = one.entry.image.get("detections", []) or one.entry.image.get("classes", [])[:1]
@@ -166,23 +173,24 @@ class Recording:
         if self._video is None:
             stack, writer = ExitStack(), None
             if drawn is not None:
-                path = self.out / self._names[source.name][0]
+                path = self.out / self._names[source.position]
                 self.outputs.include([path])
                 part = stack.enter_context(self.outputs.writing(path))
-                writer = video.Writer(part, video.rate_of(self._originals[source.name]))
-            self._video = source.name, stack, writer
+                writer = video.Writer(part, video.rate_of(self.sources[source.position]))
+            self._video = source, stack, writer
         if (writer := self._video[2]) is not None and drawn is not None:
             writer.add(drawn, source.time or 0.0)
 
     def _end_video(self, journal: Journal) -> None:
         """Finish the video that is being written, if there is one."""
         if self._video is not None:
-            name, stack, writer = self._video
+            source, stack, writer = self._video
             with stack:
                 if writer is not None:
                     writer.close()
             self._video = None
-            journal.end_video(name, [self._names[name][0]] if writer is not None else [])
+            files = [self._names[source.position]] if writer is not None else []
+            journal.end_video(source.name, files)
 
     def _leave_video(self) -> None:
         """Remove what was written of a video that will not end."""

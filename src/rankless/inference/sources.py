@@ -152,15 +152,17 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     return names
 
 
-def stems(names: Sequence[str]) -> list[str]:
-    """Name the other files of each image: its name without ending; ``-2``, ``-3`` … where these are equal."""
+def stems(names: Sequence[str]) -> dict[int, str]:
+    """Name the other files of images whose names differ in their endings alone, by position."""
     taken: set[str] = set()
-    found = []
-    for name in names:
-        stem, number = Path(name).stem, 1
+    found = {}
+    for position, name in enumerate(names):
+        plain = stem = Path(name).stem
+        number = 1
         while stem.casefold() in taken:
             number += 1
-            stem = f"{Path(name).stem}-{number}"
+            stem = f"{plain}-{number}"
         taken.add(stem.casefold())
-        found.append(stem)
+        if number > 1:
+            found[position] = stem
     return found
