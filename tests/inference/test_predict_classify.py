@@ -73,6 +73,7 @@ def test_what_is_less_likely_is_left_out_where_asked(target):
     assert some.images[0].classes == whole[:1]
     none = page.predict(target, source, out=target.with_name("none"), confidence=1.0, device="cpu")
     assert none.images[0].classes == []
+    assert json.loads((none.out / "predictions.json").read_text()) == none.predictions()
 
 
 def test_built_in_digits(target):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import suppress
 from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -178,3 +181,33 @@ def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
     painted_file("../still.png")
     folder = str(clip.parent)
     assert str(clip) in find([folder]) and str(clip) in find([f"{folder}/*"])
+
+
+def test_a_stream_is_read_while_it_comes(colors, paint, tmp_path):
+    """A real server on this machine, and a film that players can begin before its end is there."""
+    writer = video.Writer(tmp_path / "served.mp4", Fraction(10))
+    for number in range(4):
+        writer.add(Image.fromarray(paint("red", shift=20 * number)), number / 10)
+    writer.close()
+    content = (tmp_path / "served.mp4").read_bytes()
+    assert content.find(b"moov") < content.find(b"mdat")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        report = predict(colors, [f"http://u:p@{address}/x.mp4"], out=tmp_path / "out", device="cpu")
+        server.shutdown()
+    assert [round(image.detections[0]["box"][0] / 20) for image in report.images] == [2, 3, 4, 5]
+    assert report.images[0].source == f"http://{address}/x.mp4" and report.failed == []
+    assert (report.out / f"{address.replace(':', '-')}-x.mp4").exists()

@@ -55,7 +55,8 @@ class Recording:
         names = output_names(sources, out)
         self._names = names
         self._stems = stems(names)  # of equal names alone
-        files = [out / name for name in [*names, *saving.single_files(kinds)]]
+        drawn = names if "annotated" in kinds else []
+        files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         # In a folder that is not there nothing can be in the way.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])

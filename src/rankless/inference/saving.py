@@ -25,7 +25,7 @@ from rankless.inference.opening import Finder
 from rankless.inference.pipeline import Answered
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
-from rankless.inference.results import DetectionResult
+from rankless.inference.results import ClassificationResult, DetectionResult
 from rankless.inference.sources import JPEG
 
 DEFAULT = ("annotated", "json")
@@ -124,8 +124,10 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
     else:
         pixels = image.permute(1, 2, 0).contiguous().numpy()
         result = finder.result(answered.answer, pixels, source.name)
-        found = result.to_dict()
-        found = {key: found[key] for key in ("detections", "classes") if key in found}
+        found = {"detections": result.rows()}
+        if isinstance(result, ClassificationResult):
+            # An image of which no class is likely enough has nothing, like one without objects.
+            found = {"classes": result.rows()} if len(result) else {"detections": []}
         made.best = finder.best(answered.answer)
         made.drawn = result.draw() if "annotated" in kinds else None
         if isinstance(result, DetectionResult) and "crops" in kinds:

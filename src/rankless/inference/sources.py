@@ -138,7 +138,9 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
         path = Path(source)
         stem, suffix = path.stem, path.suffix if path.suffix.lower() in JPEG else ".png"
         if is_live(source):
-            stem = re.sub(r"[^\w.-]+", "-", public(source).partition("://")[2] or source).strip("-.")[-80:]
+            address = public(source).partition("://")[2] or source
+            address = address[: -len(path.suffix)] if path.suffix.lower() in VIDEOS else address
+            stem = re.sub(r"[^\w.-]+", "-", address).strip("-.")[-80:]
         elif SCENES.fullmatch(source) and not path.exists():
             stem = source.replace(":", "-")
         if is_video(source):

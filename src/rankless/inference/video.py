@@ -141,7 +141,8 @@ class Writer:
         import av
 
         library: Any = av
-        self._container = library.open(str(path), "w", format="mp4")
+        # Players begin before they have all of it where the table of frames comes first.
+        self._container = library.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
         codec = next(name for name in _CODECS if name in av.codecs_available)
         self._stream = self._container.add_stream(codec, rate=rate)
         self._stream.pix_fmt = "yuv420p"
