@@ -17,9 +17,10 @@ ARG TORCH_INDEX=""
 WORKDIR /source
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/rankless
-# PyTorch in a layer of its own: it is gigabytes, and changes far less often than the source.
+# PyTorch in a layer of its own: it is gigabytes, and changes far less often than the source. Of one version, pip
+# prefers the build with a local label, such as +cpu.
 COPY constraints.txt ./
-RUN /opt/rankless/bin/pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
+RUN /opt/rankless/bin/pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
     torch torchvision
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
