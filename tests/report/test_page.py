@@ -140,7 +140,7 @@ def test_a_browser_shows_it_without_an_error(trained: Path, tmp_path: Path) -> N
 LOOK = """
 <script>
 addEventListener("load", () => {
-  const found = [];
+  const found = [], values = [];
   for (const frame of document.querySelectorAll("iframe")) {
     const page = frame.contentDocument, width = frame.clientWidth;
     if (page.documentElement.scrollWidth > width) found.push(`${width}: the page is wider`);
@@ -156,22 +156,41 @@ addEventListener("load", () => {
         if (over > 1 && under > 3) found.push(`${width}: ${one.textContent} over ${other.textContent}`);
       }));
     }
+    const plot = page.querySelector('svg[aria-label="Learning rate"]').parentElement;
+    const frameOfPlot = plot.getBoundingClientRect(), tip = plot.querySelector(".tip");
+    const point = {clientX: frameOfPlot.right - 5, clientY: frameOfPlot.top + 30};
+    plot.firstChild.dispatchEvent(new frame.contentWindow.PointerEvent("pointermove", point));
+    values.push(tip.hidden ? "hidden" : tip.textContent);
+    const table = page.querySelector(".sortable"), column = () => [...table.tBodies[0].rows].map(
+      (row) => Number(row.cells[1].querySelector("data").value));
+    table.tHead.rows[0].cells[1].click();
+    const falling = column();
+    table.tHead.rows[0].cells[1].click();
+    const rising = falling.filter((each, at) => at && each > falling[at - 1]);
+    if (rising.length) found.push(`${width}: not sorted: ${falling}`);
+    if (column().reverse().join() !== falling.join()) found.push(`${width}: not turned round`);
     const shown = [...page.querySelectorAll("img, .pane")].filter((each) => each.clientHeight < 20);
     if (shown.length) found.push(`${width}: ${shown.length} images are not shown`);
   }
-  document.body.textContent = "looked at" + JSON.stringify(found);
+  document.body.textContent = "looked at" + JSON.stringify([found, values]);
 });
 </script>
 """
 
 
-def test_nothing_is_cut_or_overlaps_on_a_phone_and_on_a_screen(trained: Path, tmp_path: Path) -> None:
+def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
+    trained: Path, tmp_path: Path
+) -> None:
     html = escape((trained / "report.html").read_text(encoding="utf-8"))
     frames = "".join(f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 1400))
     document, _ = in_browser(f"<!DOCTYPE html><body>{LOOK}{frames}</body>", tmp_path)
     found = re.search(r"looked at(.*?)</body>", document, re.DOTALL)
     assert found is not None
-    assert json.loads(found[1]) == []
+    problems, values = json.loads(found[1])
+    assert problems == []
+    last = [entry for entry in journal.read(trained / "journal.jsonl") if "step" in entry][-1]
+    shown = [float(value.removeprefix("11learning rate ")) for value in values]
+    assert shown == [pytest.approx(last["lr"], rel=1e-3)] * 2
 
 
 def test_the_claim_names_scores_speed_digest_and_state(trained: Path) -> None:

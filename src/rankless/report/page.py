@@ -69,12 +69,20 @@ def _sections(run: Collected) -> str:
     return "".join(
         (
             _section("Training", training.score_charts(run) + training.loss_charts(run)),
-            _section("Best evaluation", found),
+            _section(_title_of_details(run), found),
             _panel(galleries, run),
             _section("Time", training.time_charts(run) + training.events_panel(run)),
             _section("Environment and recipe", overview.environment(run)),
         )
     )
+
+
+def _title_of_details(run: Collected) -> str:
+    """Name the evaluation; its details may be of another step where a copy of the run lacks the newest."""
+    step = run.details.get("step")
+    if run.best is None or step is None or step == run.best[0]:
+        return "Best evaluation"
+    return f"Best evaluation, with curves and images of step {step:,}"
 
 
 def _panel(make: Callable[[Collected], str], run: Collected) -> str:

@@ -49,49 +49,28 @@ def score_points(run: Collected, name: str) -> list[Point]:
 
 def loss_charts(run: Collected) -> str:
     """Losses, parts, learning rate and gradient norm."""
-    loss = list(run.steps.points("loss"))
-    parts = [name for name in run.steps.names if name.startswith("part:")]
-    wide = _spans_decades(loss)
-    note = ""
-    if run.steps.width > 1:
-        note = f"Each point is the mean of {run.steps.width:,} steps."
-    return "".join(
-        (
-            line_chart(
-                "Loss",
-                [
-                    Line("each step", loss, None, "faint"),
-                    Line("training, smoothed", smoothed(loss), 0),
-                    Line("validation", score_points(run, "loss"), 1, "dots"),
-                ],
-                steps_axes(run, log=wide),
-                note,
-            ),
-            line_chart(
-                "Parts of the training loss",
-                [
-                    Line(name.removeprefix("part:"), smoothed(list(run.steps.points(name))), color)
-                    for color, name in enumerate(parts)
-                ],
-                steps_axes(run),
-                "Smoothed.",
-            )
-            if len(parts) > 1
-            else "",
-            line_chart(
-                "Learning rate", [Line("learning rate", list(run.steps.points("lr")))], steps_axes(run)
-            ),
-            line_chart(
-                "Gradient norm",
-                [
-                    Line("each step", norm := list(run.steps.points("gradient_norm")), None, "faint"),
-                    Line("smoothed", smoothed(norm), 2),
-                ],
-                steps_axes(run, log=_spans_decades(norm)),
-                "Of the mean gradient, before clipping.",
-            ),
-        )
-    )
+    steps = run.steps
+    loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
+    parts = [name for name in steps.names if name.startswith("part:")]
+    gray = "Gray: each step." if steps.width == 1 else f"Gray: the mean of {steps.width:,} steps each."
+    lines = [
+        Line("each step", loss, None, "faint"),
+        Line("training, smoothed", smoothed(loss), 0),
+        Line("validation", score_points(run, "loss"), 1, "dots"),
+    ]
+    charts = [line_chart("Loss", lines, steps_axes(run, log=_spans_decades(loss)), gray)]
+    if len(parts) > 1:
+        lines = [
+            Line(name.removeprefix("part:"), smoothed(list(steps.points(name))), color)
+            for color, name in enumerate(parts)
+        ]
+        charts.append(line_chart("Parts of the training loss", lines, steps_axes(run), "Smoothed."))
+    lines = [Line("learning rate", list(steps.points("lr")))]
+    charts.append(line_chart("Learning rate", lines, steps_axes(run)))
+    lines = [Line("each step", norm, None, "faint"), Line("smoothed", smoothed(norm), 2)]
+    axes = steps_axes(run, log=_spans_decades(norm))
+    charts.append(line_chart("Gradient norm", lines, axes, f"Of the mean gradient, before clipping. {gray}"))
+    return "".join(charts)
 
 
 def _spans_decades(points: Sequence[Point]) -> bool:
