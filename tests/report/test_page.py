@@ -242,6 +242,7 @@ def test_names_from_files_are_only_text(run: Path) -> None:
     "content",
     ["", "[]", "{", '{"step": 11}', '{"step": 11, "thresholds": 3}', '{"step": 11, "pr": [[1]]}',
      '{"step": 11, "examples": [{"kind": "best", "jpeg": "QUJD"}]}', '{"step": 4711, "pr": 1}',
+     '{"step": {}}',
      '{"step": 11, "truths": {"a": []}, "confusion": "x", "sizes": []}', '{"step": 11, "examples": [1]}'],
 )  # fmt: skip
 def test_a_damaged_evaluation_costs_its_panels_alone(run: Path, content: str) -> None:
@@ -253,6 +254,7 @@ def test_a_damaged_evaluation_costs_its_panels_alone(run: Path, content: str) ->
 @pytest.mark.parametrize(
     "line",
     [{"step": 12, "loss": "x", "parts": 3, "timing": {"seconds": None, "ranks": ["a"]}},
+     {"step": 12, "loss": 1e308, "lr": 10**30, "timing": {"seconds": 1e308, "waited": 1e308, "time": 1e308}},
      {"step": 12, "loss": float("nan"), "lr": 1e308, "parts": {"a": None}, "timing": {}},
      {"evaluation": 12, "scores": {"AP": "high", "per_class": {"a": 3}, "confusion": [1]}},
      {"evaluation": 12, "scores": {}}, {"event": 3}, {"event": "resume", "at": "x", "world_size": "2"}],

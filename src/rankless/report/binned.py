@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 MOST = 1000
 """Bins; as many as a chart has pixels, so that a run of a million steps is read into a page of its size."""
 
+_LARGEST = 1e100
+
 
 @dataclass
 class Bin:
@@ -40,13 +42,13 @@ class Binned:
         self.names: dict[str, None] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the numbers of a step; those that are not finite are left out.
+        """Add the numbers of a step; those that are not finite, or whose sum might not be, are left out.
 
         Args:
             step: from 1; not before the last one.
             values: by name.
         """
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        finite = {name: value for name, value in values.items() if abs(value) < _LARGEST}
         self.names |= dict.fromkeys(finite)
         if not self.bins or step > self.bins[-1].last:
             first = (step - 1) // self.width * self.width + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankless.report.markup import card, embedded, text
 
@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 34
 COLORS = 8
 """Colors of lines, the page's variables ``--c0`` to ``--c7``; further ones begin again."""
 Point = tuple[float, float]
+_LARGEST = 1e100  # a diverged loss may be anything
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
         axes: what the axes show.
         note: HTML below.
     """
-    axes, drawn = axes or Axes(), [line for line in lines if line.points]
+    axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
     if not points:
         return ""
@@ -130,6 +131,11 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
     return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
+
+
+def _drawable(line: Line) -> Line:
+    """The line without points that no axis can show."""
+    return replace(line, points=[(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST])
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:

@@ -117,7 +117,7 @@ class Collected:
         self.starts = [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
         details = _json(self.run.evaluation)
         known = {step for step, _ in self.evaluations}
-        is_known = isinstance(details, dict) and details.get("step") in known
+        is_known = isinstance(details, dict) and _whole(details.get("step")) in known
         self.details = details if is_known and isinstance(details, dict) else {}
         if self.recipe_text:
             return

@@ -13,7 +13,7 @@ from rankless.report.markup import number, text
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _LABELS = 12
-"""Boxes of an image with a label; more would hide it."""
+"""Boxes of an image with a label; more would hide it, and with twice as many none has one."""
 _SCORED = 5
 """Boxes of an image that have their score on the label."""
 
@@ -83,6 +83,6 @@ def _boxes(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> str:
         said = text(f"{names[int(label)]} {score}".strip())
         edge = f"{' low' if y1 < 0.08 else ''}{' end' if x1 > 0.7 else ''}"
         name = said if len(rows) <= _SCORED else text(names[int(label)])
-        shown = f"<b>{name}</b>" if place < _LABELS else ""
+        shown = f"<b>{name}</b>" if place < _LABELS and len(rows) <= 2 * _LABELS else ""
         boxes += f'<span class="box {kind}{edge}" style="{where}" title="{said}">{shown}</span>'
     return boxes

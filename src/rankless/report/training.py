@@ -109,7 +109,7 @@ def time_charts(run: Collected) -> str:
         waited, network = one.mean("waited") or 0.0, one.mean("network") or 0.0
         middle = (one.first + one.last) / 2
         for line, value in zip(rows.values(), (seconds - waited - network, waited, network), strict=True):
-            line.append((middle, 1e3 * max(value, 0.0)))
+            line.append((middle, 1e3 * min(max(value, 0.0), 1e9)))
     smooth = [Line(name, smoothed(line), color) for color, (name, line) in enumerate(rows.items())]
     axes = steps_axes(run)
     note = "Of rank 0, smoothed. On GPUs the host does not see what the device waits for."
