@@ -7,7 +7,7 @@ import io
 import pytest
 
 from rankless import printing
-from rankless.printing import ProgressBar
+from rankless.printing import ProgressBar, console_for
 
 
 def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +28,10 @@ def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytes
         "reading  25%",
         "reading  50%",
     ]
+
+
+def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    console = console_for(io.StringIO())
+    assert not console.is_terminal and not console.is_jupyter
+    assert not ProgressBar(1, "reading images", file=io.StringIO()).is_live

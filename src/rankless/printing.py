@@ -140,6 +140,13 @@ def print_models(rows: Sequence[Any]) -> None:
     )
 
 
+def console_for(file: IO[str]) -> Console:
+    """A console that breaks no line; in a notebook it writes plain lines, as into any other file."""
+    from rich.console import Console
+
+    return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False)
+
+
 class ProgressBar:
     """How far long work is: a live bar on a terminal, elsewhere a line every ten seconds; a context manager.
 
@@ -160,13 +167,13 @@ class ProgressBar:
         console: Console | None = None,
         file: IO[str] | None = None,
     ) -> None:
-        from rich.console import Console, Group
+        from rich.console import Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
 
         self.total, self.title, self.done = total, title, done
-        self.console = console or Console(file=file or sys.stderr, highlight=False, soft_wrap=True)
+        self.console = console or console_for(file or sys.stderr)
         self.is_live = self.console.is_terminal and not self.console.quiet
         self._began = self._printed = self._shown = time.monotonic()
         self._bar = Progress(

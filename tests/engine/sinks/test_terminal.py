@@ -121,6 +121,17 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
     assert lines[7].startswith("epoch 0.50/1  step 1/2  loss 2  lr 1.00e-02  32 images/s")
 
 
+def test_a_stop_prints_the_epoch_that_was_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(images=16)
+    terminal.start(RunStart(Path("run"), {"epochs": 3, "precision": "fp32"}, 0, 6, 1))
+    terminal.step(entry(1, 0.5))
+    terminal.step(entry(2, 1.0))
+    terminal.event("stop", 2, "asked to")
+    terminal.close()
+    *_, row, said = capsys.readouterr().out.splitlines()
+    assert cells(row)[0] == "1/3" and said == "step 2: asked to"
+
+
 def test_notes_of_both_splits_are_one_note() -> None:
     assert _about_the_data(["a"], ["a"]) == "the data: a"
     assert _about_the_data(["a", "b"], ["a", "c"]) == "the data\n  a\n  training: b\n  evaluation: c"

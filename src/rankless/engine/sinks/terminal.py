@@ -15,12 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from rich.console import Console
-
 from rankless.engine.sinks.rows import Rows
 from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.errors import counted, escaped
-from rankless.printing import ProgressBar, discard_output, filled
+from rankless.printing import ProgressBar, console_for, discard_output, filled
 
 if TYPE_CHECKING:
     from rankless.structures import Scores
@@ -49,7 +47,7 @@ class Terminal(Sink):
     ) -> None:
         self.images, self.device, self.workers = images, device, workers
         self.in_threads = in_threads
-        self.console = Console(file=cast(IO[str], _Output()), highlight=False, soft_wrap=True)
+        self.console = console_for(cast(IO[str], _Output()))
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
@@ -109,7 +107,7 @@ class Terminal(Sink):
 
     def event(self, name: str, step: int, text: str) -> None:
         """Print an event."""
-        if name == "end":
+        if name in ("end", "stop"):
             self._print_all(self.rows.end())
         if name == "note":
             first, *rest = text.split("\n")
