@@ -103,6 +103,11 @@ def test_a_run_is_followed_through_a_restart_to_its_end(tmp_path: Path) -> None:
 def test_a_journal_that_grows_elsewhere_is_of_a_run_that_goes_on(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", step(1))
     assert is_alive(run, "start") and not is_alive(run, "end") and not is_alive(run, "error")
+    host = json.dumps([{"host": os.uname().nodename}])  # where a lock would be seen
+    (run / "environment.json").write_text(host)
+    assert not is_alive(run, "start")
+    (run / "environment.json").write_text('[{"host": "elsewhere"}]')
+    assert is_alive(run, "start")
     long_ago = (run / "journal.jsonl").stat().st_mtime - 2 * following.SILENCE
     os.utime(run / "journal.jsonl", (long_ago, long_ago))
     assert not is_alive(run, "start") and list(lines(run)) == [journal.line(step(1)).decode()]
@@ -119,6 +124,15 @@ def test_a_finished_run_is_shown_as_it_was(tmp_path: Path, capsys: pytest.Captur
     ]  # fmt: skip
     assert rows[0][-1] == "*" and rows[1][-1] != "*"
     assert printed[-1] == f"{run}: finished after step 4"
+
+
+def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", *WHOLE[:3])
+    with (run / "journal.jsonl").open("a") as file:
+        file.write('[1]\nnull\n{"step": "x"}\n{"step": 3}\n{"evaluation": 3}\n{"event": 7}\n\xff{\n')
+    written(run / "journal.jsonl", *WHOLE[3:])
+    assert watching.watch(str(run)) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{run}: finished after step 4"
 
 
 @pytest.mark.parametrize(

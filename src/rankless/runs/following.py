@@ -17,7 +17,7 @@ from pathlib import Path
 POLL = 0.5
 """Seconds between two looks at the journal."""
 SILENCE = 120.0
-"""A run that no process here holds goes on elsewhere if its journal has grown within so many seconds."""
+"""A run of another machine goes on if its journal has grown within so many seconds."""
 _RECIPE = 1 << 22  # bytes; a recipe has some thousand
 _OVER = ("end", "stop", "error", "death")
 
@@ -83,7 +83,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Whether a run goes on: a process here holds it, or its journal grows, written by another machine.
+    """Whether a run goes on: a process here holds it, or another machine writes and its journal grows.
 
     Args:
         run: the run directory.
@@ -91,12 +91,21 @@ def is_alive(run: Path, last: str | None) -> bool:
     """
     if is_held(run / ".lock"):
         return True
-    if last in _OVER:
+    if last in _OVER or _began_on(run) == os.uname().nodename:
         return False
     try:
         return time.time() - (run / "journal.jsonl").stat().st_mtime < SILENCE
     except OSError:
         return False
+
+
+def _began_on(run: Path) -> str | None:
+    """The name of the machine that writes the journal, as the last start recorded it; None if unknown."""
+    try:
+        host = json.loads(described(run)["environment"])[-1]["host"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return host if isinstance(host, str) else None
 
 
 def lines(run: Path, poll: float = POLL) -> Iterator[str]:
@@ -108,20 +117,18 @@ def lines(run: Path, poll: float = POLL) -> Iterator[str]:
     path = run / "journal.jsonl"
     last, starts = None, 0
     while True:
-        # Before reading: what it wrote before its end is read in any case.
-        alive = is_alive(run, last)
         try:
             file = path.open(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            if not alive:
+            if not is_alive(run, last):
                 return
             time.sleep(poll)
             continue
         with file:
-            skipped, torn = starts, ""
-            while True:
-                alive = is_alive(run, last)
-                replaced = _is_another(path, file.fileno())
+            skipped, torn, replaced = starts, "", False
+            while not replaced:
+                # Before reading: what was written before an end is read in any case.
+                alive, replaced = is_alive(run, last), _is_another(path, file.fileno())
                 for text in file:
                     torn += text
                     if not torn.endswith("\n"):
@@ -134,11 +141,10 @@ def lines(run: Path, poll: float = POLL) -> Iterator[str]:
                     if skipped < 0 or not starts:
                         last = event or last
                         yield line
-                if replaced:
-                    break
-                if not alive:
+                if not alive and not replaced:
                     return
-                time.sleep(poll)
+                if not replaced:
+                    time.sleep(poll)
 
 
 def _is_another(path: Path, opened: int) -> bool:

@@ -144,7 +144,8 @@ def _best(run: RunDirectory) -> tuple[int, float] | None:
 
 
 def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str | None:
-    best = str((recipe.get("evaluate") or {}).get("best", "auto"))
+    evaluate = recipe.get("evaluate")
+    best = str(evaluate.get("best", "auto")) if isinstance(evaluate, Mapping) else "auto"
     for entry in reversed(entries):
         if "evaluation" in entry:
             return name_of_best(best, entry["scores"])

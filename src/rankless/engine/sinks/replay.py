@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,11 @@ class Replay:
 
     def take(self, line: str) -> None:
         """Show one line; what is none is left out."""
-        try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict):
-                return
-        except ValueError:
-            return
+        # A journal may be damaged, or of an earlier version, which wrote less.
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            self._take(json.loads(line))
+
+    def _take(self, entry: dict[str, Any]) -> None:
         if "event" in entry:
             self._event(entry)
         elif "step" in entry:
