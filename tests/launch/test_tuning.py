@@ -97,7 +97,7 @@ def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> Non
         for end in ("low", "high"):
             params = {key: getattr(one, end) for key, one in space.items()}
             changed = load.changed(recipe, spaces.overrides(params, recipe))
-            assert changed.optim.lr == pytest.approx(params["optim.lr"], rel=1e-5)
+            assert changed.optim.lr == pytest.approx(params["optim.lr"], rel=1e-3)
     still = load.changed(load.load("yolov3"), spaces.overrides({"augmentation": 0.0}, load.load("yolov3")))
     assert still.data.augment.hue == still.data.augment.scale == 0
 
@@ -139,7 +139,7 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
     for trial in record.trials:
         assert trial.state == "finished" and trial.score is not None and trial.seconds > 0
         lr = load.load(record.run(trial.number) / "recipe.yaml").optim.lr
-        assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-5)
+        assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-3)
     with pytest.raises(UserError, match="is not empty; give a new folder, or go on"):
         begin(tmp_path / "search", recipe, "small.yaml", [], [])
     with pytest.raises(UserError, match=r"holds no search \(no search\.json\)"):

@@ -109,12 +109,21 @@ class Record:
 
     def table(self) -> list[str]:
         """Write the trials as lines, the best first, then those that failed."""
-        lines = [f"{'trial':>5}  {self.search.score_name:>7}  changes"]
+        names = {key: key.rpartition(".")[2] for key in self.search.space}
+        keys = [(key, max(len(name), 8) + 2) for key, name in names.items()]
+        header = "".join(f"{names[key]:>{width}}" for key, width in keys)
+        lines = [f"{'trial':>5}  {self.search.score_name:>7}{header}"]
         for one in self.ranked():
-            changes = " ".join(one.changes) or "the recipe as it is"
-            lines.append(f"{one.number:>5}  {one.score:>7.4f}  {changes}")
+            values = "".join(f"{_shown(one.params.get(key)):>{width}}" for key, width in keys)
+            lines.append(f"{one.number:>5}  {one.score:>7.4f}{values}")
         failed = [one for one in self.trials if one.score is None]
         return [*lines, *(f"{one.number:>5}  {one.state:>7}  {one.problem}" for one in failed)]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"  # the recipe's own value is not in the range
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def opened(folder: Path) -> Record:

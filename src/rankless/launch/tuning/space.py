@@ -106,11 +106,11 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
     changes = []
     for key, value in params.items():
         if key != AUGMENTATION:
-            changes.append(f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}")
+            changes.append(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}")
             continue
         for name, most in _STRENGTHS.items():
             if now := getattr(recipe.data.augment, name):
-                changes.append(f"data.augment.{name}={min(now * value, most):.6g}")
+                changes.append(f"data.augment.{name}={min(now * value, most):.4g}")
     return changes
 
 
