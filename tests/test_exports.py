@@ -27,6 +27,7 @@ NAMES = [
     "digest",
     "digest_file",
     "evaluate",
+    "export",
     "from_dataset",
     "generator",
     "join",

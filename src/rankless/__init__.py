@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rankless.inference.predict import predict
     from rankless.inference.predictor import Predictor, load
     from rankless.inference.results import ClassificationResult, DetectionResult
+    from rankless.interop.export import export
     from rankless.launch.local import evaluate, train
     from rankless.launch.plain_loop import join
     from rankless.models.checkpoints.weights import digest, digest_file
@@ -43,6 +44,7 @@ _HOMES = {
     "digest": "rankless.models.checkpoints.weights:digest",
     "digest_file": "rankless.models.checkpoints.weights:digest_file",
     "evaluate": "rankless.launch.local:evaluate",
+    "export": "rankless.interop.export:export",
     "from_dataset": "rankless.data.torch_dataset:from_dataset",
     "generator": "rankless.randomness:generator",
     "join": "rankless.launch.plain_loop:join",
@@ -69,6 +71,7 @@ __all__ = [
     "digest",
     "digest_file",
     "evaluate",
+    "export",
     "from_dataset",
     "generator",
     "join",

@@ -21,7 +21,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.inference.predict import predict
 from rankless.interop.export import export
-from rankless.interop.plan import Asked, Plan
+from rankless.interop.plan import Plan
 from rankless.launch import rank_job
 from rankless.launch.benchmark import benchmark
 from rankless.launch.job import Job
@@ -107,10 +107,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(trained: Path) -> dict[str, Path]:
     """ONNX files of it: of any size, and with NMS."""
-    asked = {"raw": Asked(any_size=True), "nms": Asked(nms=True, confidence=CONFIDENCE)}
-    for name, one in asked.items():
-        changed = [f"evaluate.iou={IOU}"] if one.nms else []
-        done = export(trained, format="onnx", out=trained.with_name(name), asked=one, overrides=changed)
+    asked: dict[str, dict[str, Any]] = {
+        "raw": {"any_size": True},
+        "nms": {"nms": True, "confidence": CONFIDENCE, "overrides": [f"evaluate.iou={IOU}"]},
+    }
+    for name, options in asked.items():
+        done = export(trained, format="onnx", out=trained.with_name(name), **options)
         assert done.files == (trained.with_name(f"{name}.onnx"),)
         assert done.agreement is not None and done.agreement.images == 4
     return {name: trained.with_name(f"{name}.onnx") for name in asked}
@@ -179,6 +181,15 @@ def test_predictions_of_exports_are_those_of_the_weights(
                 np.testing.assert_allclose(first["box"], second["box"], atol=0.011)
 
 
+def test_what_cannot_be_compared_is_said(trained: Path, tmp_path: Path) -> None:
+    done = export(trained, format="torchscript", out=tmp_path / "net", nms=True, confidence=0.9999)
+    assert done.agreement is not None
+    assert done.agreement.sentence().startswith("PyTorch finds nothing in 4 images of the built-in digits")
+    assert done.agreement.sentence().endswith(
+        "with a lower --confidence, or other images by data.root=FOLDER"
+    )
+
+
 def test_the_file_says_what_it_needs_and_finds(trained: Path, exported: dict[str, Path]) -> None:
     said = opened(exported["nms"]).get_modelmeta().custom_metadata_map
     assert json.loads(said["class_names"]) == list(NAMES)
@@ -200,9 +211,9 @@ def test_the_file_says_what_it_needs_and_finds(trained: Path, exported: dict[str
 def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
     format: str, trained: Path, exported: dict[str, Path], tmp_path: Path
 ) -> None:
-    asked = Asked(nms=True, confidence=CONFIDENCE)
+    changed = [f"evaluate.iou={IOU}"]
     done = export(
-        trained, format=format, out=tmp_path / "net", asked=asked, overrides=[f"evaluate.iou={IOU}"]
+        trained, format=format, out=tmp_path / "net", overrides=changed, nms=True, confidence=CONFIDENCE
     )
     (path,) = done.files
     seen = batch(2)
@@ -220,7 +231,7 @@ def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
 
 def test_openvino_computes_the_same(trained: Path, images: list[str], tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino")
-    done = export(trained, format="openvino", out=tmp_path / "net", asked=Asked(half=True))
+    done = export(trained, format="openvino", out=tmp_path / "net", half=True)
     assert [path.name for path in done.files] == ["net.xml", "net.bin"]
     _, model = detector()
     seen = batch(2)
@@ -262,6 +273,9 @@ def test_scores_of_an_export_are_those_of_the_weights(
     for name in ("AP", "AP50", "AP75", "AR100"):
         assert scores[1][name] == pytest.approx(scores[0][name], abs=1e-6), name
     assert "loss" in scores[0] and "loss" not in scores[1]
+    with join(inline=True) as world, pytest.raises(UserError, match=r"precision is 'bf16', but .*raw\.onnx"):
+        job = Job("evaluate", "", str(tmp_path), weights=str(exported["raw"]))
+        rank_job.evaluate(job, replace(recipe, precision="bf16"), world)
     pytorch, script = measured.rows
     assert (pytorch.format, script.format) == ("pytorch", "torchscript")
     assert pytorch.score == pytest.approx(scores[0]["AP"]) == script.score
@@ -342,7 +356,7 @@ def test_classifiers_take_images_as_they_are(images: list[str], tmp_path: Path) 
 
 
 def test_half_precision_is_as_close_as_it_can_be(trained: Path, tmp_path: Path) -> None:
-    done = export(trained, format="onnx", out=tmp_path / "net", asked=Asked(half=True))
+    done = export(trained, format="onnx", out=tmp_path / "net", half=True)
     assert done.agreement is not None and 1e-6 < done.agreement.scores < 0.02
     kinds = {one.data_type for one in onnx.load(done.files[0]).graph.initializer if one.dims}
     assert onnx.TensorProto.FLOAT16 in kinds
@@ -393,7 +407,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
     with pytest.raises(UserError, match=r"raw\.onnx: is an exported file; give the run"):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
     with pytest.raises(UserError, match=r"writes weights alone; leave out --nms"):
-        export(trained, format="pth", out=tmp_path / "net", asked=Asked(nms=True))
+        export(trained, format="pth", out=tmp_path / "net", nms=True)
     with pytest.raises(UserError, match=r"takes images of 64 × 64 pixels, not 96 × 96; leave out"):
         predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))
     (tmp_path / "damaged.onnx").write_bytes(exported["raw"].read_bytes()[:100])
@@ -406,7 +420,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
         predict(tmp_path / "strange.onnx", ["digits:val:0"])
     small_classifier(tmp_path / "classes.safetensors")
     with pytest.raises(UserError) as caught:
-        export(tmp_path / "classes.safetensors", format="onnx", asked=Asked(nms=True, any_size=True))
+        export(tmp_path / "classes.safetensors", format="onnx", nms=True, any_size=True)
     assert ["--nms is for" in one or "--any-size is for" in one for one in caught.value.problems] == [
         True
     ] * 2

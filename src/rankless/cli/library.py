@@ -187,10 +187,19 @@ def export(
 
     check_target(target)
     from rankless.interop.export import export as write
-    from rankless.interop.plan import Asked
 
-    asked = Asked(nms, confidence, images, any_size, half)
-    done = write(target, format=format, out=out, force=force, asked=asked, overrides=overrides)
+    done = write(
+        target,
+        format=format,
+        out=out,
+        force=force,
+        overrides=overrides,
+        nms=nms,
+        confidence=confidence,
+        batch=images,
+        any_size=any_size,
+        half=half,
+    )
     if as_json:
         print_json(done.as_json())
         return 0

@@ -72,6 +72,11 @@ class Agreement:
         far = f"scores by at most {self.scores:.1e}, boxes by {self.boxes:.1e} pixels"
         if self.detections is None:
             return f"compared with PyTorch on {where}: {far}"
+        if not self.detections and not self.missing:
+            return (
+                f"PyTorch finds nothing in {where}, and neither does the file, so no box was compared; "
+                "compare with a lower --confidence, or other images by data.root=FOLDER"
+            )
         same = f"{self.detections - self.missing} of {counted(self.detections, 'detection')} the same"
         return f"compared with PyTorch on {where}: {same}; {far}"
 

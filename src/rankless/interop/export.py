@@ -84,13 +84,17 @@ PROGRAMS: dict[str, Program] = {
 
 
 def export(
-    target: Path,
+    target: str | os.PathLike[str],
     *,
     format: str,
-    out: Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     force: bool = False,
-    asked: Asked | None = None,
     overrides: Sequence[str] = (),
+    nms: bool = False,
+    confidence: float | None = None,
+    batch: int | None = None,
+    any_size: bool = False,
+    half: bool = False,
 ) -> Exported:
     """Export a run's weights for other software.
 
@@ -105,21 +109,31 @@ def export(
             PyTorch's, under the names of the model.
         out: the new files' path without suffix; by default ``target``'s name in this folder.
         force: replace existing files.
-        asked: NMS, shapes and precision of what computes.
         overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
+        nms: NMS inside.
+        confidence: of the NMS, 0..1: what scores no higher is left out; 0.25 if not given.
+        batch: images that the file takes at once; any number if not given.
+        any_size: it takes any height and width in multiples of 32.
+        half: the network computes in float16; inputs and outputs are float32.
 
     Raises:
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
         DisagreementError: what was written does not compute what PyTorch computes; nothing is left of it.
+
+    Example:
+        >>> done = rankless.export("runs/digits", format="onnx", out="digits", force=True)
+        >>> [file.name for file in done.files]
+        ['digits.onnx']
     """
     if format not in FORMATS:
         raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
-    stem = out or Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
+    asked, target = Asked(nms, confidence, batch, any_size, half), Path(target)
+    stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
     if format in PROGRAMS:
-        return _program(planned(target, asked or Asked(), overrides), format, stem, force)
-    if overrides or (asked or Asked()) != Asked():
+        return _program(planned(target, asked, overrides), format, stem, force)
+    if overrides or asked != Asked():
         raise UserError(
             f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
             "--half and key=value"

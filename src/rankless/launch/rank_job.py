@@ -96,7 +96,11 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
         scores = engine.evaluate(
             task, model.to(world.device), recipe, world, unreadable=missing.extend, progress=progress
         )
-    warnings = [*engine.listed(missing), *_none_found(scores, recipe)]
+    warnings = [
+        *trained.warnings(weights, job.weights),
+        *engine.listed(missing),
+        *_none_found(scores, recipe),
+    ]
     data = task.evaluation_data()
     return {
         "scores": scores,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from rankless.errors import UserError
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.weights import Weights
 from rankless.models.exported import opening
@@ -31,14 +32,29 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
         source: its file, for messages.
 
     Raises:
-        UserError: the weights do not fit their recipe.
+        UserError: the weights do not fit their recipe, or a file computes in another precision.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()
         weights.load_into(made, loaded.state, source)
         return made
+    if task.recipe.precision != loaded.computes:
+        raise UserError(
+            f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; leave it "
+            "out"
+        )
     prepare(task)
     return loaded.model()
+
+
+def warnings(loaded: Weights, source: str) -> list[str]:
+    """Say what lowers the scores of what was loaded."""
+    if not isinstance(loaded, Exported) or not loaded.nms:
+        return []
+    return [
+        f"{source} has NMS inside, which leaves out what scores no more than {loaded.nms:g}: its AP is lower "
+        "than that of the weights; score an export without --nms"
+    ]
 
 
 def prepare(task: Any) -> None:

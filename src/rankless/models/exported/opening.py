@@ -22,17 +22,21 @@ class Exported(Weights):
 
     Attributes:
         path: the file.
-        nms: whether NMS is inside.
+        nms: the confidence of the NMS inside; None without NMS.
+        computes: the file's precision, ``fp32`` or ``fp16``.
     """
 
     path: Path = Path()
-    nms: bool = False
+    nms: float | None = None
+    computes: str = "fp32"
 
     def model(self) -> nn.Module:
         """Return what computes the file."""
         session = SESSIONS[self.path.suffix](self.path)
         classes = len(self.class_names)
-        return as_model(session, str(self.path), task=self.recipe.task, classes=classes, nms=self.nms)
+        return as_model(
+            session, str(self.path), task=self.recipe.task, classes=classes, nms=self.nms is not None
+        )
 
 
 def is_exported(path: Path) -> bool:
@@ -61,7 +65,8 @@ def load(path: Path) -> Exported:
     """
     session = SESSIONS[path.suffix](path)
     facts = read(session.texts, str(path))
-    return Exported({}, facts.recipe, facts.class_names, path=path, nms=facts.nms is not None)
+    recipe = facts.recipe
+    return Exported({}, recipe, facts.class_names, path=path, nms=facts.nms, computes=recipe.precision)
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
