@@ -214,6 +214,10 @@ def test_runs_side_by_side_say_what_differs(trained: Path, run: Path) -> None:
     assert "The weights of shapes and copied are the same, bit for bit." in said
     assert set(Numbers(html).charts["Training loss, smoothed"]) == {"shapes", "copied"}
     assert html.count('<details class="run">') == 2
+    details = json.loads((trained / "evaluation.json").read_text())
+    mean = [sum(values) / len(details["pr"]) for values in zip(*details["pr"], strict=True)]
+    curves = Numbers(html).charts["Precision–recall, mean of the classes"]
+    assert [y for _, y in curves["shapes"]] == pytest.approx(mean)
     alike = page.render([runs[0], Collected(trained).refresh()])
     assert "The recipes are the same." in alike
 

@@ -92,6 +92,22 @@ def _precision_recall(details: Mapping[str, Any]) -> str:
     )
 
 
+def compared(runs: Sequence[Collected]) -> str:
+    """The mean precision–recall curves of several runs, and their F1 against the threshold."""
+    means: list[Line] = []
+    f1: list[Line] = []
+    for color, run in enumerate(runs):
+        curves = [curve for curve in run.details.get("pr", []) if curve]
+        if curves:
+            mean = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
+            means.append(Line(run.name, list(zip(_GRID, mean, strict=True)), color))
+        if thresholds := run.details.get("thresholds"):
+            f1.append(Line(run.name, list(zip(_GRID, thresholds["f1"], strict=True)), color))
+    recall, score = (Axes(name, x_range=(0, 1), y_range=(0, 1)) for name in ("recall", "score"))
+    title = "Precision–recall, mean of the classes"
+    return line_chart(title, means, recall) + line_chart("F1 by threshold", f1, score)
+
+
 def class_table(run: Collected) -> str:
     """The scores of each class, with Pascal VOC's beside COCO's."""
     if run.best is None or not isinstance(per_class := run.best[1].get("per_class"), dict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rankless import __version__
 from rankless.files.writing import beside
@@ -35,7 +36,7 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
     else:
         title = " · ".join(run.name for run in runs)
         body = f'<div class="grid">{overview.comparison(runs, known)}</div>'
-        body += _section("Curves", training.compared(runs))
+        body += _section("Curves", training.compared(runs) + _panel(evaluation.compared, runs))
         for at, run in enumerate(runs):
             inner = overview.claim(run, known.get(str(run.run.path))) + _sections(run)
             body += (
@@ -85,13 +86,14 @@ def _title_of_details(run: Collected) -> str:
     return f"Best evaluation, with curves and images of step {step:,}"
 
 
-def _panel(make: Callable[[Collected], str], run: Collected) -> str:
-    """What ``make`` gives; a sentence where a file of the run has another form than expected."""
+def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected]) -> str:
+    """What ``make`` gives; a sentence where a file of a run has another form than expected."""
     try:
-        return make(run)
+        return make(subject)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        problem = f"<p>{text(run.run.evaluation)} has another form than this version writes.</p>"
-        return card("Not shown", problem)
+        runs = [subject] if isinstance(subject, Collected) else subject
+        files = ", ".join(text(run.run.evaluation) for run in runs)
+        return card("Not shown", f"<p>{files}: not in the form that this version writes.</p>")
 
 
 def _section(title: str, cards: str) -> str:

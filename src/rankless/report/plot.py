@@ -39,8 +39,10 @@ def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
         raise UserError(f"{runs[0].run.journal}: has no step and no evaluation; train for longer first")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(12, 7.5), dpi=120, layout="constrained", facecolor="white")
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)  # inches
+    figure = Figure(figsize=(12, 7.5), dpi=120, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     title = " · ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     figure.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")
