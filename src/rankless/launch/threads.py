@@ -59,7 +59,8 @@ def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
     # One after the other: importing a task is the process's own business.
     tasks = [open_task(recipe) for _ in devices]
     meeting = Meeting(size)
-    finished, errors = [False] * size, [None] * size  # type: tuple[list[bool], list[BaseException | None]]
+    finished = [False] * size
+    errors: list[BaseException | None] = [None] * size
 
     def work(world: World) -> None:
         try:
