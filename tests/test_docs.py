@@ -197,3 +197,9 @@ def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
 
 def test_history_is_not_empty():
     assert {page.name for page in PAGES} >= {*HISTORY, "README.md", "glossary.md"}
+
+
+def test_examples_in_docstrings_have_a_heading_that_is_known():
+    """Under ``Example:`` the pages of Python would show a program as a sentence, and its brackets as links."""
+    for file in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"^ +Example:$", file.read_text(encoding="utf-8"), re.MULTILINE), file

@@ -76,7 +76,7 @@ def predict(
             that must not be replaced; lists all of them and changes nothing. Unreadable images are not an
             error: they are listed in the report.
 
-    Example:
+    Examples:
         >>> report = rankless.predict(Path("runs/digits"), ["digits:val:1000-1003"], out=Path("found"))
         >>> [len(image.detections) for image in report.images]
     """

@@ -41,7 +41,7 @@ def load(
     Raises:
         UserError: no weights, or options that do not fit them; all problems at once.
 
-    Example:
+    Examples:
         >>> model = rankless.load("runs/digits")
         >>> (result,) = model.predict("digits:val:1000")
         >>> result.names, result.xyxy.shape, result.scores.min() > 0.25

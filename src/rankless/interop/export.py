@@ -120,7 +120,7 @@ def export(
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
         DisagreementError: what was written does not compute what PyTorch computes; nothing is left of it.
 
-    Example:
+    Examples:
         >>> done = rankless.export("runs/digits", format="onnx", out="digits", force=True)
         >>> [file.name for file in done.files]
         ['digits.onnx']
