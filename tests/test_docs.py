@@ -200,6 +200,6 @@ def test_history_is_not_empty():
 
 
 def test_examples_in_docstrings_have_a_heading_that_is_known():
-    """Under ``Example:`` the pages of Python would show a program as a sentence, and its brackets as links."""
+    """Under ``Example:`` the page would show a program as a sentence, and its brackets as links."""
     for file in (ROOT / "src").rglob("*.py"):
         assert not re.search(r"^ +Example:$", file.read_text(encoding="utf-8"), re.MULTILINE), file
