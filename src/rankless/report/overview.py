@@ -57,9 +57,7 @@ def _what(run: Collected) -> str:
 
 
 def _spent(run: Collected) -> str:
-    """The time from the first to the last step, pauses included; else that of the steps alone."""
-    if run.times and len([entry for entry in run.events if entry["event"] == "resume"]) == 0:
-        return duration(max(run.times[1] - run.times[0], 0.0))
+    """The time of all steps that count, as ``rankless runs`` has it."""
     return duration(run.steps.total("seconds"))
 
 

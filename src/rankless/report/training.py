@@ -7,7 +7,7 @@ from typing import Any
 
 from rankless.report.charts import Axes, Line, Mark, Point, line_chart, smoothed, stacked_chart
 from rankless.report.collected import Collected
-from rankless.report.markup import card, number, table, text
+from rankless.report.markup import card, duration, number, table, text
 
 _GROUPS = (
     ("Average precision", ("AP", "AP50", "AP75")),
@@ -113,6 +113,9 @@ def time_charts(run: Collected) -> str:
     smooth = [Line(name, smoothed(line), color) for color, (name, line) in enumerate(rows.items())]
     axes = steps_axes(run)
     note = "Of rank 0, smoothed. On GPUs the host does not see what the device waits for."
+    if run.times:
+        whole = duration(max(run.times[1] - run.times[0], 0.0))
+        note += f" From the first step to the last, evaluations and pauses included: {whole}."
     return stacked_chart("Time of a step in ms", smooth, axes, note) + _spread(run)
 
 
