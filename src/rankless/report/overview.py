@@ -41,6 +41,11 @@ def claim(run: Collected, digest: str | None) -> str:
         if digest
         else ""
     )
+    if run.recipe_text:
+        written = "\n".join(map(text, run.recipe_text.splitlines()))
+        shown += (
+            f'<details class="recipe"><summary>Recipe</summary><pre class="scroll">{written}</pre></details>'
+        )
     return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{shown}'
 
 
@@ -115,7 +120,7 @@ def _value(value: Any) -> str:
 
 
 def environment(run: Collected) -> str:
-    """What the run computed with at each start, and the recipe as it is."""
+    """What the run computed with, and its starts."""
     parts = []
     if run.starts:
         last = run.starts[-1]
@@ -135,11 +140,4 @@ def environment(run: Collected) -> str:
             cells = ("started", "after_step", "world_size", "host")
             starts = [[text(one.get(name, "–")) for name in cells] for one in run.starts[-50:]]
             parts.append(card("Starts", table([name.replace("_", " ") for name in cells], starts)))
-    if run.recipe_text:
-        parts.append(card("Recipe", f'<pre class="scroll">{text_lines(run.recipe_text)}</pre>'))
     return "".join(parts)
-
-
-def text_lines(value: str) -> str:
-    """Text of several lines for HTML."""
-    return "\n".join(map(text, value.splitlines()))

@@ -73,7 +73,7 @@ def _sections(run: Collected) -> str:
             _section(_title_of_details(run), found),
             _panel(galleries, run),
             _section("Time", training.time_charts(run) + training.events_panel(run)),
-            _section("Environment and recipe", overview.environment(run)),
+            _section("Environment", overview.environment(run)),
         )
     )
 
