@@ -111,7 +111,7 @@ def test_class_folders_are_drawn(tmp_path):
     assert np.asarray(Image.open(tmp_path / "stats.png")).std() > 10
 
 
-@pytest.mark.parametrize("count", [1, 3, 12, 13, 200])
+@pytest.mark.parametrize("count", [1, 12, 200])
 @pytest.mark.parametrize("boxed", [True, False])
 def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
     """What Matplotlib lays out: texts that overlap nothing, and no panel without a mark or a sentence."""
