@@ -24,7 +24,8 @@ NAMES = ("cat", "a|b: ç")
 def step(number: int) -> dict[str, Any]:
     return {
         "step": number, "epoch": number / 2, "lr": 0.5, "loss": 1.0 / number, "count": 8.0, "skipped": True,
-        "parts": {"box": 0.25 * number}, "timing": {"seconds": 0.125, "waited": 0.0},
+        "parts": {"box": 0.25 * number},
+        "timing": {"seconds": 0.125, "waited": 0.0, "time": 1.7e9, "ranks": [1.0, 2.0]},
     }  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_KNOWN = ("step", "time")  # a dashboard notes both by itself
+
 
 def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step, given the journal's entry."""
     found = {}
     for room, values in (("train", entry), ("train", entry["parts"]), ("time", entry["timing"])):
-        found.update({f"{room}/{name}": value for name, value in _numbers(values) if name != "step"})
+        found.update({f"{room}/{name}": value for name, value in _numbers(values) if name not in _KNOWN})
     return found
 
 
