@@ -215,3 +215,19 @@ def test_examples_in_docstrings_run(function, colors, painted_file, tmp_path, mo
     names = {"rankless": rankless, "Path": Path}
     for example in examples:
         exec(compile(example.source, "example", "single"), names)
+
+
+def test_the_program_on_the_page_runs(colors, painted_file, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/predict.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for name, other in (
+        ("runs/digits", colors),
+        ("digits:val:1000", painted_file("a.png", "red")),
+        ("digits:val:1001", painted_file("b.png", "green", "blue")),
+    ):
+        program = program.replace(name, str(other))
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["red", "green", "blue"]
+    with Image.open("annotated.png") as drawn:
+        assert drawn.size == (400, 300)

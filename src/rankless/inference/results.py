@@ -104,7 +104,10 @@ class DetectionResult:
         return f"<DetectionResult {_about(self)}: {found}>"
 
     def _repr_html_(self) -> str:
-        rows = [[row["name"], f"{row['score']:.0%}", str(row["box"])] for row in self.rows()]
+        rows = [
+            [row["name"], f"{row['score']:.0%}", ", ".join(f"{side:.0f}" for side in row["box"])]
+            for row in self.rows()
+        ]
         return _html(self, ("class", "score", "box (xyxy)"), rows)
 
     def _objects(self) -> Iterator[tuple[list[float], float, int]]:
