@@ -273,21 +273,9 @@ def test_how_a_tensor_lies_in_memory_does_not() -> None:
     )
 
 
-class Alone:
-    """A world of this process alone."""
-
-    rank, size, is_first, inline, device = 0, 1, True, True, torch.device("cpu")
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-
 def test_it_is_shown_how_many_of_the_batches_are_predicted() -> None:
     shown: list[tuple[int, int]] = []
-    world: Any = Alone()
+    world = World(0, 1, torch.device("cpu"), inline=True)
     task: Any = CountingSorted(7, 100)
     recipe = Recipe(batch=Batch(images=2, micro=2), data=Data(max_bad=0.5), precision="fp32")
     progress = lambda done, total: shown.append((done, total))  # noqa: E731
