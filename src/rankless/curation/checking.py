@@ -265,14 +265,27 @@ def _report(made: Checked, group: Sequence[_Look]) -> None:
 
 
 def _report_near(made: Checked, compared: Sequence[tuple[_Look, Thumbnails]]) -> None:
-    """Report images that are nearly the same as one of another split: each once, with the first of these."""
-    if len({look.split for look, _ in compared}) < 2:
+    """Report images that are nearly the same as one before them in another split, with the first of these."""
+    splits = [look.split for look, _ in compared]
+    if len(set(splits)) < 2:
         return
-    named: set[int] = set()
-    for one, other in near_pairs(np.array([small for _, small in compared], np.uint8)):
-        first, second = compared[one][0], compared[other][0]
-        if first.split == second.split or other in named:
-            continue
-        named.add(other)
-        paths = [f"'{look.split}' {look.annotations.path(look.number)}" for look in (first, second)]
+    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # empty frames, say, are compared once
+    for number, (_, small) in enumerate(compared):
+        equal[hashlib.blake2b(small.tobytes(), digest_size=16).digest()].append(number)
+    groups = list(equal.values())
+    firsts: list[dict[str, int]] = [{splits[n]: n for n in reversed(group)} for group in groups]
+    nearest = [dict(own) for own in firsts]  # per split, the first that is nearly the same
+    for pair in near_pairs(np.array([compared[group[0]][1] for group in groups], np.uint8)):
+        for one, other in (pair, pair[::-1]):
+            for split, number in firsts[other].items():
+                nearest[one][split] = min(number, nearest[one].get(split, number))
+    found: dict[int, int] = {}
+    for group, near in zip(groups, nearest, strict=True):
+        for number in group:
+            first = min((n for split, n in near.items() if split != splits[number]), default=number)
+            if first < number:
+                found[number] = first
+    for number, first in sorted(found.items()):
+        looks = compared[first][0], compared[number][0]
+        paths = [f"'{look.split}' {look.annotations.path(look.number)}" for look in looks]
         made.between.add(NEAR_LEAK, " ≈ ".join(paths))
