@@ -126,6 +126,18 @@ def test_a_finished_run_is_shown_as_it_was(tmp_path: Path, capsys: pytest.Captur
     assert printed[-1] == f"{run}: finished after step 4"
 
 
+def test_ranks_are_called_what_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "run", *WHOLE)
+    for start, called in (
+        ('{"hardware": {"device": "cpu"}, "backend": "threads"}', "2 threads"),
+        ('{"hardware": {"device": "a GPU"}, "backend": "nccl"}', "2 GPUs"),
+        ("[]", "2 processes"),
+    ):
+        (run / "environment.json").write_text(f"[{start}]")
+        assert watching.watch(str(run)) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"training in {run} on {called}, fp32"
+
+
 def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tmp_path / "run", *WHOLE[:3])
     with (run / "journal.jsonl").open("a") as file:

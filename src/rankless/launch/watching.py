@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,9 +49,11 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         coordinator = recorded(run)
     source = _here(run) if coordinator is None else _there(run, coordinator)
     try:
-        with source as (head, lines), Replay(Path(target), _recipe(head), _device(head)) as replay:
-            for line in lines:
-                replay.take(line)
+        with source as (head, lines):
+            device, in_threads = _ranks(head)
+            with Replay(Path(target), _recipe(head), device, in_threads=in_threads) as replay:
+                for line in lines:
+                    replay.take(line)
     except KeyboardInterrupt:
         say("\nthe training goes on")
         return 0
@@ -114,12 +115,10 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
     return tree if isinstance(tree, dict) and "epochs" in tree else {"epochs": 1, **(tree or {})}
 
 
-def _device(head: dict[str, str]) -> str:
+def _ranks(head: dict[str, str]) -> tuple[str, bool]:
+    """The type of the ranks' devices, and whether they are threads, as the last start recorded it."""
     try:
-        return "cpu" if json.loads(head["environment"])[-1]["hardware"]["device"] == "cpu" else "cuda"
-    except (ValueError, LookupError, TypeError):
-        return "cpu"
-
-
-if __name__ == "__main__":
-    sys.exit(watch(sys.argv[1]))
+        start = json.loads(head["environment"])[-1]
+        return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return "cpu", False

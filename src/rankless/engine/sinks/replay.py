@@ -23,14 +23,17 @@ class Replay:
         run: what the run is called.
         recipe: of the run, as plain values.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
+        in_threads: whether the ranks are threads of one process.
 
     Attributes:
         last: the last event that began or ended the run; None before.
         step: steps done.
     """
 
-    def __init__(self, run: Path, recipe: Mapping[str, Any], device: str) -> None:
-        self.run, self.recipe, self.device = run, recipe, device
+    def __init__(
+        self, run: Path, recipe: Mapping[str, Any], device: str, *, in_threads: bool = False
+    ) -> None:
+        self.run, self.recipe, self.device, self.in_threads = run, recipe, device, in_threads
         self.last: str | None = None
         self.step = 0
         self._terminal: Terminal | None = None
@@ -82,7 +85,10 @@ class Replay:
         batch = self.recipe.get("batch") or {}
         workers = self.recipe.get("workers")
         self._terminal = Terminal(
-            int(batch.get("images", 64)), self.device, workers if isinstance(workers, int) else None
+            int(batch.get("images", 64)),
+            self.device,
+            workers if isinstance(workers, int) else None,
+            in_threads=self.in_threads,
         )
         first, world = int(entry.get("at", 0)), int(entry.get("world_size", 1))
         self._terminal.start(RunStart(self.run, self.recipe, first, steps or 0, world))
