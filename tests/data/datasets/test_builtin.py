@@ -86,7 +86,6 @@ def test_a_scene_does_not_depend_on_order_or_number_of_scenes(samples: list[Samp
         assert digest(other.read(index)) == digest(samples[index])
 
 
-@pytest.mark.processes
 def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, truth = val.read(3), val.ground_truth(3)
     assert torch.equal(truth.boxes, drawn.boxes)
@@ -95,6 +94,7 @@ def test_the_truth_of_a_scene_is_drawn_once(val: DigitScenes, monkeypatch: pytes
     assert val.ground_truth(3) is truth
 
 
+@pytest.mark.processes
 def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
     program = (
         "import sys, hashlib, pickle\n"
@@ -106,9 +106,11 @@ def test_a_scene_is_the_same_in_another_process(samples: list[Sample]) -> None:
         "print('sklearn' in sys.modules)\n"
     )
     scenes = DigitScenes("train", 1000, seed=3)
-    scenes.read(0)  # what this makes must not travel
+    scenes.read(0)  # what these make must not travel
+    scenes.ground_truth(0)
     sent = pickle.dumps(scenes)
     assert len(sent) < 120_000
+    assert not pickle.loads(sent)._truths
     out = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
     assert out.stdout.decode().split() == [digest(samples[5]), digest(samples[2]), "False"]
 

@@ -197,7 +197,8 @@ class DigitScenes(_Digits, DetectionImages):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the enlarged digits: a loader process makes them again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
+        made = {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
+        return {**made, "_truths": {}}
 
 
 SIDE = 64
