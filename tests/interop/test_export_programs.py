@@ -427,3 +427,22 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"raw\.onnx: needs onnxruntime.*pip install 'rankless\[onnx\]'"):
         predict(exported["raw"], ["digits:val:0"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--formats", "onnx,onyx"],
+            "--formats has 'onyx': expected one of onnx, torchscript, pt2, openvino",
+        ),
+        (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
+        (["--batch", "0"], "--batch has '0': expected a whole number of at least 1"),
+        (["evaluate.best=loss"], "key 'evaluate.best': an export does not use it; expected one of"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error(
+    options: list[str], said: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["benchmark", str(trained), *options]) == 2
+    assert said in capsys.readouterr().err

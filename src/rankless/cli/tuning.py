@@ -71,7 +71,7 @@ def tune(
     record = _resumed(recipe, search, out) if resume else _begun(recipe, search, out)
     fork_server.start()
     code = tuning.go_on(record, many, devices=count, say=say)
-    for line in record.table():
+    for line in record.table() if record.trials else ():
         say(line)
     if code:
         say(f"go on with: rankless tune --resume --out {record.folder} --trials {many}")

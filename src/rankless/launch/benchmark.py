@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,9 @@ class Benchmark:
         height, width = self.size
         threads = counted(self.threads, "thread")
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
-        where = "the CPU" if self.device == CPU else f"{self.device}, TorchScript and OpenVINO on the CPU"
+        where = "the CPU"
+        if self.device != CPU:
+            where = f"{self.device}; exports on the CPU, ONNX on the GPU by onnxruntime-gpu"
         yield f"on {where}, {threads}; without reading images and NMS"
         yield ""
         yield f"{'format':<12}{'precision':<10}{'MB':>8}{'images/s':>10}{self.score_name:>9}  difference"
@@ -142,7 +145,7 @@ def benchmark(
         note("pytorch")
         bench = _Bench(plan, speed.inputs(plan, batch), seconds, Path(folder), world)
         try:
-            score: float | None = bench.score(plan.model)
+            score: float | None = bench.score(copy.deepcopy(plan.model))  # which may move to a GPU
         except UserError as error:
             score = None
             notes.append(f"nothing is scored: {error.problems[0]}")
