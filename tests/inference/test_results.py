@@ -16,7 +16,7 @@ from PIL import Image
 
 import rankless
 from rankless.errors import UserError
-from rankless.inference import results
+from rankless.inference import predict_detect, results
 from rankless.inference.predictor import Predictor
 from rankless.models.checkpoints import weights
 from rankless.recipe.schema import Model, Recipe
@@ -106,7 +106,9 @@ def test_batches_and_devices_change_nothing(colors, paint):
     images = [paint("red", "green", shift=number) for number in range(5)]
     alone = rankless.load(colors, device="cpu").predict(images)
     for options in ({"batch": 2}, {"batch": 3, "device": "cpu,cpu"}, {"batch": 8}):
+        predict_detect.Detect.batches.clear()
         found = rankless.load(colors, **{"device": "cpu", **options}).predict(images)
+        assert set(predict_detect.Detect.batches) == {options["batch"]}, "the last one is filled up"
         for one, other in zip(found, alone, strict=True):
             assert np.array_equal(one.xyxy, other.xyxy) and np.array_equal(one.scores, other.scores)
 
@@ -184,6 +186,10 @@ def test_a_classifier(tmp_path):
     assert one.scores.tolist() == sorted(one.probabilities.tolist(), reverse=True)[:5]
     assert one.to_dict()["classes"] == one.rows() and one.draw().size == one.image.shape[1::-1]
     assert one.names[0] in one._repr_html_() and one.names[0] in repr(one)
+    supervision = pytest.importorskip("supervision")
+    other = one.to_supervision()
+    assert isinstance(other, supervision.Classifications)
+    assert other.get_top_k(1)[0].tolist() == one.classes[:1].tolist()
 
 
 def test_the_file_and_the_program_say_the_same(tmp_path):

@@ -180,3 +180,19 @@ def test_the_journal_reads_any_entry_alone(tmp_path):
     with pytest.raises(IndexError):
         journal[12]
     assert json.dumps(journal[3].image)
+
+
+def test_frames_of_a_video_without_its_end_are_forgotten(tmp_path):
+    from rankless.inference.formats import Entry
+    from rankless.inference.journal import Journal
+
+    still = Entry("a", {"source": "a.png"})
+    journal = Journal(tmp_path, {}, resume=False)
+    journal.add(still)
+    for number in range(3):
+        journal.add(Entry(f"v-{number}", {"source": "v.mp4", "frame": number, "text": "long" * 99}))
+    again = Journal(tmp_path, {}, resume=True)
+    assert list(again) == [still] and again.done == {"a.png"}
+    again.add(Entry("b", {"source": "b.png"}))
+    assert [entry.stem for entry in again] == ["a", "b"] and again[1].image == {"source": "b.png"}
+    assert [entry.stem for entry in Journal(tmp_path, {}, resume=True)] == ["a", "b"]
