@@ -11,6 +11,7 @@ label, or a label where it sees nothing at all.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -185,7 +186,8 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU")
+    device = torch.device("cuda" if on_gpu else "cpu")
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
     task: Detect | Classify
     if recipe.task == "detect":

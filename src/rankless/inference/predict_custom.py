@@ -39,8 +39,6 @@ class CustomFinder:
         TaskError: its code failed.
     """
 
-    best = 0.0
-
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
         self.name = printable(loaded.recipe.task)
         with _users_code():

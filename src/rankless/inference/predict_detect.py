@@ -67,7 +67,7 @@ class BoxFinder:
         classes: Sequence[str | int] = (),
     ) -> None:
         recipe = loaded.recipe
-        self.confidence, self.most = 0.25 if confidence is None else float(confidence), None
+        self.confidence = 0.25 if confidence is None else float(confidence)
         self.wanted = chosen_classes(classes, loaded.class_names)
         # What scores lower never displaces what scores higher: more candidates change nothing above it.
         lowest = min(self.confidence, _LOOKED_AT)
