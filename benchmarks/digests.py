@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rankless import digest_file, evaluate
@@ -36,12 +37,15 @@ def train_and_kill(words: Sequence[str], run: Path, devices: int, checkpoint: in
         stdout=sys.stderr,
         start_new_session=True,
     )
-    while last_step(run) < checkpoint + 3:
-        if process.poll() is not None:
-            raise SystemExit(f"the run ended before step {checkpoint + 3}: give it more images or epochs")
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        while last_step(run) < checkpoint + 3:
+            if process.poll() is not None:
+                raise SystemExit(f"the run ended before step {checkpoint + 3}: give it more images or epochs")
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def last_step(run: Path) -> int:
