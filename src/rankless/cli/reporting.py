@@ -41,14 +41,14 @@ def report(
 ) -> int:
     """Write one page about runs: scores, curves, images, time; it needs nothing else to be read."""
     collected = _collected(runs, "report")
-    own = collected[0].run.report if len(runs) == 1 else Path("report.html")
+    is_own = out is None and len(collected) == 1
     from rankless.files.outputs import Outputs
     from rankless.report import page
     from rankless.runs.weights_digest import of_run
 
     digests = {str(one.run.path): of_run(one.run.path) or "" for one in collected}
-    target = out or own
-    if out is None and len(runs) == 1:  # a run's own
+    target = collected[0].run.report if is_own else out or Path("report.html")
+    if is_own:
         try:
             page.write(collected, target, digests)
         except OSError as error:

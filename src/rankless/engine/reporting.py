@@ -16,8 +16,8 @@ from rankless.errors import UserError, printable
 from rankless.files.writing import beside
 from rankless.report import page
 from rankless.report.collected import Collected
-from rankless.runs.directory import RunDirectory, weights_of
-from rankless.runs.weights_digest import of_weights
+from rankless.runs.directory import RunDirectory
+from rankless.runs.weights_digest import of_run
 from rankless.tasks.protocol import Task
 
 SHARE = 0.01
@@ -79,9 +79,7 @@ class Reporting:
         self._spent += self._cost
 
     def _digests(self) -> dict[str, str]:
-        if self.run.pointed("last") is None:  # nothing was saved
-            return {}
-        digest = of_weights(weights_of(self.run.path, warn=lambda _: None))
+        digest = of_run(self.run.path)
         return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
