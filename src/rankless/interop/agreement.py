@@ -52,7 +52,8 @@ class Agreement:
         images: number of compared images.
         data: where they are from.
         scores: largest difference of a score or a probability.
-        boxes: largest difference of a side of a box, in pixels of the input; None of a classifier.
+        boxes: largest difference of a side of a box, in pixels of the input, behind NMS in those of the
+            image; in proportion for boxes of more than 1000 pixels; None of a classifier.
         detections: of PyTorch, behind NMS; None without NMS.
         missing: detections that only one of the two has.
     """
@@ -77,7 +78,7 @@ class Agreement:
                 f"PyTorch finds nothing in {where}, and neither does the file, so no box was compared; "
                 "compare with a lower --confidence, or other images by data.root=FOLDER"
             )
-        same = f"{self.detections - self.missing} of {counted(self.detections, 'detection')} the same"
+        same = f"{max(self.detections - self.missing, 0)} of {counted(self.detections, 'detection')} the same"
         return f"compared with PyTorch on {where}: {same}; {far}"
 
     def is_close(self, limits: Limits) -> bool:
