@@ -88,7 +88,9 @@ class Watch:
             return  # the call itself will fail
         finally:
             self.awake = True
-        bytecode = "/__pycache__/" in real  # which the interpreter writes where it may, whatever it imports
+        bytecode = (
+            "/__pycache__/" in f"{real}/"
+        )  # which the interpreter writes where it may, whatever it imports
         if not bytecode and not real.startswith(_DEVICES) and not f"{real}/".startswith(self.allowed):
             self.found.append(f"{event} {real!r:.300}")
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)

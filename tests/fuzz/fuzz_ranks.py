@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,12 @@ def one_rank(place: Path, *_: Any, **__: Any) -> Outcome:
     from rankless.launch.job import leave_note, read_job
 
     job = read_job(place)
-    work = {"train": worker._train, "evaluate": worker._evaluate}[job.verb]
     try:
-        leave_note(place, 0, work(job, place, StopRequest()))
+        if job.verb == "train":
+            answer = worker._train(job, place, StopRequest())
+        else:
+            answer = worker._evaluate(job, os.open(os.devnull, os.O_WRONLY))
+        leave_note(place, 0, answer)
     except UserError as error:
         leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})
     return Outcome(None, None, {})

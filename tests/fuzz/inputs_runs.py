@@ -65,6 +65,7 @@ CHECKPOINTS = ("step-000000001", "step-000000003")
 CHANGES = (
     "recipe.yaml",
     "environment.json",
+    "evaluation.json",
     "journal.jsonl",
     ".lock",
     "checkpoints/best",
@@ -111,8 +112,8 @@ def runs(draw: st.DrawFn) -> Case:
 def _resume(files: dict[str, Entry], *changes: str) -> Case:
     may = (*(f"run/{name}" for name in CHANGES), *(name for name in files if "/step-" in name))
     may += tuple(f"run/checkpoints/{name}" for name in CHECKPOINTS)
-    # A start that failed is an event in the journal, and what it computed with is recorded.
-    logs = ("run/journal.jsonl", "run/.lock", "run/environment.json")
+    # A start that failed is an event in the journal and in the report, and what it computed with is recorded.
+    logs = ("run/journal.jsonl", "run/.lock", "run/environment.json", "run/report.html")
     words = ("train", "--resume", "--run", "run", "--devices", "1", *changes)
     return Case(words, {}, ("run/",), may, logs)
 
@@ -120,7 +121,8 @@ def _resume(files: dict[str, Entry], *changes: str) -> Case:
 @st.composite
 def strange_folders(draw: st.DrawFn) -> Case:
     """A folder of somebody else's, with some of the names that a run uses."""
-    names = ["recipe.yaml", "environment.json", "journal.jsonl", ".lock", "checkpoints", "logs",
+    names = ["recipe.yaml", "environment.json", "evaluation.json", "report.html", "journal.jsonl", ".lock",
+             "checkpoints", "logs",
     "checkpoints/last",
              "checkpoints/best", "checkpoints/step-000000001/state.json", "logs/rank-0.log",
              "notes.txt"]  # fmt: skip
