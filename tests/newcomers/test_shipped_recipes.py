@@ -21,8 +21,8 @@ from rankless.world.process_group import World
 
 pytestmark = pytest.mark.processes
 
-# What a CPU takes a step of in a second, and the least that published multi-scale has another size for; batch norm
-# needs two values of each channel.
+# What a CPU takes a step of in a second, and the least that published multi-scale has another size for; batch
+# norm needs two values of each channel.
 SMALL = ["batch.images=2", "batch.micro=2", "model.image_size=96", "precision=fp32", "workers=0"]
 NARROW = ["model.width=0.1"]
 
