@@ -138,7 +138,7 @@ def import_(
     help_epilogue="""\
 Examples:
   rankless export runs/mine --format onnx
-  rankless export runs/mine --format onnx --nms --confidence 0.4 evaluate.iou=0.5
+  rankless export runs/mine --format onnx --nms --confidence 0.4
   rankless export weights.safetensors --format openvino --half --out shared/net
 """,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Force, Json, Target, Task, flag, is_override, part
+from rankless.cli.words import Force, Json, PredictingTarget, Target, Task, flag, is_override, part
 from rankless.errors import UserError, counted
 from rankless.files.reading import read_text
 from rankless.printing import print_json, say
@@ -39,7 +39,7 @@ Examples:
 """,
 )
 def predict(
-    target: Target,
+    target: PredictingTarget,
     /,
     *sources: Annotated[
         str,

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rankless.cli.words import (
     Devices,
     Json,
+    PredictingTarget,
     Target,
     Task,
     class_pairs,
@@ -32,7 +33,7 @@ Examples:
 """,
 )
 def evaluate(
-    target: Target,
+    target: PredictingTarget,
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
     task: Task = None,

@@ -25,6 +25,9 @@ _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
 flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
+PredictingTarget = Annotated[
+    Path, Parameter(name="TARGET", help="A run directory, a weights file, or an export (.onnx, .xml).")
+]
 Task = Annotated[
     str | None,
     Parameter(
@@ -66,7 +69,7 @@ Sync = Annotated[bool, Parameter(help="Copy this machine's rankless to --hosts a
 Ssh = Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="The interpreter on --hosts; if not given, the path of this one.", metavar="PATH"),
+    Parameter(help="The interpreter on the other hosts; if not given, the path of this one.", metavar="PATH"),
 ]
 
 Devices = Annotated[

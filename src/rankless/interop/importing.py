@@ -196,11 +196,12 @@ def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
             "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
             "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
         )
-    if name.startswith("yolo") and name not in zoo.MODELS:
+    stem = name.removesuffix(".cfg")
+    if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
         near = nearest(name, zoo.MODELS)
         raise UserError(
             f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another network "
-            f"of Darknet's give its cfg: --cfg {name}.cfg"
+            f"of Darknet's give its cfg: --cfg {stem}.cfg"
         )
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
     options = [*task, f"model.name={json.dumps(name)}", _PRECISION]
