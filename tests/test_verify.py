@@ -138,7 +138,7 @@ def line(step: int, scores: Any = None, **tensors: str) -> dict[str, Any]:
         ([line(1, a="x"), line(2, a="x", b="y")], "step 1, b (who)"),
         ([line(1, a="x", b="y", c="w"), line(2, a="x", b="y")], "step 1, c (who)"),
         ([line(1, {"AP": 1}, a="x", b="y"), line(2, a="x", b="y")], "the scores after step 1 (who)"),
-        ([line(1, a="x", b="y")], "1 steps instead of 2 (who)"),
+        ([line(1, a="x", b="y")], "1 step instead of 2 (who)"),
     ],
 )
 def test_the_first_difference(other: list[dict[str, Any]], expected: str | None) -> None:

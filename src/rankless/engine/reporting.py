@@ -89,7 +89,8 @@ class Reporting:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                why = printable(f"{type(error).__name__}: {error}", 300)
+                reason = error.strerror if isinstance(error, OSError) else None
+                why = printable(reason or f"{type(error).__name__}: {error}", 300)
                 with suppress(UserError):  # where the journal cannot be written either, the next step says so
                     text = f"the report could not be written ({why}); {advice}"
                     self.sinks.event("warning", self._step, text)

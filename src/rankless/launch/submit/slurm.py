@@ -30,7 +30,7 @@ $alone
 # Before the time limit Slurm signals this shell, which passes it on: the ranks save and exit with $stopped.
 # At a preemption it signals the ranks and this shell, which stays to see them save.
 stopping=
-trap 'stopping=1 again=1; kill -USR1 $$step' USR1
+trap 'stopping=1 again=1; kill -USR1 $$!' USR1
 trap 'stopping=1 again=1' TERM
 
 for start in 1 2 3 4; do
