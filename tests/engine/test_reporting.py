@@ -107,7 +107,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     reporting(Counts(), tmp_path, recorder).close()
     ((name, _, text),) = recorder.events
     assert name == "warning"
-    assert text.startswith("the report could not be written (IsADirectoryError: ")
+    assert text.startswith("the report could not be written (Is a directory); ")
     assert text.endswith(f"; write it with: rankless report {tmp_path}")
 
 

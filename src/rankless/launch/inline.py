@@ -7,7 +7,10 @@ libraries print goes to the terminal.
 from __future__ import annotations
 
 import os
+import random
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -67,6 +70,16 @@ class _Interrupts(Requests):
             raise KeyboardInterrupt
 
 
+@contextmanager
+def _python_rng_left_alone() -> Iterator[None]:
+    """Give Python's generator its state back: libraries draw from it where they are first imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Do a job of training in this process; PyTorch's settings and random numbers are left as they were.
 
@@ -89,6 +102,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
         with (
             _Interrupts(stop),
             torch.random.fork_rng(cards),
+            _python_rng_left_alone(),
             rank_job.computes_like(recipe),
         ):
             finished = threads.train(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
