@@ -25,9 +25,7 @@ _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
 flag = Parameter(negative="", show_default=False)
 Target = Annotated[Path, Parameter(name="TARGET", help="A run directory or a weights file.")]
-PredictingTarget = Annotated[
-    Path, Parameter(name="TARGET", help="A run directory, a weights file or an export.")
-]
+PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run directory, weights file or export.")]
 Task = Annotated[
     str | None,
     Parameter(
