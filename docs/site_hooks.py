@@ -19,13 +19,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a link or picture, without its anchor
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a link or image, without its anchor
 EXTERNAL = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//[^"' >]+"""
     r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?(?:https?:)?//[^"' >]+"""
 )
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod|obj):<code>~?\.?([^<]*)</code>")  # of a docstring
-FIGURE = re.compile(r'<p><img alt="[^"]*" src="(pictures/[\w-]+\.svg)"\s*/?></p>')
+FIGURE = re.compile(r'<p><img alt="[^"]*" src="(images/[\w-]+\.svg)"\s*/?></p>')
 NAMES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
 
 

@@ -86,9 +86,9 @@ def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
     caption = f"{summary(errors, image)} · {Path(image.source).name}"
     if (read := image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
-    picture = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
+    pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
     marks = [_mark(errors, one, read[1]) for one in image.mistakes if not is_whole(one)]
-    return Shown(picture, marks, caption, frozenset(mark.label for mark in marks))
+    return Shown(pixels, marks, caption, frozenset(mark.label for mark in marks))
 
 
 def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) -> Shown:
@@ -99,15 +99,15 @@ def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) 
         caption = f"label? {text(errors, one)} · {name}"
     if (read := image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
-    picture = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
+    pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
     if is_whole(one):
-        return Shown(picture, [], caption, frozenset())
+        return Shown(pixels, [], caption, frozenset())
     mark = _mark(errors, one, read[1])
     x1, y1, x2, y2 = mark.box
     reach = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST / 2)
     left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
-    right, bottom = min(picture.width, round(x2 + reach)), min(picture.height, round(y2 + reach))
-    cut = picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+    right, bottom = min(pixels.width, round(x2 + reach)), min(pixels.height, round(y2 + reach))
+    cut = pixels.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
     moved = Mark((x1 - left, y1 - top, x2 - left, y2 - top), mark.text, mark.label)
     return Shown(cut, [moved], caption, frozenset({mark.label}))
 

@@ -1,6 +1,6 @@
-"""Makes the pictures of the documentation from a run of the recipe digits.
+"""Makes the images of the documentation from a run of the recipe digits.
 
-    python docs/make_pictures.py runs/digits
+    python docs/make_images.py runs/digits
 
 Nothing in them is made up. ``found.jpg`` has eight scenes that the run has never seen, with what it finds in
 them; ``report.png`` is the top of the run's report, as Chromium shows it; ``terminal.svg`` is what a command
@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from PIL import Image
 
-PICTURES = Path(__file__).parent / "pictures"
+IMAGES = Path(__file__).parent / "images"
 COMMANDS = ["rankless verify digits --worlds 1,2,3 --steps 4"]
 BROWSER = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=4000"]
 REPORT = (1280, 578)  # pixels
@@ -51,7 +51,7 @@ def transcript(commands: list[str]) -> list[tuple[str, bool]]:
     return lines
 
 
-def picture(lines: list[tuple[str, bool]]) -> str:
+def drawing(lines: list[tuple[str, bool]]) -> str:
     """The SVG of the lines."""
     width, height = 2 * LEFT + int(WIDTH * 8.45), TOP + LINE * len(lines)
     title = escape("; ".join(line.removeprefix("$ ") for line, typed in lines if typed))
@@ -105,9 +105,9 @@ def report(run: Path) -> Image.Image:
 
 def main() -> None:
     run = Path(sys.argv[1])
-    found(run).save(PICTURES / "found.jpg", quality=88, optimize=True)
-    report(run).save(PICTURES / "report.png", optimize=True)
-    (PICTURES / "terminal.svg").write_text(picture(transcript(COMMANDS)), encoding="utf-8")
+    found(run).save(IMAGES / "found.jpg", quality=88, optimize=True)
+    report(run).save(IMAGES / "report.png", optimize=True)
+    (IMAGES / "terminal.svg").write_text(drawing(transcript(COMMANDS)), encoding="utf-8")
 
 
 if __name__ == "__main__":
