@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Ema:
     """A second model whose weights follow the first one's.
 
     Args:
-        model: followed; copied now.
+        model: followed; copied now. It may replace its parameters and buffers later, but has the same names.
         decay: how much of the average stays in a step, at most.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._pairs = list(zip(_slots(self.model), _slots(model), strict=True))
 
-    def update(self, model: nn.Module, step: int) -> None:
-        """Move towards ``model`` after step ``step`` (from 0).
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move towards the model after step ``step`` (from 0).
 
         The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
-        averaged, current = list(self.model.state_dict().values()), list(model.state_dict().values())
-        pairs = [(a, b) for a, b in zip(averaged, current, strict=True) if a.is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in pairs], [b for _, b in pairs], 1.0 - decay)
-        for a, b in zip(averaged, current, strict=True):
-            if not a.is_floating_point():
-                a.copy_(b)
+        averaged, current, counts, counted = [], [], [], []
+        for (mine, name), (theirs, _) in self._pairs:
+            average: Tensor = mine[name]
+            if average.is_floating_point():
+                averaged.append(average)
+                current.append(theirs[name])
+            else:
+                counts.append(average)
+                counted.append(theirs[name])
+        torch._foreach_lerp_(averaged, current, 1.0 - decay)
+        if counts:
+            torch._foreach_copy_(counts, counted)
+
+
+def _slots(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield where each tensor of the model's state dict stands, once for each tensor: the dict and its key.
+
+    A state dict itself takes milliseconds to make for a net of hundreds of layers, in every step.
+    """
+    seen: set[int] = set()
+    for module in model.modules():
+        kept = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        for held, names in ((module._parameters, module._parameters), (module._buffers, kept)):
+            for name in names:
+                tensor = held[name]
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield held, name

@@ -305,5 +305,5 @@ def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
     skipped = state.step()
     state.statistics.end(None if skipped else totals.statistics)
     if state.ema:
-        state.ema.update(state.model, step)
+        state.ema.update(step)
     return replace(numbers, skipped=skipped)

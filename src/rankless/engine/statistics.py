@@ -65,7 +65,9 @@ class RunningStatistics:
         if number is None or not norm.training:
             return
         self.calls[number] += 1
-        norm.momentum = 1.0 / self.calls[number]
+        momentum = 1.0 / self.calls[number]
+        if norm.momentum != momentum:  # setting an attribute of a module takes long
+            norm.momentum = momentum
 
     def give_back(self) -> None:
         """Return their momenta to the norms, so that statistics of other norms can be made with them."""

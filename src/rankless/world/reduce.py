@@ -8,7 +8,7 @@ next is computed.
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -95,10 +95,11 @@ class GradientSum:
             yield
         if last:
             return
-        for number, parameter in enumerate(self.parameters):
-            if self._is_unused(number) and self.before[number] is None:
+        for number in self._unreached(range(len(self.parameters))):
+            parameter = self.parameters[number]
+            if parameter.grad is None:
                 parameter.grad = torch.full_like(parameter, self.missing)
-            elif self._is_unused(number) and parameter.grad is not None:
+            else:
                 parameter.grad.add_(self.missing)
         if self.exact:
             self.fold.push(node, [p.grad for p in self.parameters if p.grad is not None])
@@ -111,15 +112,18 @@ class GradientSum:
             loss = _Visit.apply(loss, *self.parameters)
         torch.autograd.backward(loss)
 
-    def _is_unused(self, number: int) -> bool:
-        """Whether the backward pass did not reach a parameter, which is then noted."""
-        if (before := self.before[number]) is None:
-            reached = self.parameters[number].grad is not None
-        else:
-            reached = before[0]._version > before[1]
-        if not reached:
-            self.unused.setdefault(self.leaf, set()).add(number)
-        return not reached
+    def _unreached(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of these parameters that the backward pass did not reach, which are then noted."""
+        before = self.before
+        unused = [
+            number
+            for number in numbers
+            if ((was := before[number]) is None and self.parameters[number].grad is None)
+            or (was is not None and was[0]._version == was[1])
+        ]
+        if unused:
+            self.unused.setdefault(self.leaf, set()).update(unused)
+        return unused
 
     def _set_gradients(self, gradients: Gradients | None) -> None:
         for number, parameter in enumerate(self.parameters):
@@ -128,9 +132,10 @@ class GradientSum:
     def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
         """The gradients in a bucket of the last micro-batch, with those that it lacks filled in."""
         views = _views(bucket.buffer(), bucket)
-        for parameter, view in zip(bucket.parameters(), views, strict=True):
-            number = self.number[parameter]
-            if self._is_unused(number):
+        numbers = [self.number[parameter] for parameter in bucket.parameters()]
+        unused = set(self._unreached(numbers))
+        for number, view in zip(numbers, views, strict=True):
+            if number in unused:
                 view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
             self.before[number] = None  # DDP has copied it into the bucket
         return views
