@@ -1,4 +1,4 @@
-"""Bars: on a terminal they are live, elsewhere a line now and then."""
+"""Bars are live on a terminal, elsewhere a line now and then; tables keep their columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import io
 import pytest
 
 from rankless import printing
-from rankless.printing import ProgressBar, console_for
+from rankless.models.listing import Listed
+from rankless.printing import ProgressBar, console_for, print_models
 
 
 def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +36,14 @@ def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     console = console_for(io.StringIO())
     assert not console.is_terminal and not console.is_jupyter
     assert not ProgressBar(1, "reading images", file=io.StringIO()).is_live
+
+
+def test_names_of_models_stay_in_their_column(capsys: pytest.CaptureFixture[str]) -> None:
+    longest = Listed("torchvision/a_detector_with_a_long_name", "detect", 91, (320, 640), 10**8, 1234.5, "A")
+    print_models([longest, Listed("resnet18", "classify", 1000, (224, 224), 11_689_512, 3.64, "B")])
+    head, *lines = capsys.readouterr().out.splitlines()
+    for line in lines:
+        assert line[head.index("task") - 1] == " "
+        assert line[head.index("task") :].startswith(("detect ", "classify "))
+        assert line[head.index("from") - 2 : head.index("from")] == "  "
+    assert lines[0].split() == [longest.name, "detect", "100,000,000", "1234.50", "320×640", "A"]

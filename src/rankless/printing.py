@@ -130,14 +130,15 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 def print_models(rows: Sequence[Any]) -> None:
     """A line for each of :class:`rankless.models.listing.Listed`."""
-    print(f"{'model':21}{'task':10}{'parameters':>11}{'GFLOPs':>8}{'input':>7}  from")
+    others = "timm/NAME"
+    width = max(map(len, (others, *(row.name for row in rows)))) + 2
+    print(f"{'model':{width}}{'task':10}{'parameters':>11}{'GFLOPs':>8}{'input':>9}  from")
     for row in rows:
         size = "×".join(map(str, dict.fromkeys(row.size)))
-        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>7}"
-        print(f"{row.name:21}{row.task:10}{numbers}  {row.source}")
-    print(
-        f"{'timm/NAME':21}{'classify':10}{'':28}any classifier of timm, as in model.name=timm/convnext_tiny"
-    )
+        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>9}"
+        print(f"{row.name:{width}}{row.task:10}{numbers}  {row.source}")
+    source = "any classifier of timm, as in model.name=timm/convnext_tiny"
+    print(f"{others:{width}}{'classify':10}{'':30}{source}")
 
 
 def console_for(file: IO[str]) -> Console:

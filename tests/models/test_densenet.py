@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rankless.models.classifiers import densenet
-from rankless.models.classifiers.densenet import DenseBlock, DenseLayer, DenseNet, SeparableConv, Variant
+from rankless.models.classifiers.densenet import (
+    PUBLISHED,
+    DenseBlock,
+    DenseLayer,
+    DenseNet,
+    SeparableConv,
+    Variant,
+)
 from rankless.recipe import model_kinds
 
-PUBLISHED = {
-    "densenet121": densenet.DENSENET_121,
-    "densenet161": densenet.DENSENET_161,
-    "densenet169": densenet.DENSENET_169,
-    "densenet201": densenet.DENSENET_201,
-}
+FOR_IMAGENET = ("densenet121", "densenet161", "densenet169", "densenet201")
 ACTIVATIONS = ("relu", "swish", "prelu", "leaky", "mish")
 
 variants = st.builds(
@@ -56,7 +57,7 @@ def shapes(model):
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", FOR_IMAGENET)
 def test_state_is_that_of_torchvision_and_timm(name):
     with torch.device("meta"):
         mine = shapes(DenseNet(PUBLISHED[name], 1000))
@@ -67,7 +68,7 @@ def test_state_is_that_of_torchvision_and_timm(name):
 @pytest.mark.parametrize("make", [torchvision.models.densenet121, lambda: timm.create_model("densenet121")])
 def test_computes_what_others_compute_with_the_same_weights(make):
     theirs = make_unlike(make()).eval()
-    mine = DenseNet(densenet.DENSENET_121, 1000).eval()
+    mine = DenseNet(PUBLISHED["densenet121"], 1000).eval()
     mine.load_state_dict(theirs.state_dict(), strict=True)
     x = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
@@ -93,12 +94,12 @@ def test_learns_what_torchvision_learns():
 @pytest.mark.parametrize(
     ("variant", "classes", "parameters"),
     [
-        (densenet.DENSENET_121, 1000, 7_978_856),
-        (densenet.DENSENET_161, 1000, 28_681_000),
-        (densenet.DENSENET_169, 1000, 14_149_480),
-        (densenet.DENSENET_201, 1000, 20_013_928),
-        (densenet.DENSENET_BC_100_12, 10, 769_162),
-        (densenet.DENSENET_BC_190_40, 10, 25_624_430),
+        (PUBLISHED["densenet121"], 1000, 7_978_856),
+        (PUBLISHED["densenet161"], 1000, 28_681_000),
+        (PUBLISHED["densenet169"], 1000, 14_149_480),
+        (PUBLISHED["densenet201"], 1000, 20_013_928),
+        (PUBLISHED["densenet-bc-100-12"], 10, 769_162),
+        (PUBLISHED["densenet-bc-190-40"], 10, 25_624_430),
     ],
 )
 def test_published_sizes(variant, classes, parameters):
@@ -232,8 +233,9 @@ def test_initial_weights_keep_the_variance(separable):
 
 
 def test_options_of_the_recipe_reach_the_variant():
-    published = densenet.DENSENET_121
+    published = PUBLISHED["densenet121"]
     assert published.with_options(model_kinds.Densenet()) == published
-    assert densenet.DENSENET_BC_100_12.with_options(model_kinds.Densenet()) == densenet.DENSENET_BC_100_12
+    small = PUBLISHED["densenet-bc-100-12"]
+    assert small.with_options(model_kinds.Densenet()) == small
     options = model_kinds.Densenet(growth=7, compression=0.25, bottleneck=False, stem="small", separable=True)
     assert published.with_options(options) == Variant((6, 12, 24, 16), 7, "small", 0.25, False, True)

@@ -11,7 +11,6 @@ from rankless.errors import UserError, nearest
 from rankless.models.layers import Activation, activate
 
 CIFAR = "-cifar"
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 
 def build_resnet(
@@ -20,8 +19,9 @@ def build_resnet(
     """Build torchvision's ResNet; its last layer is ``fc``.
 
     Args:
-        name: one of :data:`RESNETS`. With the suffix ``-cifar`` it starts with a 3×3 convolution of stride 1,
-            without pooling, as is usual for images of 32 pixels; the names in its state do not change.
+        name: ``resnet18``, 34, 50, 101 or 152. With the suffix ``-cifar`` it starts with a 3×3 convolution
+            of stride 1, without pooling, as is usual for images of 32 pixels; the names in its state do not
+            change.
         classes: number of classes.
         activation: replaces every ReLU. Not PReLU: a block calls one module two or three times, so that these
             calls would share the slope.

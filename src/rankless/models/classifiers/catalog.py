@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -49,9 +49,7 @@ class Classifier:
 
     Attributes:
         name: what ``model.name`` calls it.
-        family: its builder.
         source: the paper.
-        summary: a short description.
         side: published side of the square input in pixels.
         classes: number of classes it was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
@@ -59,9 +57,7 @@ class Classifier:
     """
 
     name: str
-    family: Literal["resnet", "densenet", "darknet", "timm"]
     source: str
-    summary: str
     side: int = IMAGENET_SIDE
     classes: int = 1000
     mean: Color = IMAGENET_MEAN
@@ -85,51 +81,24 @@ class Classifier:
 
 
 def _resnet(depth: int) -> Classifier:
-    return Classifier(
-        name=f"resnet{depth}",
-        family="resnet",
-        source="He et al., 2016, Deep Residual Learning for Image Recognition, arXiv:1512.03385",
-        summary=f"residual network of {depth} layers for ImageNet",
-    )
-
-
-def _published_for_cifar(depth: int) -> Classifier:
-    return replace(_cifar_resnet(depth), summary=f"residual network of {depth} layers as published for CIFAR")
+    source = "He et al., 2016, Deep Residual Learning for Image Recognition, arXiv:1512.03385"
+    return Classifier(name=f"resnet{depth}", source=source)
 
 
 def _cifar_resnet(depth: int) -> Classifier:
-    return replace(
-        _resnet(depth),
-        name=f"resnet{depth}{CIFAR}",
-        summary=f"residual network of {depth} layers with a 3×3 stem, CIFAR",
-        side=SMALL_SIDE,
-        classes=10,
-        mean=HALF,
-        std=HALF,
-    )
+    name = f"resnet{depth}{CIFAR}"
+    return replace(_resnet(depth), name=name, side=SMALL_SIDE, classes=10, mean=HALF, std=HALF)
 
 
 def _darknet(name: str, source: str, side: int) -> Classifier:
-    return Classifier(
-        name=name,
-        family="darknet",
-        source=source,
-        summary="a YOLO backbone with a linear layer, ImageNet",
-        side=side,
-        mean=(0.0, 0.0, 0.0),  # as in the detectors
-        std=(1.0, 1.0, 1.0),
-    )
+    """Return a YOLO backbone with a linear layer; its input is normalized as in the detectors."""
+    return Classifier(name=name, source=source, side=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
-def _densenet(name: str, variant: densenet.Variant, summary: str, classes: int) -> Classifier:
-    chosen = Classifier(
-        name=name,
-        family="densenet",
-        source="Huang et al., 2017, Densely Connected Convolutional Networks, arXiv:1608.06993",
-        summary=summary,
-        classes=classes,
-    )
-    return _with_densenet(chosen, variant)
+def _densenet(name: str, variant: densenet.Variant) -> Classifier:
+    source = "Huang et al., 2017, Densely Connected Convolutional Networks, arXiv:1608.06993"
+    classes = 10 if variant.stem == "small" else 1000
+    return _with_densenet(Classifier(name=name, source=source, classes=classes), variant)
 
 
 def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
@@ -141,23 +110,10 @@ def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
 
 _ALL = (
     *(_resnet(depth) for depth in (18, 34, 50, 101, 152)),
-    *(_cifar_resnet(depth) for depth in (18, 34, 50)),
-    *(_published_for_cifar(depth) for depth in cifar_resnet.DEPTHS),
+    *(_cifar_resnet(depth) for depth in (18, 34, 50, *cifar_resnet.DEPTHS)),
     _darknet("darknet53", "Redmon and Farhadi, 2018, YOLOv3, arXiv:1804.02767", 256),
     _darknet("cspdarknet53", "Bochkovskiy, Wang and Liao, 2020, YOLOv4, arXiv:2004.10934", 256),
-    _densenet("densenet121", densenet.DENSENET_121, "densely connected, 121 layers, k=32, ImageNet", 1000),
-    _densenet("densenet161", densenet.DENSENET_161, "densely connected, 161 layers, k=48, ImageNet", 1000),
-    _densenet("densenet169", densenet.DENSENET_169, "densely connected, 169 layers, k=32, ImageNet", 1000),
-    _densenet("densenet201", densenet.DENSENET_201, "densely connected, 201 layers, k=32, ImageNet", 1000),
-    _densenet("densenet-40-12", densenet.DENSENET_40_12, "densely connected, 40 layers, k=12, CIFAR", 10),
-    _densenet("densenet-100-12", densenet.DENSENET_100_12, "densely connected, 100 layers, k=12, CIFAR", 10),
-    _densenet("densenet-100-24", densenet.DENSENET_100_24, "densely connected, 100 layers, k=24, CIFAR", 10),
-    _densenet(
-        "densenet-bc-100-12", densenet.DENSENET_BC_100_12, "densely connected, 100 layers, k=12, CIFAR", 10
-    ),
-    _densenet(
-        "densenet-bc-190-40", densenet.DENSENET_BC_190_40, "densely connected, 190 layers, k=40, CIFAR", 10
-    ),
+    *(_densenet(name, variant) for name, variant in densenet.PUBLISHED.items()),
 )
 CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 """All named classifiers; every ``timm/NAME`` is available too."""
@@ -232,10 +188,10 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.Model, classes: int) ->
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
     """Return everything but the head: the largest modules of a classifier without parts of the head.
 
-    Parameters of a module that contains the head (a vision transformer's class token) belong to none of them;
-    :func:`backbone_parameters` includes those.
+    Parameters of a module that contains the head (a vision transformer's class token) belong to none of them.
     """
-    heads = _head_names(model)
+    head_names: Any = model.head_names  # set by _build
+    heads = tuple(head_names)
 
     def outside(module: nn.Module, prefix: str) -> Iterator[nn.Module]:
         for name, child in module.named_children():
@@ -250,17 +206,6 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
     return list(outside(model, ""))
 
 
-def backbone_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return name and value of every parameter of a classifier that does not belong to its head."""
-    heads = _head_names(model)
-    return [(name, value) for name, value in model.named_parameters() if not name.startswith(heads)]
-
-
-def _head_names(model: nn.Module) -> tuple[str, ...]:
-    names: Any = model.head_names  # set by _build
-    return tuple(names)
-
-
 def classifier_named(name: str) -> Classifier:
     """Return the classifier called ``name``.
 
@@ -273,9 +218,7 @@ def classifier_named(name: str) -> Classifier:
         facts = timm_facts(name.removeprefix(TIMM))
         return Classifier(
             name=name,
-            family="timm",
             source=facts.source,
-            summary="from timm",
             side=facts.size[1],
             classes=facts.classes,
             mean=facts.mean,

@@ -87,20 +87,24 @@ class Variant:
         return (layers,) * _CIFAR_BLOCKS
 
 
-# Table 1 of the paper; 161 is the authors' wider one, with k = 48.
-DENSENET_121 = Variant(blocks=(6, 12, 24, 16), growth=32)
-DENSENET_161 = Variant(blocks=(6, 12, 36, 24), growth=48)
-DENSENET_169 = Variant(blocks=(6, 12, 32, 32), growth=32)
-DENSENET_201 = Variant(blocks=(6, 12, 48, 32), growth=32)
-# Table 2: without bottlenecks three blocks of (L - 4) / 3 layers, behind a stem of 16 channels …
-DENSENET_40_12 = Variant(
+# Without bottlenecks three blocks of (L - 4) / 3 layers, behind a stem of 16 channels.
+_PLAIN_40_12 = Variant(
     blocks=(12, 12, 12), growth=12, stem="small", compression=1.0, bottleneck=False, first=16
 )
-DENSENET_100_12 = replace(DENSENET_40_12, blocks=(32, 32, 32))
-DENSENET_100_24 = replace(DENSENET_100_12, growth=24)
-# … and DenseNet-BC of depth L: three blocks of (L - 4) / 6 layers of two convolutions each.
-DENSENET_BC_100_12 = Variant(blocks=(16, 16, 16), growth=12, stem="small")
-DENSENET_BC_190_40 = Variant(blocks=(31, 31, 31), growth=40, stem="small")
+PUBLISHED = {
+    # Table 1 of the paper; 161 is the authors' wider one, with k = 48.
+    "densenet121": Variant(blocks=(6, 12, 24, 16), growth=32),
+    "densenet161": Variant(blocks=(6, 12, 36, 24), growth=48),
+    "densenet169": Variant(blocks=(6, 12, 32, 32), growth=32),
+    "densenet201": Variant(blocks=(6, 12, 48, 32), growth=32),
+    # Table 2, on CIFAR: the plain ones …
+    "densenet-40-12": _PLAIN_40_12,
+    "densenet-100-12": replace(_PLAIN_40_12, blocks=(32, 32, 32)),
+    "densenet-100-24": replace(_PLAIN_40_12, blocks=(32, 32, 32), growth=24),
+    # … and DenseNet-BC of depth L: three blocks of (L - 4) / 6 layers of two convolutions each.
+    "densenet-bc-100-12": Variant(blocks=(16, 16, 16), growth=12, stem="small"),
+    "densenet-bc-190-40": Variant(blocks=(31, 31, 31), growth=40, stem="small"),
+}
 
 
 class SeparableConv(nn.Module):
