@@ -73,10 +73,10 @@ class ClassFinder:
         scores, labels = scores[:BEST], labels[:BEST]
         likely = torch.tensor([score >= self.confidence for score in scores.tolist()])
         return ClassificationResult(
-            image,
-            scores[likely].numpy(),
-            labels[likely].numpy(),
-            probabilities.numpy(),
-            self.class_names,
-            source,
+            image=image,
+            scores=scores[likely].numpy(),
+            classes=labels[likely].numpy(),
+            probabilities=probabilities.numpy(),
+            class_names=self.class_names,
+            source=source,
         )

@@ -124,7 +124,14 @@ class BoxFinder:
         chosen = found.scores > self.confidence
         boxes, scores, labels = (one[chosen].numpy() for one in (found.boxes, found.scores, found.labels))
         boxes = boxes.astype(np.float32).reshape(-1, 4)
-        return DetectionResult(image, boxes, scores, labels, self.class_names, source)
+        return DetectionResult(
+            image=image,
+            xyxy=boxes,
+            scores=scores,
+            classes=labels,
+            class_names=self.class_names,
+            source=source,
+        )
 
     def _with_heat(self, batch: DetectionBatch) -> list[Answer]:
         from rankless.inference.heatmaps import heat

@@ -27,21 +27,19 @@ _ROWS = 10  # of the table below it
 _SHOWN = 12  # images of a list in a notebook
 
 
-@dataclass(frozen=True, eq=False)
-class DetectionResult:
-    """The objects found in one image, best first.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Result:
+    """The base of both kinds of results.
 
     Attributes:
         image: the image, uint8 RGB (H, W, 3).
-        xyxy: float32 boxes in pixels of the image, (N, 4): left, top, right, bottom.
-        scores: float32 in 0..1, (N,).
+        scores: float32 in 0..1, the highest first, (N,).
         classes: int64 class ids, (N,).
         class_names: the model's classes, a name per id.
         source: the image's path, or what names it; empty if unknown.
     """
 
     image: Pixels
-    xyxy: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int64]
     class_names: tuple[str, ...]
@@ -49,11 +47,30 @@ class DetectionResult:
 
     @property
     def names(self) -> list[str]:
-        """Return the class name of each object."""
+        """Return the class name of each score."""
         return [self.class_names[label] for label in self.classes.tolist()]
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    def marks(self) -> list[Mark]:
+        """Return what :meth:`draw` draws."""
+        raise NotImplementedError
+
+    def draw(self) -> Image.Image:
+        """Return a copy of the image with its labels drawn on it."""
+        return annotate(Image.fromarray(self.image), self.marks())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DetectionResult(_Result):
+    """The objects found in one image, best first.
+
+    Attributes:
+        xyxy: float32 boxes in pixels of the image, (N, 4): left, top, right, bottom.
+    """
+
+    xyxy: NDArray[np.float32]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return ``box`` (rounded to 0.01 pixels), ``score``, ``label`` and ``name`` of each object."""
@@ -77,10 +94,6 @@ class DetectionResult:
             Mark((x1, y1, x2, y2), f"{self.class_names[label]}: {score:.0%}", label)
             for (x1, y1, x2, y2), score, label in self._objects()
         ]
-
-    def draw(self) -> Image.Image:
-        """Return a copy of the image with labeled boxes."""
-        return annotate(Image.fromarray(self.image), self.marks())
 
     def to_supervision(self) -> supervision.Detections:
         """Return ``supervision.Detections``, with the names as ``data["class_name"]``.
@@ -114,33 +127,15 @@ class DetectionResult:
         return zip(self.xyxy.tolist(), self.scores.tolist(), self.classes.tolist(), strict=True)
 
 
-@dataclass(frozen=True, eq=False)
-class ClassificationResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassificationResult(_Result):
     """The likeliest classes of one image, best first; at most five.
 
     Attributes:
-        image: the image, uint8 RGB (H, W, 3).
-        scores: float32 probabilities, (K,).
-        classes: int64 class ids, (K,).
         probabilities: float32 of every class, (C,).
-        class_names: the model's classes, a name per id.
-        source: the image's path, or what names it; empty if unknown.
     """
 
-    image: Pixels
-    scores: NDArray[np.float32]
-    classes: NDArray[np.int64]
     probabilities: NDArray[np.float32]
-    class_names: tuple[str, ...]
-    source: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """Return the name of each class."""
-        return [self.class_names[label] for label in self.classes.tolist()]
-
-    def __len__(self) -> int:
-        return len(self.scores)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return ``score``, ``label`` and ``name`` of each class."""
@@ -158,10 +153,6 @@ class ClassificationResult:
         height, width = self.image.shape[:2]
         whole = (0.0, 0.0, float(width), float(height))
         return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
-
-    def draw(self) -> Image.Image:
-        """Return a copy of the image with its likeliest class as a caption."""
-        return annotate(Image.fromarray(self.image), self.marks())
 
     def to_supervision(self) -> supervision.Classifications:
         """Return ``supervision.Classifications``.
