@@ -13,8 +13,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import asdict
 from typing import Any
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, escaped
@@ -109,23 +108,14 @@ class Coordinator:
         if not wanted.dry_run_steps:
             say(f"connecting to {names(members)}", file=sys.stdout)  # at once
         start.connect(self.gang)
-        run = wanted.run or start.choose_run(self.gang, wanted.name)
-        newest = start.newest_holder(self.gang, run, resume=wanted.resume)
-        recipe = wanted.recipe or start.recipe_there(self.gang, newest, run, wanted.overrides)
-        launched = {
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(sys.argv),
-            "hosts": [str(member.host) for member in members],
-        }
-        training = Training(recipe, run, wanted.devices, wanted.resume, wanted.sinks, launched)
-        training = replace(training, dry_run_steps=wanted.dry_run_steps)
+        training, newest = start.training_of(self.gang, wanted)
         for text in start.compare(self.gang, training, members):
             _warn(text)
         self.training, finished = start.prepare(self.gang, training, newest)
         if finished:
             say(
-                f"{run}: this run is finished, at step {finished} of {finished}; for more, give more epochs "
-                f"than {self.training.recipe.epochs}, as in epochs={2 * self.training.recipe.epochs}"
+                f"{training.run}: this run is finished, at step {finished} of {finished}; for more, give "
+                f"more epochs than {self.training.recipe.epochs}, as in epochs={2 * self.training.recipe.epochs}"
             )
             return False
         self.training.shares(members)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,7 +18,7 @@ from rankless.launch.hosts import preflight
 from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.reasons import remedy
-from rankless.launch.hosts.training import Training
+from rankless.launch.hosts.training import Training, Wanted
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 
@@ -54,7 +57,7 @@ def compare(gang: Gang, training: Training, members: Sequence[Member]) -> list[s
     return preflight.warnings(known)
 
 
-def choose_run(gang: Gang, name: str) -> Path:
+def _choose_run(gang: Gang, name: str) -> Path:
     """A directory for a new run that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
     for number in count(1):
         run = Path("runs") / (name if number == 1 else f"{name}-{number}")
@@ -64,7 +67,7 @@ def choose_run(gang: Gang, name: str) -> Path:
     raise RuntimeError("unreachable")
 
 
-def newest_holder(gang: Gang, run: Path, *, resume: bool) -> Member:
+def _newest_holder(gang: Gang, run: Path, *, resume: bool) -> Member:
     """The host that knows most about a run.
 
     Raises:
@@ -81,7 +84,7 @@ def newest_holder(gang: Gang, run: Path, *, resume: bool) -> Member:
     return max(gang.members, key=lambda m: (m.holds["step"] or 0, m.holds["has_run"], -m.index))
 
 
-def recipe_there(gang: Gang, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
+def _recipe_there(gang: Gang, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
     """The recipe of a run that a host has, with changes.
 
     Raises:
@@ -89,6 +92,30 @@ def recipe_there(gang: Gang, member: Member, run: Path, overrides: Sequence[str]
     """
     request = {"run": str(run), "overrides": list(overrides)}
     return from_json(must(gang, [member], "recipe", partial(_same, request))[member.index]["recipe"])
+
+
+def training_of(gang: Gang, wanted: Wanted) -> tuple[Training, Member]:
+    """What is trained, as far as it is known before the hosts are compared; and who knows most about the run.
+
+    Raises:
+        UserError: there is nothing to go on with, or errors in the recipe or its changes.
+    """
+    run = wanted.run or _choose_run(gang, wanted.name)
+    newest = _newest_holder(gang, run, resume=wanted.resume)
+    training = Training(
+        wanted.recipe or _recipe_there(gang, newest, run, wanted.overrides),
+        run,
+        wanted.devices,
+        wanted.resume,
+        wanted.sinks,
+        launched={
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.argv),
+            "hosts": [str(member.host) for member in gang.members],
+        },
+        dry_run_steps=wanted.dry_run_steps,
+    )
+    return training, newest
 
 
 def prepare(gang: Gang, training: Training, member: Member) -> tuple[Training, int | None]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from rankless.errors import STOPPED, UserError
+from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
-from rankless.launch.submit.request import Problems, Request
+from rankless.launch.submit.request import Problems, Request, pass_on
 
 _GRACE = 90  # seconds to save in after SIGTERM
 _PORT = 29500
@@ -134,22 +132,13 @@ def apply(text: str) -> str:
     Raises:
         UserError: there is no kubectl here, or the cluster refuses.
     """
-    command = shutil.which("kubectl")
-    if command is None:
-        raise UserError(
-            "kubectl: no such command here; expected a machine that uses the cluster: log in to one, or "
-            "leave out --apply and pass on what is printed"
-        )
-    done = subprocess.run(
-        [command, "apply", "-f", "-"],
-        input=text.encode(),
-        capture_output=True,
-        check=False,
+    return pass_on(
+        text,
+        ("kubectl", "apply", "-f", "-"),
+        instead="expected a machine that uses the cluster: log in to one, or leave out --apply and pass on "
+        "what is printed",
+        remedy=lambda _: "expected what this cluster takes: correct that",
     )
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"kubectl: refuses ({said}); expected what this cluster takes: correct that")
-    return done.stdout.decode(errors="replace")
 
 
 def _job(request: Request, settings: Settings) -> dict[str, Any]:

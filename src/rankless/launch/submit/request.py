@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +83,29 @@ class Problems:
         """Raise what has been noted."""
         if self.found:
             raise UserError(self.found)
+
+
+def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
+    """Give a job's description to the cluster's own program on the standard input; what that prints.
+
+    Args:
+        text: the description.
+        command: the program and its arguments.
+        instead: what to do where this machine does not have the program.
+        remedy: given what it says, what is expected and what to do about it.
+
+    Raises:
+        UserError: there is no such program here, or it refuses.
+    """
+    name, *options = command
+    program = shutil.which(name)
+    if program is None:
+        raise UserError(f"{name}: no such command here; {instead}")
+    done = subprocess.run([program, *options], input=text.encode(), capture_output=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise UserError(f"{name}: refuses ({said}); {remedy(said)}")
+    return done.stdout.decode(errors="replace")
 
 
 def job_name(recipe: str) -> str:

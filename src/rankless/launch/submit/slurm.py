@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
 from dataclasses import dataclass
 from string import Template
 
-from rankless.errors import STOPPED, UserError
+from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
-from rankless.launch.submit.request import Problems, Request
+from rankless.launch.submit.request import Problems, Request, pass_on
 
 WARNING = 90  # seconds before the time limit: a step, a checkpoint and the requeue have to fit
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # sbatch takes it without quotes
@@ -132,19 +130,13 @@ def submit(text: str) -> str:
     Raises:
         UserError: there is no sbatch here, or it refuses.
     """
-    command = shutil.which("sbatch")
-    if command is None:
-        raise UserError(
-            "sbatch: no such command here; expected a machine that submits to Slurm: log in to one, or print "
-            "the script with --dry-run"
-        )
-    done = subprocess.run(
-        [command, "--parsable"], input=text, capture_output=True, text=True, errors="replace", check=False
+    printed = pass_on(
+        text,
+        ("sbatch", "--parsable"),
+        instead="expected a machine that submits to Slurm: log in to one, or print the script with --dry-run",
+        remedy=_remedy,
     )
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise UserError(f"sbatch: refuses the script ({said}); {_remedy(said)}")
-    return done.stdout.strip().partition(";")[0]
+    return printed.strip().partition(";")[0]
 
 
 def _remedy(said: str) -> str:
