@@ -113,9 +113,10 @@ class Coordinator:
             _warn(text)
         self.training, finished = start.prepare(self.gang, training, newest)
         if finished:
+            epochs = self.training.recipe.epochs
             say(
                 f"{training.run}: this run is finished, at step {finished} of {finished}; for more, give "
-                f"more epochs than {self.training.recipe.epochs}, as in epochs={2 * self.training.recipe.epochs}"
+                f"more epochs than {epochs}, as in epochs={2 * epochs}"
             )
             return False
         self.training.shares(members)
