@@ -217,6 +217,7 @@ def export(
 Examples:
   rankless benchmark runs/digits
   rankless benchmark runs/digits --formats onnx,openvino --batch 8
+How fast a recipe trains is measured by: rankless bench RECIPE
 """,
 )
 def benchmark(

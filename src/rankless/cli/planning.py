@@ -1,4 +1,4 @@
-"""The commands that say beforehand what more devices would bring, and what fits into one."""
+"""The commands that say beforehand what more devices would bring, what fits into one, and how fast it is."""
 
 from __future__ import annotations
 
@@ -143,6 +143,52 @@ def fit(
     if as_json:
         print_json({"recipe": name, **found.as_json()})
     else:
+        for line in found.lines():
+            say(line)
+    return 0
+
+
+@app.command(
+    sort_key=5.9,
+    usage="Usage: rankless bench [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless bench digits
+  rankless bench my.yaml batch.micro=16 --devices 2 --seconds 60
+Exports of a trained model are measured by: rankless benchmark RUN
+""",
+)
+def bench(
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE",
+            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
+        ),
+    ],
+    devices: Devices = "auto",
+    seconds: Annotated[float, Parameter(help="How long to measure; starting comes on top.")] = 30.0,
+    as_json: Json = False,
+) -> int:
+    """Measure training beside a plain PyTorch loop, and say what would make it faster."""
+    count = device_count(devices)
+    if not 0 < seconds <= 3600:
+        raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
+    from rankless.launch import environments
+
+    environments.refuse("bench", "run it without the launcher, once")
+    name, overrides = recipe_and_overrides(recipe)
+    chosen, name = loaded(name, overrides)
+    from rankless.cli.missing import check_recipe
+
+    check_recipe(chosen, begins=False)
+    from rankless.launch.planning.bench import bench as measure
+
+    found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr))
+    if as_json:
+        print_json({"recipe": name, **found.as_json()})
+    else:
+        say(f"{name}: {found.what()}")
         for line in found.lines():
             say(line)
     return 0

@@ -114,7 +114,7 @@ def train(
             if inline or in_threads:
                 refuse_inline(recipe, count, parallel)
             recipe = resolve_recipe(recipe)
-            ranks = 1 if inline and not in_threads else _ranks(count, recipe)
+            ranks = 1 if inline and not in_threads else ranks_for(count, recipe)
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0
@@ -173,7 +173,7 @@ def evaluate(
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
         recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-        ranks = _ranks(count, None)
+        ranks = ranks_for(count, None)
         with _split_is_an_option(split):
             ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:
@@ -255,7 +255,7 @@ def server_for(job: Job) -> ForkServer | None:
     return fork_server.running() if native and device().type == "cpu" else None
 
 
-def _ranks(devices: int | None, recipe: Recipe | None) -> int:
+def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     """How many ranks to start."""
     most = recipe.batch.micro_batches if recipe else None
     if devices is None:

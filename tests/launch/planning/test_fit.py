@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rankless.cli import main
 from rankless.errors import UserError
 from rankless.hardware.memory import peak
-from rankless.launch.planning.fit import Tried, _guarded, _Search, _sizes, fit
+from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
+from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 
@@ -74,10 +75,10 @@ def test_a_process_that_takes_too_much_is_ended() -> None:
     takes = "import time; held = bytearray(300 << 20); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", takes])
     try:
-        with _guarded(process.pid, 100 << 20) as over:
+        with guarded(process.pid, 100 << 20) as over:
             assert process.wait(60) == -9
         assert over and over[0] > 100 << 20
-        with _guarded(os.getpid(), 1 << 60) as over:
+        with guarded(os.getpid(), 1 << 60) as over:
             pass
         assert not over and peak() > 10 << 20
     finally:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,13 +14,13 @@ from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 from rankless.launch.opening import checked, device
 from rankless.launch.planning.measuring import StepProcess
+from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
 _USABLE = 0.9  # of the memory that is free: other programs come and go
 _MICRO_BATCHES = 2  # of a step that is tried: the second one finds the gradients of the first in memory
-_POLL = 0.05  # seconds
 _GIB = 1 << 30
 
 
@@ -208,9 +203,9 @@ class _Search:
         with tempfile.TemporaryFile() as log:
             process = StepProcess(replace(self.recipe, batch=batch), log)
             try:
-                with _guarded(process.pid, self.free if self.on_cpu else 0) as over:
+                with guarded(process.pid, self.free if self.on_cpu else 0) as over:
                     self.sees = bool(process.answer()["learns_norms"])
-                    process.ask(json.dumps(["fit", 0.0, 1]))
+                    process.ask(["fit", 0.0, 1])
                     answer = process.answer()
             except ShortageError as error:
                 return Tried(micro, problem="; ".join(error.problems))
@@ -223,35 +218,6 @@ class _Search:
         each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
         seconds = each + answer["update"] * micro / self.recipe.batch.images
         return Tried(micro, int(answer["memory"]), micro / seconds)
-
-
-@contextmanager
-def _guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Inside, a process that takes more memory than the limit is killed; what it took is in the list.
-
-    Otherwise the kernel would end whatever it likes best.
-
-    Args:
-        pid: of the process.
-        limit: bytes; 0 is none.
-    """
-    over: list[int] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while limit and not ended.wait(_POLL):
-            if (taken := memory.peak(pid)) > limit:
-                over.append(taken)
-                os.kill(pid, signal.SIGKILL)
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield over
-    finally:
-        ended.set()
-        watcher.join()
 
 
 def _gib(size: int) -> str:

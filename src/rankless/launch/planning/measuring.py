@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankless.engine.workers import loader_processes
-from rankless.errors import ShortageError, UserError
+from rankless.errors import UserError
 from rankless.launch.opening import device
+from rankless.launch.planning.asked_process import PAGES, AskedProcess, died, environment
 from rankless.launch.planning.network_process import SIZES
 from rankless.launch.planning.workload import Bucket, Link, Workload
 from rankless.recipe.load import to_json
@@ -24,56 +24,15 @@ from rankless.world.reduce import BUCKET_MIB
 _ROUNDS, _SECONDS = 2, 2.0  # of measuring steps, alone and with all cores busy in turn
 _LEAST = 3  # steps
 _LIMIT = 120.0  # seconds, for two processes to exchange some hundred megabytes
-_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
-_PAGE = "rankless.launch.planning"
+_INSTEAD = "give --step-ms, --bandwidth and --latency"
 
 
-class StepProcess:
+class StepProcess(AskedProcess):
     """A process that measures steps; see :mod:`rankless.launch.planning.step_process`."""
 
     def __init__(self, recipe: Recipe, log: IO[bytes]) -> None:
-        self.log = log
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{_PAGE}.step_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=_environment(),
-            text=True,
-        )
-        self.ask(json.dumps(to_json(recipe)))
-
-    def ask(self, line: str) -> None:
-        """Ask for the answer to one line."""
-        if self._process.stdin is not None:
-            try:
-                print(line, file=self._process.stdin, flush=True)
-            except BrokenPipeError:
-                self.answer()  # raises what the process had to say
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
-
-    def answer(self) -> dict[str, Any]:
-        """The answer to the line before.
-
-        Raises:
-            UserError: the process met one, or died; a :class:`ShortageError` where its memory ran out.
-        """
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
-            raise _died("a step", self._process.wait(), self.log)
-        answer: dict[str, Any] = json.loads(line)
-        if problems := answer.get("problems"):
-            raise (ShortageError if answer["shortage"] else UserError)(problems)
-        return answer
-
-    def end(self) -> None:
-        """Let it go."""
-        self._process.kill()
-        self._process.communicate()
+        super().__init__("step_process", "a step", log, instead=_INSTEAD)
+        self.ask(to_json(recipe))
 
 
 class Steps:
@@ -126,7 +85,7 @@ class Steps:
 
     def _ask(self, busy: int) -> dict[str, Any]:
         for process in self._processes[:busy]:
-            process.ask(json.dumps([f"{busy} busy", _SECONDS, _LEAST]))
+            process.ask([f"{busy} busy", _SECONDS, _LEAST])
         return _answers(self._processes[:busy])
 
     def _workload(self, answer: Mapping[str, Any]) -> Workload:
@@ -181,15 +140,15 @@ def loopback() -> dict[int, float]:
     Raises:
         UserError: it could not be measured.
     """
-    environment = {**_environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
+    variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", f"{_PAGE}.network_process", str(Path(folder) / "store")]
+        command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]
         ranks = []
         try:
             for rank in range(2):
                 own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
                 ranks.append(
-                    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env={**environment, **own})
+                    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env={**variables, **own})
                 )
             output = ranks[0].communicate(timeout=_LIMIT)[0]
             codes = [process.wait(_LIMIT) for process in ranks]
@@ -203,7 +162,7 @@ def loopback() -> dict[int, float]:
                 process.kill()
                 process.communicate()
         if any(codes):
-            raise _died("the network", next(filter(None, codes)), log)
+            raise died("the network", next(filter(None, codes)), log, _INSTEAD)
     return {int(size): seconds for size, seconds in json.loads(output).items()}
 
 
@@ -228,17 +187,3 @@ def _buckets(parameters: Sequence[int]) -> list[int]:
             sizes.append(0)
         sizes[-1] += size
     return sizes
-
-
-def _environment() -> dict[str, str]:
-    """This process's, without what would make its children ranks of somebody's."""
-    return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
-
-
-def _died(what: str, code: int, log: IO[bytes]) -> UserError:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return UserError(
-        f"{what} could not be measured: the process ended with {code} "
-        f"({lines[-1] if lines else 'no output'}); give --step-ms, --bandwidth and --latency"
-    )

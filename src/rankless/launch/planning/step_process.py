@@ -9,19 +9,15 @@ own, with the clock read in between, and with a learning rate of 0, so that noth
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankless.errors import ShortageError, UserError
 from rankless.hardware.memory import peak
-from rankless.hardware.processes import die_with_parent, name_process
-from rankless.hardware.shortages import shortage
+from rankless.launch.planning.asked_process import answering
 from rankless.launch.planning.quick import quick
 from rankless.recipe.instruction_set import fix
 
@@ -93,15 +89,11 @@ class _Taken:
 
 def main() -> int:
     """Measure whenever asked, until the standard input ends."""
-    die_with_parent(os.getppid())
-    name_process("measure")
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print what they like
+    return answering("measure", _measure)
 
-    def answer(value: Any) -> None:
-        print(json.dumps(value), file=answers, flush=True)
 
-    asked = json.loads(sys.stdin.readline())
+def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+    asked = question()
     fix(json.loads(asked).get("cpu_isa", "native"))
     from rankless.engine.settings import computes_like
     from rankless.recipe.load import from_json
@@ -113,19 +105,12 @@ def main() -> int:
     short = replace(
         recipe, batch=Batch(images=count * recipe.batch.micro, micro=recipe.batch.micro), epochs=_ENDLESS
     )
-    try:
-        with computes_like(short), join() as world:
-            steps = _Steps(short, world)
-            answer(steps.facts())
-            for line in sys.stdin:
-                name, seconds, least = json.loads(line)
-                answer(steps.measure(name, float(seconds), int(least)))
-    except Exception as error:
-        known = error if isinstance(error, UserError) else shortage(error)
-        if known is None:
-            raise
-        answer({"problems": list(known.problems), "shortage": isinstance(known, ShortageError)})
-    return 0
+    with computes_like(short), join() as world:
+        steps = _Steps(short, world)
+        answer(steps.facts())
+        while True:
+            name, seconds, least = question()
+            answer(steps.measure(name, float(seconds), int(least)))
 
 
 class _Steps:

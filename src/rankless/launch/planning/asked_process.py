@@ -1,0 +1,131 @@
+"""Processes that measure when they are asked: each reads lines of JSON and answers every one with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from rankless.errors import ShortageError, UserError
+from rankless.hardware.processes import die_with_parent, name_process
+from rankless.hardware.shortages import shortage
+
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
+PAGES = "rankless.launch.planning"
+
+
+class AskedProcess:
+    """A process that measures, started as a module.
+
+    Args:
+        page: of this package, which calls :func:`answering`.
+        what: it measures, for messages.
+        log: takes its standard error.
+        instead: what to do where it cannot measure, for messages.
+        variables: of its environment, in addition to this process's.
+        arguments: of its command line.
+    """
+
+    def __init__(
+        self,
+        page: str,
+        what: str,
+        log: IO[bytes],
+        *,
+        instead: str = "",
+        variables: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.what, self.log, self.instead = what, log, instead
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{PAGES}.{page}", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**environment(), **(variables or {})},
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def ask(self, value: Any) -> None:
+        """Ask for the answer to one value, which JSON can express."""
+        if self._process.stdin is not None:
+            try:
+                print(json.dumps(value), file=self._process.stdin, flush=True)
+            except BrokenPipeError:
+                self.answer()  # raises what the process had to say
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to the question before.
+
+        Raises:
+            UserError: the process met one, or died; a :class:`ShortageError` where its memory ran out.
+        """
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            raise died(self.what, self._process.wait(), self.log, self.instead)
+        answer: dict[str, Any] = json.loads(line)
+        if problems := answer.get("problems"):
+            raise (ShortageError if answer["shortage"] else UserError)(problems)
+        return answer
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what would make its children ranks of somebody's."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+
+
+def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
+    """The error of a process that ended with a code and left its last words in a log."""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    end = f"; {instead}" if instead else ""
+    return UserError(
+        f"{what} could not be measured: the process ended with {code} "
+        f"({lines[-1] if lines else 'no output'}){end}"
+    )
+
+
+def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
+    """Answer as the process of an :class:`AskedProcess`; the exit code.
+
+    Args:
+        name: of the process.
+        body: called with a function that returns the next question and raises EOFError after the last one,
+            and a function that takes an answer.
+    """
+    die_with_parent(os.getppid())
+    name_process(name)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print what they like
+
+    def question() -> Any:
+        if line := sys.stdin.readline():
+            return json.loads(line)
+        raise EOFError
+
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    try:
+        body(question, answer)
+    except EOFError:
+        pass
+    except Exception as error:
+        known = error if isinstance(error, UserError) else shortage(error)
+        if known is None:
+            raise
+        answer({"problems": list(known.problems), "shortage": isinstance(known, ShortageError)})
+    return 0

@@ -1,0 +1,133 @@
+"""A process that trains a recipe with the loop that one writes in plain PyTorch, for ``rankless bench``.
+
+The same model, loss, memory layout, optimizer and average as Rankless, and nothing of its machinery: the
+images lie ready in memory, kernels need not be deterministic, nothing is recorded. It reads the recipe (JSON,
+resolved) with the number of its threads, then questions ``[images, precision, steps]``: so many steps of the
+whole batch, so many images at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from rankless.hardware.memory import peak
+from rankless.launch.planning.asked_process import answering
+from rankless.recipe.instruction_set import fix
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankless.recipe.schema import Recipe
+
+
+def main() -> int:
+    """Train whenever asked, until the standard input ends."""
+    return answering("bare loop", _train)
+
+
+def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+    asked, threads = question()
+    fix(json.loads(asked).get("cpu_isa", "native"))
+    import torch
+
+    from rankless.launch.opening import device
+    from rankless.recipe.load import from_json
+
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = True
+    loop = BareLoop(from_json(asked), device())
+    answer({})
+    while True:
+        images, precision, steps = question()
+        seconds = [loop.step(images, precision) for _ in range(steps)]
+        answer({"seconds": seconds, "memory": loop.memory()})
+
+
+class BareLoop:
+    """A plain training loop.
+
+    Args:
+        recipe: resolved.
+        device: where it computes.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        import torch
+
+        from rankless.engine.ema import Ema
+        from rankless.engine.optim import optimizer
+        from rankless.engine.statistics import batch_norms
+        from rankless.models.checkpointing import checkpoint_activations
+        from rankless.tasks import open_task
+
+        self.recipe, self.device = recipe, device
+        self.task: Any = open_task(recipe)
+        torch.manual_seed(recipe.seed)
+        self.model = self.task.model().to(device).to(memory_format=torch.channels_last).train()
+        if recipe.batch_norm == "frozen":
+            for norm in batch_norms(self.model):
+                norm.eval().requires_grad_(False)
+        self.average = Ema(self.model, recipe.ema.decay) if recipe.ema.decay else None
+        if recipe.model.checkpointing:
+            checkpoint_activations(self.model)
+        self.optimizer = optimizer(self.model, recipe.optim)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
+        self.batches: dict[int, list[Any]] = {}
+        self.done = 0
+
+    def step(self, images: int, precision: str) -> float:
+        """Train one step of the whole batch, so many images at a time; its seconds."""
+        import torch
+
+        from rankless.recipe.precision import autocast
+
+        batches = self._ready(images)
+        began = time.perf_counter()
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            with autocast(precision, self.device):
+                loss = self.task.loss(self.model, batch.to(self.device))
+                mean = loss.sum / self.recipe.batch.images
+            self.scaler.scale(mean).backward()
+            total += mean.detach()
+        if self.recipe.optim.clip:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            self.average.update(self.done)
+        float(total)  # what a loop shows its user; waits for the device
+        self.done += 1
+        return time.perf_counter() - began
+
+    def memory(self) -> int:
+        """Bytes that it has taken at most so far."""
+        import torch
+
+        return torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak()
+
+    def _ready(self, images: int) -> list[Any]:
+        """The images of one step, drawn and collated, so many to a batch."""
+        if images not in self.batches:
+            from rankless.data.loader import MicroBatches
+            from rankless.engine.schedule import StepSchedule
+            from rankless.recipe.schema import Batch
+
+            data, count = self.task.training_data(), self.recipe.batch.images // images
+            recipe = replace(self.recipe, batch=Batch(images=self.recipe.batch.images, micro=images))
+            lines = islice(StepSchedule(recipe, len(data)).lines(0, range(count)), count)
+            pinned = self.device.type == "cuda"
+            drawn = MicroBatches(data, self.task.collate, lines, workers=0, pin_memory=pinned)
+            self.batches[images] = list(drawn)
+        return self.batches[images]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

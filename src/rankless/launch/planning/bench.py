@@ -1,0 +1,227 @@
+"""``rankless bench``: how fast a recipe trains here beside a plain PyTorch loop, and what takes the time."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankless.engine.workers import loader_processes
+from rankless.errors import counted
+from rankless.hardware.cores import usable_cores
+from rankless.launch.devices import visible
+from rankless.launch.local import ranks_for
+from rankless.launch.opening import checked, device
+from rankless.launch.planning.bench_advice import Measured, Shares, advice
+from rankless.launch.planning.bench_contenders import Bare, Mode, Ranks
+from rankless.recipe.precision import resolve
+from rankless.recipe.schema import Recipe
+from rankless.tasks import resolve_recipe
+
+_ROUNDS = 5
+_ENDLESS = 1_000_000  # epochs, and steps
+_RATE = 1e-9  # of learning, so that nothing diverges
+_DISTURBED = 1.3
+"""The best step is so many times as fast as the median where others' work counts."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast something trains.
+
+    Attributes:
+        what: ``rankless``, or ``plain`` for the plain loop.
+        images: at a time: the plain loop's batch, or the micro-batch.
+        precision: in which it computes.
+        best, median: images per second of the fastest step, and of the middle one.
+        beside: the same two, beside the plain loop with the whole batch.
+        memory: bytes that a process, or a GPU, takes at most.
+    """
+
+    what: str
+    images: int
+    precision: str
+    best: float
+    median: float
+    beside: tuple[float, float]
+    memory: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The result of :func:`bench`.
+
+    Attributes:
+        recipe: what was measured, with its precision resolved.
+        devices, workers: ranks, and loader processes of each.
+        step: seconds of a step of Rankless, the median.
+        shares: what it consists of.
+        speeds: Rankless, then the plain loop with the whole batch, then with other settings.
+        advice: what to change, as (key, sentence).
+        notes: what to know about the figures.
+    """
+
+    recipe: Recipe
+    devices: int
+    workers: int
+    step: float
+    shares: Shares
+    speeds: list[Speed]
+    advice: list[tuple[str, str]]
+    notes: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program: seconds, bytes, and images per second."""
+        batch = self.recipe.batch
+        return {
+            "devices": self.devices,
+            "workers": self.workers,
+            "batch": {"images": batch.images, "micro": batch.micro},
+            "precision": self.recipe.precision,
+            "step": self.step,
+            "shares": asdict(self.shares),
+            "speeds": [asdict(one) for one in self.speeds],
+            "advice": [{"key": key, "text": text} for key, text in self.advice],
+            "notes": self.notes,
+        }
+
+    def what(self) -> str:
+        """What was measured, as a part of a sentence."""
+        batch, on_cpu = self.recipe.batch, device().type == "cpu"
+        ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
+        return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
+
+    def lines(self) -> Iterator[str]:
+        """A table, what a step consists of, and what to change; at most 80 columns, sentences aside."""
+        yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
+        for one in self.speeds:
+            name = "rankless train" if one.what == "rankless" else "plain loop"
+            name = f"{name}, {one.images} at a time, {one.precision}"
+            beside = f"{one.beside[0]:.2f}; {one.beside[1]:.2f}"
+            taken = f"{one.memory / 2**30:.2f} GiB" if one.memory else "–"
+            yield f"{name:36}{one.best:8.1f}{one.median:8.1f}{beside:>16}{taken:>12}"
+        yield ""
+        shares = self.shares
+        yield (
+            f"a step of {self.step * 1000:,.0f} ms: compute {shares.compute:.0%}, waiting for images "
+            f"{shares.waiting:.0%}, network {shares.network:.0%}, other {shares.other:.0%}"
+        )
+        yield from self.notes
+        for key, text in self.advice:
+            yield f"{key}: {text}"
+        if not self.advice:
+            yield "nothing of workers, data.cache, batch.micro and precision stands out"
+
+
+def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None]) -> Bench:
+    """Train a recipe and the same in a plain loop, in turns.
+
+    Args:
+        recipe: any.
+        devices: how many share a step; None is what a training would take.
+        seconds: to measure for, beside what starting takes; each has a step in every round at least.
+        say: takes a line before everything that takes a while.
+
+    Raises:
+        UserError: the recipe cannot be trained here.
+    """
+    recipe, _ = checked(recipe, None, [])
+    with ExitStack() as stack:
+        count = stack.enter_context(visible(devices))
+        recipe = steady(resolve_recipe(recipe))
+        ranks = ranks_for(count, recipe)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-")))
+        say(f"training with {counted(ranks, 'device')} …")
+        ours = stack.enter_context(Ranks(recipe, ranks, folder))
+        say("training in a plain loop …")
+        bare = stack.enter_context(Bare(recipe, _threads(recipe, ranks)))
+        whole = bare.largest(recipe.batch.images)
+        modes = _modes(recipe, whole)
+        for mode in modes[1:]:
+            bare.turn(mode, 0.0)
+        bare.forget()
+        say(f"measuring for some {seconds:.0f} s …")
+        turns: list[Callable[[float], None]] = [ours.turn, *(partial(bare.turn, mode) for mode in modes)]
+        for number in range(_ROUNDS):
+            for turn in turns if number % 2 else reversed(turns):
+                turn(seconds / _ROUNDS / len(turns))
+        return _found(recipe, ranks, ours, bare, modes)
+
+
+def steady(recipe: Recipe) -> Recipe:
+    """The recipe with every step like the others, and nothing between them."""
+    return replace(
+        recipe,
+        precision=resolve(recipe.precision, device(), recipe.cpu_isa),
+        data=replace(recipe.data, multi_scale=0.0),
+        model=replace(recipe.model, freeze=0),
+        epochs=_ENDLESS,
+        optim=replace(recipe.optim, lr=_RATE),
+        evaluate=replace(recipe.evaluate, every=0),
+        checkpoint=replace(recipe.checkpoint, every=_ENDLESS),
+    )
+
+
+def _threads(recipe: Recipe, ranks: int) -> int:
+    """CPU threads of the plain loop: as many as the ranks have together."""
+    return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
+
+
+def _modes(recipe: Recipe, whole: int) -> list[Mode]:
+    """The whole batch first; then what there is advice about, where the recipe has it otherwise."""
+    modes: list[Mode] = [(whole, recipe.precision)]
+    if recipe.batch.micro < whole:
+        modes.append((recipe.batch.micro, recipe.precision))
+    fast = resolve("auto", device(), recipe.cpu_isa)
+    if recipe.precision in ("fp32", "tf32") and fast == "bf16":
+        modes.append((whole, fast))
+    return modes
+
+
+def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode]) -> Bench:
+    images = recipe.batch.images
+    plain = bare.rounds[modes[0]]
+
+    def speed(what: str, at_once: int, precision: str, rounds: list[list[float]], memory: int) -> Speed:
+        steps = [each for one in rounds for each in one]
+        pairs = (statistics.fmean(b) / statistics.fmean(a) for a, b in zip(rounds, plain, strict=True))
+        best = min(map(min, plain)) / min(steps)
+        return Speed(
+            what,
+            at_once,
+            precision,
+            images / min(steps),
+            images / statistics.median(steps),
+            (best, statistics.median(pairs)),
+            memory,
+        )
+
+    speeds = [speed("rankless", recipe.batch.micro, recipe.precision, ours.seconds, ours.memory)]
+    speeds += [speed("plain", *mode, bare.rounds[mode], bare.memory[mode]) for mode in modes]
+    best = {(one.images, one.precision): one.beside[0] for one in speeds[1:]}
+    shares = ours.shares()
+    workers = loader_processes(recipe, ranks, device().type)
+    notes = []
+    if modes[0][0] < images:
+        notes.append(
+            f"the plain loop takes {counted(modes[0][0], 'image')} at a time: {images} do not fit into memory"
+        )
+    if speeds[0].best > _DISTURBED * speeds[0].median:
+        notes.append("other work on this machine disturbed this: the best steps count, or measure again")
+    if device().type == "cuda" and ranks > 1:
+        notes.append(f"the plain loop has one GPU: {ranks} times its speed would be perfect")
+    return Bench(
+        recipe,
+        ranks,
+        workers,
+        statistics.median(each for one in ours.seconds for each in one),
+        shares,
+        speeds,
+        advice(Measured(recipe, ranks, workers, usable_cores(), shares, best, modes[0])),
+        notes,
+    )

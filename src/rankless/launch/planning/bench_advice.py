@@ -1,0 +1,121 @@
+"""What to change so that a recipe trains faster here, from what ``rankless bench`` has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rankless.recipe.schema import Recipe
+
+_WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
+"""Shares of a step's time from which on there is advice."""
+_WORTH = 1.05
+"""So many times as fast is worth a change."""
+_BUILT_IN = "digits"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a step of rank 0 consists of, as fractions of its time.
+
+    Attributes:
+        compute: forward and backward passes.
+        waiting: for images.
+        network: for other ranks, and for what is exchanged with them.
+        other: the optimizer, the average, the journal.
+    """
+
+    compute: float
+    waiting: float
+    network: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the advice is made from.
+
+    Attributes:
+        recipe: with its precision resolved.
+        ranks, workers: devices, and loader processes of each.
+        cores: of this machine.
+        shares: of a step.
+        best: speed of the plain loop by (images at a time, precision), beside that of ``whole``.
+        whole: the largest batch, in the recipe's precision.
+    """
+
+    recipe: Recipe
+    ranks: int
+    workers: int
+    cores: int
+    shares: Shares
+    best: Mapping[tuple[int, str], float]
+    whole: tuple[int, str]
+
+
+def advice(found: Measured) -> list[tuple[str, str]]:
+    """What to change, as (key of the recipe or option, sentence), the most useful first."""
+    return [*_images(found), *_micro(found), *_precision(found), *_network(found), *_other(found)]
+
+
+def _images(found: Measured) -> Iterator[tuple[str, str]]:
+    share, data = found.shares.waiting, found.recipe.data
+    if share < _WAITING:
+        return
+    idle = found.cores - found.ranks * found.recipe.threads
+    more = max(found.workers + 1, 2 * found.workers)
+    cores = f"{idle} of {found.cores} cores are" if idle > 0 else "no core is"
+    yield (
+        "workers",
+        f"{share:.0%} of a step passes waiting for images, with {found.workers} loader processes for each "
+        f"device; try workers={more} ({cores} left beside the ranks)",
+    )
+    if data.cache == "none" and data.root != _BUILT_IN:
+        yield "data.cache", "ram or disk decodes every image only once; no number changes"
+
+
+def _micro(found: Measured) -> Iterator[tuple[str, str]]:
+    batch, (images, precision) = found.recipe.batch, found.whole
+    gain = 1 / found.best.get((batch.micro, precision), 1.0)
+    largest = batch.images // found.ranks
+    if gain < _WORTH or largest <= batch.micro:
+        return
+    sizes = (size for size in range(batch.micro + 1, largest + 1) if batch.images % size == 0)
+    larger = next(sizes, None)
+    if larger is None or batch.images // larger < found.ranks:
+        return
+    sees = "" if found.recipe.batch_norm != "micro" else "; batch norm then sees as many: other numbers"
+    yield (
+        "batch.micro",
+        f"{images} images at a time are {gain:.2f} times as fast as {batch.micro}: try batch.micro={larger} "
+        f"(`rankless fit` finds the largest){sees}",
+    )
+
+
+def _precision(found: Measured) -> Iterator[tuple[str, str]]:
+    images, now = found.whole
+    for (size, precision), speed in found.best.items():
+        if size == images and precision != now and speed >= _WORTH:
+            yield (
+                "precision",
+                f"the plain loop is {speed:.2f} times as fast in {precision} as in {now}: try "
+                f"precision={precision}; other numbers",
+            )
+
+
+def _network(found: Measured) -> Iterator[tuple[str, str]]:
+    if found.shares.network >= _NETWORK:
+        yield (
+            "--devices",
+            f"{found.shares.network:.0%} of a step passes waiting for the other devices: fewer of them, or "
+            "a larger batch.images, may be better; `rankless plan` predicts it",
+        )
+
+
+def _other(found: Measured) -> Iterator[tuple[str, str]]:
+    if found.shares.other >= _OTHER:
+        yield (
+            "batch.images",
+            f"{found.shares.other:.0%} of a step is the optimizer and what every step has: a larger batch "
+            "has fewer of them; other numbers",
+        )

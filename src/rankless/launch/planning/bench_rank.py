@@ -1,0 +1,130 @@
+"""A rank of the training that ``rankless bench`` measures: ``… .bench_rank RUN MEETING``.
+
+It is :func:`rankless.engine.loop.train` as it is, that stands still after every turn. The process reads the
+recipe (JSON, resolved), then how many steps the next turn has; the answer is what each took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankless.engine.sinks.sink import Sink
+from rankless.hardware.memory import peak
+from rankless.launch.planning.asked_process import answering
+from rankless.recipe.instruction_set import fix
+
+if TYPE_CHECKING:
+    from rankless.engine.state import TrainingState
+
+
+def main() -> int:
+    """Train whenever asked, until the standard input ends."""
+    return answering("bench", _train)
+
+
+def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+    recipe_text = question()
+    fix(json.loads(recipe_text).get("cpu_isa", "native"))
+    from rankless.engine.loop import train
+    from rankless.engine.settings import computes_like
+    from rankless.launch.rank_job import fork_loaders_early
+    from rankless.recipe.load import from_json
+    from rankless.runs.directory import RunDirectory
+    from rankless.world.process_group import join
+
+    recipe = from_json(recipe_text)
+    fork_loaders_early(recipe)
+    with computes_like(recipe), join(Path(sys.argv[2])) as world:
+        turns = Turns(question, answer)
+        sinks = {"bench": lambda: turns.timing} if world.is_first else None
+        train(recipe, RunDirectory(Path(sys.argv[1])), world, resume=False, observe=turns, sinks=sinks)
+
+
+class Timing(Sink):
+    """Keeps what the journal says of the last step's time."""
+
+    def __init__(self) -> None:
+        self.last: Mapping[str, Any] = {}
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """Keep it."""
+        self.last = entry["timing"]
+
+
+class Turns:
+    """Observes the training: measures every step, and stands still between turns.
+
+    Args:
+        question: returns how many steps the next turn has.
+        answer: takes what was measured: of every step the ``seconds`` from one to the next, those ``waited``
+            for images, for other ranks (``network``), and from the first image to the sum of the gradients
+            (``accumulated``), which includes both.
+    """
+
+    def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        self.question, self.answer = question, answer
+        self.timing = Timing()  # type: ignore[abstract]  # what it does not take, inherited methods leave
+        self.left = 1  # the first step allocates, and tells how long one takes
+        self.steps: list[dict[str, float]] = []
+        self.accumulated = 0.0
+        self.watched: Any = None
+        self.since = time.perf_counter()
+
+    def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
+        """Take a step's end."""
+        wait = _waiting(state)
+        wait()
+        timing = self.timing.last
+        inside = timing.get("seconds", 0.0)
+        self.steps.append(
+            {
+                "seconds": time.perf_counter() - self.since,
+                "waited": timing.get("waited", 0.0) * inside,
+                "network": timing.get("network", 0.0) * inside,
+                "accumulated": self.accumulated,
+            }
+        )
+        if state.accumulator is not self.watched:
+            self._watch(state.accumulator, wait)
+        self.left -= 1
+        if not self.left:
+            self.answer({"steps": self.steps, "memory": _memory(state)})
+            self.steps = []
+            self.left = int(self.question())
+        self.since = time.perf_counter()
+
+    def _watch(self, accumulator: Any, wait: Callable[[], None]) -> None:
+        run = accumulator.run
+
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            totals = run(*arguments)
+            wait()
+            self.accumulated = time.perf_counter() - began
+            return totals
+
+        accumulator.run = timed
+        self.watched = accumulator
+
+
+def _waiting(state: TrainingState) -> Callable[[], None]:
+    """What waits until the rank's device has done all that it was given."""
+    import torch
+
+    return torch.cuda.synchronize if state.world.device.type == "cuda" else lambda: None
+
+
+def _memory(state: TrainingState) -> int:
+    """Bytes that this rank has taken at most so far."""
+    import torch
+
+    return torch.cuda.max_memory_reserved() if state.world.device.type == "cuda" else peak()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

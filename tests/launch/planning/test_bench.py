@@ -1,0 +1,150 @@
+"""``rankless bench``: a training and a plain loop in turns, what a step consists of, and advice."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankless.cli import main
+from rankless.errors import ShortageError
+from rankless.launch.planning import bench as benching
+from rankless.launch.planning.bare_process import BareLoop
+from rankless.launch.planning.bench import Bench, Speed, steady
+from rankless.launch.planning.bench_advice import Measured, Shares, advice
+from rankless.launch.planning.bench_contenders import Bare
+from rankless.recipe.load import load
+
+SMALL = [
+    "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "model.image_size=64",
+    "precision=fp32", "model.width=0.1",
+]  # fmt: skip
+CALM = Shares(0.9, 0.02, 0.04, 0.04)
+
+
+def measured(shares: Shares = CALM, micro: float = 1.0, bf16: float = 1.0, **more) -> Measured:
+    """What was measured with a step of four images in two micro-batches."""
+    best = {(4, "fp32"): 1.0, (2, "fp32"): micro, (4, "bf16"): bf16}
+    given = {"ranks": 1, "workers": 0, "cores": 2, "best": best, "whole": (4, "fp32")} | more
+    return Measured(**{"recipe": load("digits", SMALL), "shares": shares, **given})
+
+
+def test_calm_figures_bring_no_advice() -> None:
+    assert advice(measured()) == []
+
+
+def test_advice_follows_what_was_measured() -> None:
+    busy = Shares(0.4, 0.2, 0.2, 0.2)
+    found = dict(advice(measured(busy, micro=0.8, bf16=1.5)))
+    assert list(found) == ["workers", "batch.micro", "precision", "--devices", "batch.images"]
+    assert "try workers=1 (1 of 2 cores are left" in found["workers"]
+    assert "4 images at a time are 1.25 times as fast as 2: try batch.micro=4" in found["batch.micro"]
+    assert "1.50 times as fast in bf16 as in fp32: try precision=bf16" in found["precision"]
+
+
+def test_a_cache_is_only_advised_for_images_that_are_files(tmp_path: Path) -> None:
+    recipe = load("digits", SMALL)
+    files = replace(recipe, data=replace(recipe.data, root=str(tmp_path)))
+    busy = Shares(0.5, 0.5, 0.0, 0.0)
+    assert "data.cache" in dict(advice(measured(busy, recipe=files)))
+    assert "data.cache" not in dict(advice(measured(busy)))
+
+
+def test_no_larger_micro_batch_is_advised_than_the_devices_leave() -> None:
+    assert dict(advice(measured(micro=0.5, ranks=2))) == {}
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 300), st.data())
+def test_the_plain_loop_halves_its_batch_until_memory_suffices(images: int, data: st.DataObject) -> None:
+    micro = data.draw(st.sampled_from([size for size in range(1, images + 1) if images % size == 0]))
+    fits = data.draw(st.integers(0, images))
+    tried = []
+
+    class Imagined(Bare):
+        def _start(self) -> None:
+            self.processes = [type("P", (), {"pid": 0, "end": lambda self: None})()]  # type: ignore[list-item]
+
+        def _free(self) -> int:
+            return 0
+
+        def turn(self, mode, budget) -> None:
+            tried.append(mode[0])
+            if mode[0] > fits:
+                raise ShortageError("out of memory")
+
+    with Imagined(load("digits", [*SMALL, f"batch.images={images}", f"batch.micro={micro}"]), 1) as loop:
+        if fits < micro:
+            with pytest.raises(ShortageError):
+                loop.largest(images)
+        else:
+            found = loop.largest(images)
+            assert micro <= found <= fits and images % found == 0
+    assert tried == sorted(tried, reverse=True) and len(tried) <= images.bit_length() + 1
+
+
+def test_the_plain_loop_computes_the_same_gradient_however_it_cuts_the_batch() -> None:
+    recipe = steady(load("digits", [*SMALL, "batch_norm=frozen", "model.dropout=0", "optim.clip=5"]))
+    weights = []
+    for images in (4, 2):
+        loop = BareLoop(recipe, torch.device("cpu"))
+        for group in loop.optimizer.param_groups:
+            group["lr"] = 0.1
+        loop.step(images, "fp32")
+        weights.append(torch.cat([p.detach().flatten() for p in loop.model.parameters()]))
+    before = torch.cat([p.flatten() for p in BareLoop(recipe, torch.device("cpu")).model.parameters()])
+    moved = (weights[0] - before).norm()
+    assert moved > 1e-3
+    assert (weights[0] - weights[1]).norm() < 1e-3 * moved
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    speeds = [
+        Speed("rankless", 1024, "bf16", 12345.67, 9876.54, (0.98, 1.02), 70 << 30),
+        Speed("plain", 65536, "bf16", 12345.67, 9876.54, (1.0, 1.0), 0),
+    ]
+    lines = [*Bench(load("digits", SMALL), 8, 4, 0.25, CALM, speeds, [], []).lines()]
+    assert max(map(len, lines)) <= 80
+    assert "a step of 250 ms: compute 90%, waiting for images 2%, network 4%, other 4%" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--seconds", "0"], "--seconds is 0: expected a number above 0, at most 3600"),
+        (["--devices", "3"], "--devices is 3, but a step has only 2 micro-batches to share"),
+        (["--devices", "0,1"], "--devices is 0,1, which names GPUs, but here it is how many"),
+        (["data.root=/nowhere"], "/nowhere: no such file or folder"),
+    ],
+)
+def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
+    assert main(["bench", *SMALL, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {problem}")
+
+
+@pytest.mark.processes
+def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(benching, "_ROUNDS", 1)
+    monkeypatch.setattr(benching, "_threads", lambda recipe, ranks: 1)
+    assert (
+        main(["bench", *SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--json"]) == 0
+    )
+    found = json.loads(capfd.readouterr().out)
+    ours, *plain = found["speeds"]
+    assert (found["recipe"], found["devices"], found["workers"]) == ("digits", 2, 0)
+    assert (ours["what"], ours["images"]) == ("rankless", 2)
+    assert [(one["what"], one["images"]) for one in plain[:2]] == [("plain", 4), ("plain", 2)]
+    assert plain[0]["beside"] == [1.0, 1.0]
+    assert all(one["best"] >= one["median"] > 0 and one["memory"] > 100 << 20 for one in found["speeds"])
+    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    assert min(found["shares"].values()) >= 0 and found["shares"]["compute"] > 0
+    assert not [*tmp_path.iterdir()]
