@@ -414,10 +414,37 @@ def test_options_that_do_not_fit_are_errors(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [["digest", "FILE"], ["train", "digits", "model.pretrained=FILE", "--run", "new"]]
+)
+def test_an_export_in_the_place_of_weights_is_named(
+    words: list[str],
+    exported: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([word.replace("FILE", str(exported["raw"])) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert "raw.onnx: is an ONNX file" in said
+    assert "give the one it was exported from" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ending_in_the_name_is_not_doubled(trained: Path, tmp_path: Path) -> None:
+    done = export(trained, format="pth", out=tmp_path / "net.pth")
+    assert [file.name for file in done.files] == ["net.pth"]
+    done = export(trained, format="darknet", out=tmp_path / "net.v2.cfg")
+    assert [file.name for file in done.files] == ["net.v2.cfg", "net.v2.weights", "net.v2.names"]
+
+
 def test_files_that_cannot_be_exported_or_read_are_errors(
     trained: Path, exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"raw\.onnx: is an exported file; give the run"):
+    with pytest.raises(
+        UserError, match=r"raw\.onnx: is an ONNX file, which .*; expected a run or a weights file"
+    ):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
     with pytest.raises(UserError, match=r"writes weights alone; leave out --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)

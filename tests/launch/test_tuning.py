@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from rankless.cli import main
 from rankless.errors import STOPPED, UserError
 from rankless.launch import local
 from rankless.launch.tuning import space as spaces
+from rankless.launch.tuning.output import TrialOutput
 from rankless.launch.tuning.record import Record, opened
+from rankless.launch.tuning.rows import TrialRows
 from rankless.launch.tuning.space import Range
 from rankless.launch.tuning.tune import begin, go_on
 from rankless.recipe import load
@@ -85,6 +89,42 @@ def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path:
     assert record.table()[-1].split(maxsplit=2)[2] == "the loss is no number at step 3"
     with pytest.raises(UserError, match="no number"):
         searched(tmp_path / "other", 4, fail_at=1)
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_the_best_weights_stay_and_all_if_asked(keeps_all: bool, tmp_path: Path) -> None:
+    recipe = load.load("digits", ["optim.lr=0.2"])
+    record = begin(tmp_path / "search", recipe, "digits", [], SEARCH, keeps_all=keeps_all)
+    go_on(record, 6, train=trainer(fail_at=4))
+    kept = [trial.number for trial in record.trials if RunDirectory(record.run(trial.number)).steps()]
+    finished = [trial.number for trial in record.trials if trial.state == "finished"]
+    assert kept == (finished if keeps_all else [record.ranked()[0].number])
+    assert opened(tmp_path / "search").search.keeps_all == keeps_all
+
+
+@pytest.mark.processes
+def test_a_trial_is_a_row_and_what_it_prints_is_in_its_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = begin(tmp_path / "search", load.load("digits", ["optim.lr=0.2"]), "digits", [], SEARCH)
+    train = trainer(fail_at=3)
+
+    def loud(recipe: Recipe, run: Path, resume: bool) -> int:
+        subprocess.run(["echo", f"of {run.name}"], check=True)  # as ranks inherit it
+        os.write(2, b"an error\n")
+        return train(recipe, run, resume)
+
+    with TrialOutput(record.folder) as output:
+        go_on(record, 3, train=loud, watcher=TrialRows(record, output))
+        os.write(1, b"as it ended\n")
+    rows = capfd.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["trial", "1", "2", "3"]
+    assert rows[1].endswith("*")
+    assert rows[3].endswith("failed  the loss is no number at step 3")
+    logs = [(record.run(number) / "logs" / "output.log").read_text() for number in (1, 2, 3)]
+    assert logs[:2] == ["of trial-001\nan error\n", "of trial-002\nan error\n"]
+    assert logs[2] == "of trial-003\nan error\nas it ended\n"
+    assert not (record.folder / ".output").exists()
 
 
 def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from rankless.report import page
 from rankless.report.collected import Collected
+from rankless.report.markup import card, laid_out
 from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.runs.weights_digest import of_weights
@@ -171,6 +172,16 @@ addEventListener("load", () => {
     if (column().reverse().join() !== falling.join()) found.push(`${width}: not turned round`);
     const shown = [...page.querySelectorAll("img, .pane")].filter((each) => each.clientHeight < 20);
     if (shown.length) found.push(`${width}: ${shown.length} images are not shown`);
+    const classes = table.parentElement;
+    if (classes.scrollWidth > classes.clientWidth) found.push(`${width}: the table of classes is cut`);
+    for (const grid of page.querySelectorAll(".grid")) {
+      const ends = [...grid.children].map((each) => each.getBoundingClientRect());
+      const rows = Map.groupBy(ends, (box) => Math.round(box.top));
+      for (const [top, boxes] of rows) {
+        const free = grid.getBoundingClientRect().right - Math.max(...boxes.map((box) => box.right));
+        if (free > 1) found.push(`${width}: a gap of ${free} beside the panels at ${top}`);
+      }
+    }
   }
   document.body.textContent = "looked at" + JSON.stringify([found, values]);
 });
@@ -182,7 +193,9 @@ def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
     trained: Path, tmp_path: Path
 ) -> None:
     html = escape((trained / "report.html").read_text(encoding="utf-8"))
-    frames = "".join(f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 1400))
+    frames = "".join(
+        f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 1000, 1400)
+    )
     document, _ = in_browser(f"<!DOCTYPE html><body>{LOOK}{frames}</body>", tmp_path)
     found = re.search(r"looked at(.*?)</body>", document, re.DOTALL)
     assert found is not None
@@ -190,7 +203,7 @@ def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
     assert problems == []
     last = [entry for entry in journal.read(trained / "journal.jsonl") if "step" in entry][-1]
     shown = [float(value.removeprefix("11learning rate ")) for value in values]
-    assert shown == [pytest.approx(last["lr"], rel=1e-3)] * 2
+    assert shown == [pytest.approx(last["lr"], rel=1e-3)] * 3
 
 
 def test_the_claim_names_scores_speed_digest_and_state(trained: Path) -> None:
@@ -286,6 +299,48 @@ def test_restarts_and_deaths_are_marked_where_they_happened(run: Path) -> None:
     assert "on 3 ranks; rank 1 was killed by SIGKILL" in " ".join(Numbers(html).text)
 
 
+def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
+    """Ten seconds of death and restart after step 6, in a run of eleven steps of a second each."""
+    entries: list[dict[str, Any]] = []
+    for number in range(1, 12):
+        if number == 7:
+            entries += [
+                {"event": "death", "at": 6, "text": "rank 1 was killed", "timing": {"time": 1007.0}},
+                {"event": "resume", "at": 6, "world_size": 2, "timing": {"time": 1015.0}},
+            ]
+        now = 1000.0 + number + (10 if number > 6 else 0)
+        timing = {"seconds": 1.0, "time": now, "waited": 0.25, "network": 0.0}
+        ranks = {"ranks": [5.0, 6.0]} if number == 7 else {}
+        entries.append({"step": number, "loss": 1.0, "timing": {**timing, **ranks}})
+    (run / "journal.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    html = rendered(run)
+    found = Numbers(html)
+    expected = [*range(1, 7), 6, 16, *range(17, 22)]
+    points = found.charts["Time of a step in ms"]["waiting for images"]
+    assert points == [[x, 0 if at in (6, 7) else 250] for at, x in enumerate(expected)]
+    assert found.charts["Own time of each rank in ms"]["rank 1"] == [[17, 6]]
+    chart = html[html.index('aria-label="Time of a step in ms"') :]
+    chart = chart[: chart.index("</svg>")]
+    marks = dict(re.findall(r'<g class="mark (\w+)"><line x1="([\d.]+)"', chart))
+    assert {kind: (float(x) - 46) / (420 - 46 - 12) * 21 for kind, x in marks.items()} == {
+        "bad": pytest.approx(7, abs=0.01),
+        "start": pytest.approx(15, abs=0.01),
+    }
+    assert "seconds since the start" in " ".join(found.text)
+    assert "in 10 s more no step was done" in " ".join(found.text)
+
+
+@pytest.mark.parametrize(
+    ("widths", "three", "two"),
+    [([], [], []), (["", "", "", ""], [3] * 4, [3] * 4), ([""] * 5, [2, 2, 2, 3, 3], [3, 3, 3, 3, 6]),
+     (["", "", "two", ""], [3, 3, 4, 2], [3, 3, 6, 6]), (["all", ""], [6, 6], [6, 6])],
+)  # fmt: skip
+def test_panels_fill_their_rows(widths: list[str], three: list[int], two: list[int]) -> None:
+    html = laid_out("".join(card("a", "", width=width) for width in widths))
+    assert [int(one) for one in re.findall(r"--three:(\d)", html)] == three
+    assert [int(one) for one in re.findall(r"--two:(\d)", html)] == two
+
+
 def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     timings = [entry["timing"] for entry in journal.read(trained / "journal.jsonl") if "step" in entry]
     assert all(set(timing) == {"seconds", "time", "waited", "network"} for timing in timings)
@@ -294,7 +349,8 @@ def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     times = [timing["time"] for timing in timings]
     assert times == sorted(times)
     areas = Numbers((trained / "report.html").read_text(encoding="utf-8")).charts["Time of a step in ms"]
-    total = [sum(column) for column in zip(*([y for _, y in line] for line in areas.values()), strict=True)]
+    columns = zip(*([y for _, y in line] for line in areas.values()), strict=True)
+    total = [sum(column) for column in columns if any(column)]  # all zero: no step was done
     assert total == pytest.approx([1e3 * timing["seconds"] for timing in timings], rel=1e-2)
 
 
@@ -306,4 +362,8 @@ def test_the_time_of_each_rank_is_a_line(run: Path) -> None:
             entry["timing"]["ranks"] = [10.5, 12.25 * entry["step"]]
     (run / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     ranks = Numbers(rendered(run)).charts["Own time of each rank in ms"]
-    assert ranks == {"rank 0": [[5, 10.5], [9, 10.5]], "rank 1": [[5, 61.25], [9, 110.25]]}
+    first = next(entry["timing"] for entry in entries if "step" in entry)
+    began = first["time"] - first["seconds"]
+    at = [one["timing"]["time"] - began for one in entries if one.get("step") in (5, 9)]
+    x = [pytest.approx(seconds, abs=1e-4) for seconds in at]
+    assert ranks == {"rank 0": [[x[0], 10.5], [x[1], 10.5]], "rank 1": [[x[0], 61.25], [x[1], 110.25]]}

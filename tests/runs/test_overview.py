@@ -107,6 +107,12 @@ def test_a_run_in_one_line(
     assert plain["digest"] == seen.digest and plain["run"] == str(run.path)
 
 
+def test_without_checkpoints_the_journal_has_the_best_score(tmp_path: Path) -> None:
+    scores = [{"evaluation": at, "scores": {"AP": ap, "loss": 1.0}} for at, ap in ((2, 0.5), (4, 0.25))]
+    seen = overview(a_run(tmp_path / "run", START, step(1), *scores), {})
+    assert (seen.score_name, seen.score, seen.best_step, seen.digest) == ("AP", 0.5, 2, None)
+
+
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", str(tmp_path / "gone")]) == 2
     assert "no such folder; expected one with runs in it" in capsys.readouterr().err

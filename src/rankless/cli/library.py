@@ -159,7 +159,8 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None, Parameter(help="Path of the new files, without an ending; if not given, TARGET's name.")
+        Path | None,
+        Parameter(help="Path of the new files; endings are added. If not given, TARGET's name."),
     ] = None,
     nms: Annotated[
         bool, Parameter(help="NMS inside: the file returns what is found, not all candidates."), flag
@@ -179,7 +180,7 @@ def export(
     force: Annotated[bool, Parameter(help="Replace existing files."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Write trained weights in the format of other software, and compare what it computes."""
+    """Write trained weights for other software, and check what it computes against PyTorch on real images."""
     images = None if batch is None else whole_number("--batch", batch)
     if stray := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rankless.data.datasets.torchvision_sets import located
@@ -12,6 +12,7 @@ from rankless.data.missing import missing_data
 from rankless.errors import UserError
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 from rankless.runs.directory import weights_of
+from rankless.runs.trained_weights import trained_weights_of
 
 
 def check_target(target: Path, sources: Sequence[str] = ()) -> None:
@@ -44,9 +45,8 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
             problems += error.problems
     pretrained = recipe.model.pretrained
     if begins and pretrained not in ("", "timm"):
-        problems += [
-            f"model.pretrained is '{pretrained}': {one}" for one in _problems_of_weights(Path(pretrained))
-        ]
+        given = _problems_of_weights(Path(pretrained), trained_weights_of)
+        problems += [f"model.pretrained is '{pretrained}': {one}" for one in given]
     if problems:
         raise UserError(problems)
 
@@ -56,8 +56,8 @@ def _is_missing(source: str) -> bool:
     return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
 
 
-def _problems_of_weights(target: Path) -> Iterator[str]:
+def _problems_of_weights(target: Path, find: Callable[..., Path] = weights_of) -> Iterator[str]:
     try:
-        weights_of(target, warn=lambda _: None)
+        find(target, warn=lambda _: None)
     except UserError as error:
         yield from error.problems

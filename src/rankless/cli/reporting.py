@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 app = part()
 
-Runs = Annotated[Path, Parameter(name="RUN", help="Run directories; several are shown side by side.")]
+Runs = Annotated[
+    Path, Parameter(name="RUN", help="Run directories; several are shown side by side.", required=True)
+]
 
 
 @app.command(
@@ -40,7 +42,7 @@ def report(
     force: Annotated[bool, Parameter(help="Replace another file."), flag] = False,
 ) -> int:
     """Write one page about runs: scores, curves, images, time; it needs nothing else to be read."""
-    collected = _collected(runs, "report")
+    collected = _collected(runs)
     is_own = out is None and len(collected) == 1
     from rankless.files.outputs import Outputs
     from rankless.report import page
@@ -82,7 +84,7 @@ def plot(
     from rankless.report.plot import output
 
     outputs = output(out, force=force)
-    collected = _collected(runs, "plot")
+    collected = _collected(runs)
     outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
     from rankless.report.plot import plot as draw
 
@@ -91,10 +93,8 @@ def plot(
     return 0
 
 
-def _collected(runs: tuple[Path, ...], verb: str) -> list[Collected]:
+def _collected(runs: tuple[Path, ...]) -> list[Collected]:
     """All runs, read; every one that cannot be is reported."""
-    if not runs:
-        raise UserError(f"no run given: expected run directories, as in: rankless {verb} runs/digits")
     from rankless.report.collected import Collected
 
     found: list[Collected] = []

@@ -82,9 +82,9 @@ def evaluate(
 def digest(target: Target, /, *, as_json: Json = False) -> int:
     """Print the SHA-256 of the weights: equal weights, equal digest."""
     from rankless.models.checkpoints.weights import digest_file
-    from rankless.runs.directory import weights_of
+    from rankless.runs.trained_weights import trained_weights_of
 
-    path = weights_of(target)
+    path = trained_weights_of(target)
     sha256 = digest_file(path)
     if as_json:
         print_json({"sha256": sha256, "weights": str(path)})

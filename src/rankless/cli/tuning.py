@@ -57,6 +57,9 @@ def tune(
     out: Annotated[
         Path | None, Parameter(help="The folder of the search; if not given, runs/tune-RECIPE, -2, -3 …")
     ] = None,
+    keep_all: Annotated[
+        bool, Parameter(help="Keep the weights of all trials; if not given, those of the best."), flag
+    ] = False,
     resume: Annotated[bool, Parameter(help="Go on with the search in --out."), flag] = False,
     devices: Devices = "auto",
 ) -> int:
@@ -67,21 +70,34 @@ def tune(
     count, many = devices_here(devices), whole_number("--trials", trials)
     from rankless.launch import fork_server
     from rankless.launch.tuning import tune as tuning
+    from rankless.launch.tuning.output import TrialOutput
+    from rankless.launch.tuning.rows import TrialRows
 
-    record = _resumed(recipe, search, out) if resume else _begun(recipe, search, out)
-    fork_server.start()
-    code = tuning.go_on(record, many, devices=count, say=say)
-    for line in record.table() if record.trials else ():
-        say(line)
+    if resume:
+        record = _resumed(recipe, search, out, keeps_all=keep_all)
+    else:
+        record = _begun(recipe, search, out, keeps_all=keep_all)
+    say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
+    with TrialOutput(record.folder) as output:
+        fork_server.start()  # what it forks writes where this process does now
+        code = tuning.go_on(record, many, devices=count, watcher=TrialRows(record, output))
+    if len(record.ranked()) > 1:
+        say("\nthe best first:")
+        for line in record.table():
+            say(line)
     if code:
         say(f"go on with: rankless tune --resume --out {record.folder} --trials {many}")
     elif best := record.ranked()[:1]:
         words = " ".join((record.search.name, *record.search.words, *best[0].changes))
-        say(f"the best weights are in {record.run(best[0].number)}; their recipe: rankless train {words}")
+        others = (
+            "all others are kept, too" if record.search.keeps_all else "those of other trials are removed"
+        )
+        say(f"the best weights are in {record.run(best[0].number)}; {others}")
+        say(f"to train with these values: rankless train {words}")
     return code
 
 
-def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None) -> Record:
+def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from rankless.cli.missing import check_recipe
     from rankless.files.numbered import removed_on_error
     from rankless.launch.tuning.tune import begin
@@ -92,10 +108,14 @@ def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None) -
     check_recipe(chosen, begins=True)
     folder = out or new_run_directory(f"tune-{Path(called).stem}")
     with removed_on_error(folder):
-        return begin(folder, chosen, name or "", words, search)
+        return begin(folder, chosen, name or "", words, search, keeps_all=keeps_all)
 
 
-def _resumed(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None) -> Record:
+def _resumed(
+    recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool
+) -> Record:
+    from dataclasses import replace
+
     from rankless.launch.tuning.record import opened
 
     if out is None:
@@ -105,4 +125,6 @@ def _resumed(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None)
             "--resume goes on with the recipe and the ranges that are recorded; leave out the recipe, "
             "key=value and --search, or begin another search"
         )
-    return opened(out)
+    record = opened(out)
+    record.search = replace(record.search, keeps_all=record.search.keeps_all or keeps_all)
+    return record

@@ -23,8 +23,9 @@ app = part()
     sort_key=3,
     usage="Usage: rankless runs [DIR] [OPTIONS]",
     help_epilogue="""\
-States: running, finished, stopped (it was asked to), failed (an error), died (a process), interrupted (the
-machine or the launcher stopped), new (no step was done), on HOST (left to another machine by --detach).
+States: running, finished, stopped (it was asked to), failed (an error),
+died (a process), interrupted (the machine or the launcher stopped),
+new (no step was done), on HOST (left to another machine by --detach).
 
 Examples:
   rankless runs

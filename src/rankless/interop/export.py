@@ -23,7 +23,7 @@ from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.detectors.darknet import network
 from rankless.models.exported.sessions import OnnxSession, OpenVinoSession, Session
 from rankless.recipe.model_kinds import AnchorFreeModel, YoloModel
-from rankless.runs.directory import weights_of
+from rankless.runs.trained_weights import trained_weights_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def export(
             ``torchscript`` for LibTorch, ``pt2`` is a program of ``torch.export``; ``darknet`` writes
             ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read; ``pth`` a state dict of
             PyTorch's, under the names of the model.
-        out: the new files' path without suffix; by default ``target``'s name in this folder.
+        out: the new files' path, with or without the format's ending; by default ``target``'s name in this
+            folder.
         force: replace existing files.
         overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
         nms: NMS inside.
@@ -129,6 +130,8 @@ def export(
         raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
     asked, target = Asked(nms, confidence, batch, any_size, half), Path(target)
     stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
+    if stem.suffix in _endings(format):
+        stem = stem.with_suffix("")
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
     if format in PROGRAMS:
@@ -138,7 +141,7 @@ def export(
             f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
             "--half and key=value"
         )
-    path = weights_of(target)
+    path = trained_weights_of(target)
     return Exported(path, _WEIGHTS[format](weights.load(path), stem, path, force))
 
 
@@ -210,7 +213,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     if size != "auto":
         made = replace(made, size=(size, size) if isinstance(size, int) else size)
     text = write_cfg(made, letterbox=recipe.data.fit == "letterbox", nms=recipe.evaluate.nms)
-    files = tuple(stem.with_name(stem.name + ending) for ending in (".cfg", ".weights", ".names"))
+    files = tuple(stem.with_name(stem.name + ending) for ending in _ENDINGS["darknet"])
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
     problems = [name for name in loaded.class_names if "\n" in name]
@@ -240,8 +243,14 @@ def _pth(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tupl
     return (file,)
 
 
+_ENDINGS = {"darknet": (".cfg", ".weights", ".names"), "pth": (".pth",)}
 _WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {
     "darknet": _darknet,
     "pth": _pth,
 }
 FORMATS = (*PROGRAMS, *_WEIGHTS)
+
+
+def _endings(format: str) -> tuple[str, ...]:
+    """Return the endings of the files that a format writes."""
+    return PROGRAMS[format].endings if format in PROGRAMS else _ENDINGS[format]

@@ -18,10 +18,9 @@ from rankless.models.checkpoints import weights
 from rankless.models.detectors.torchvision import MODELS as TORCHVISION
 from rankless.models.detectors.torchvision_modules import FasterRCNN
 from rankless.models.exported.facts import Facts
-from rankless.models.exported.opening import is_exported
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
-from rankless.runs.directory import weights_of
+from rankless.runs.trained_weights import trained_weights_of
 from rankless.tasks import open_task, trained
 
 _ALL_KEYS = ("model.image_size", "data.root", "data.val")
@@ -139,9 +138,7 @@ def planned(target: Path, asked: Asked, overrides: Sequence[str]) -> Plan:
     Raises:
         UserError: no weights, or options that do not fit them; all that are wrong.
     """
-    path = weights_of(target)
-    if is_exported(path):
-        raise UserError(f"{path}: is an exported file; give the run or the weights file it was exported from")
+    path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
     problems = [*_problems(recipe, asked)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -46,4 +47,4 @@ def _step(run: RunDirectory) -> int:
 
 def _append(run: RunDirectory, entry: dict[str, object]) -> None:
     with suppress(OSError):  # a full disk may be why it died
-        journal.append(run.journal, **entry)
+        journal.append(run.journal, **entry, timing={"time": round(time.time(), 1)})

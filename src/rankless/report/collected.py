@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import statistics
 from collections import deque
@@ -34,10 +35,12 @@ class Collected:
         run: the run directory.
         name: for people.
         steps: numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch``, ``part:NAME``, and in
-            seconds ``seconds``, ``waited`` (for images) and ``network`` (for other ranks).
+            seconds ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed`` (since
+            the first step began).
         step: the last one.
         evaluations: step and scores, in their order.
-        events: the journal's, each with the ``step`` after which it happened.
+        events: the journal's, each with the ``step`` after which it happened, and ``when`` in seconds since
+            1970, None where nobody wrote it down.
         spread: step, and milliseconds that a micro-batch takes each rank.
         recipe: dotted key and value; empty where it cannot be read.
         recipe_text: ``recipe.yaml`` as it is.
@@ -89,7 +92,8 @@ class Collected:
         elif "evaluation" in entry:
             self.evaluations.append((int(entry["evaluation"]), dict(entry["scores"])))
         elif isinstance(entry.get("event"), str):
-            self.events.append({**entry, "step": max(_whole(entry.get("at")), 0)})
+            when = _number(entry.get("timing", {}).get("time"))
+            self.events.append({**entry, "step": max(_whole(entry.get("at")), 0), "when": when})
 
     def _take_step(self, step: int, entry: Mapping[str, Any]) -> None:
         if step <= self.step:  # a journal that was put together by hand
@@ -105,9 +109,11 @@ class Collected:
             values["waited"] = seconds * (_number(timing.get("waited")) or 0.0)
             values["network"] = seconds * (_number(timing.get("network")) or 0.0)
             self._pace.append(seconds)
-        self.steps.add(step, {name: value for name, value in values.items() if value is not None})
         if (now := _number(timing.get("time"))) is not None:
-            self.times = (self.times[0] if self.times else now - (seconds or 0.0), now)
+            first, last = self.times or (now - (seconds or 0.0), now)
+            self.times = (first, max(last, now))  # a clock that was set back
+            values["elapsed"] = self.times[1] - first
+        self.steps.add(step, {name: value for name, value in values.items() if value is not None})
         ranks = timing.get("ranks")
         if isinstance(ranks, list) and all(_number(one) is not None for one in ranks):
             self.spread.append((step, [float(one) for one in ranks]))
@@ -149,6 +155,17 @@ class Collected:
         images = _number(self.recipe.get("batch.images"))
         median = statistics.median(self._pace) if self._pace else 0.0
         return images / median if images and median else None
+
+    def elapsed(self, step: float, when: float | None = None) -> float:
+        """Seconds from the beginning of the first step to the end of ``step``, or to the time ``when``."""
+        if when is not None and self.times:
+            return max(when - self.times[0], 0.0)
+        points = [(0.0, 0.0), *self.steps.points("elapsed")]
+        right = bisect.bisect_left(points, step, key=lambda point: point[0])
+        if right in (0, len(points)):
+            return points[min(right, len(points) - 1)][1]
+        (x0, y0), (x1, y1) = points[right - 1 : right + 1]
+        return y0 + (y1 - y0) * (step - x0) / (x1 - x0)
 
     @property
     def ranks(self) -> int:

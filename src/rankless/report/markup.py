@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from rankless.errors import escaped
+
+_CARD = re.compile(r'<section class="card (two|all|)"')
+"""How a panel begins; text from files is escaped and has no such beginning."""
+_WIDTHS = {"": 1, "two": 2, "all": 3}  # in columns
 
 
 def text(value: object) -> str:
@@ -37,6 +42,31 @@ def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
     """A panel with a title; its ``width`` is that of one panel, ``two``, or ``all`` of the page."""
     below = f'<p class="note">{note}</p>' if note else ""
     return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
+
+
+def laid_out(cards: str) -> str:
+    """Panels that fill their rows, on pages of three columns and of two: none stands alone beside a gap."""
+    widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]
+    spans = iter(zip(_spans(widths, 3), _spans(widths, 2), strict=True))
+
+    def sized(found: re.Match[str]) -> str:
+        of_three, of_two = next(spans)
+        return f'{found[0]} style="--three:{of_three};--two:{of_two}"'
+
+    return _CARD.sub(sized, cards)
+
+
+def _spans(widths: Sequence[int], columns: int) -> list[int]:
+    """The sixths of a row that each panel is wide."""
+    rows: list[list[int]] = []
+    for width in (min(width, columns) for width in widths):
+        if rows and sum(rows[-1]) + width <= columns:
+            rows[-1].append(width)
+        else:
+            rows.append([width])
+    if columns == 3 and rows[-1:] == [[1]] and rows[-2:-1] == [[1, 1, 1]]:
+        rows[-2:] = [[1, 1], [1, 1]]
+    return [6 * width // sum(row) for row in rows for width in row]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from rankless import __version__
 from rankless.files.writing import beside
-from rankless.report import evaluation, overview, training
+from rankless.report import evaluation, overview, timeline, training
 from rankless.report.collected import Collected
 from rankless.report.examples import galleries
-from rankless.report.markup import card, text
+from rankless.report.markup import card, laid_out, text
 
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -72,7 +72,7 @@ def _sections(run: Collected) -> str:
             _section("Training", training.score_charts(run) + training.loss_charts(run)),
             _section(_title_of_details(run), found),
             _panel(galleries, run),
-            _section("Time", training.time_charts(run) + training.events_panel(run)),
+            _section("Time", timeline.time_charts(run) + training.events_panel(run)),
             _section("Environment", overview.environment(run)),
         )
     )
@@ -97,7 +97,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
 
 
 def _section(title: str, cards: str) -> str:
-    return f'<h2>{title}</h2><div class="grid">{cards}</div>\n' if cards else ""
+    return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
 
 
 def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:

@@ -1,13 +1,13 @@
-"""The panels about a run's course: losses, rates, scores, and where its time went."""
+"""The panels about a run's course: losses, rates, scores, and what happened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankless.report.charts import Axes, Line, Mark, Point, line_chart, smoothed, stacked_chart
+from rankless.report.charts import Axes, Line, Mark, Point, line_chart, smoothed
 from rankless.report.collected import Collected
-from rankless.report.markup import card, duration, number, table, text
+from rankless.report.markup import card, number, table, text
 
 _GROUPS = (
     ("Average precision", ("AP", "AP50", "AP75")),
@@ -22,20 +22,21 @@ _MOST_MARKS = 40
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
 
 
-def marks(run: Collected) -> list[Mark]:
-    """Restarts, and what went wrong, where they happened."""
+def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
+    """The events that are restarts, or that went wrong, each with its label and kind of mark."""
     found = []
     for entry in run.events:
         kind = entry["event"]
         if kind == "resume" or kind in _SERIOUS:
             label = f"{kind} after step {entry['step']}: {entry.get('text') or entry.get('reason') or ''}"
-            found.append(Mark(entry["step"], label.rstrip(": "), "bad" if kind in _SERIOUS else "start"))
+            found.append((entry, label.rstrip(": "), "bad" if kind in _SERIOUS else "start"))
     return found[-_MOST_MARKS:]
 
 
 def steps_axes(run: Collected, *, log: bool = False) -> Axes:
     """From the first step to the last, with what happened."""
-    return Axes(x_range=(0, max(run.step, 1)), log=log, marks=marks(run))
+    marks = [Mark(entry["step"], label, kind) for entry, label, kind in marked(run)]
+    return Axes(x_range=(0, max(run.step, 1)), log=log, marks=marks)
 
 
 def score_points(run: Collected, name: str) -> list[Point]:
@@ -97,45 +98,6 @@ def score_charts(run: Collected) -> str:
         title = "Validation NLL" if name == "nll" else name
         charts.append(line_chart(title, [Line(name, score_points(run, name), 0, "dots")], steps_axes(run)))
     return "".join(charts)
-
-
-def time_charts(run: Collected) -> str:
-    """Where the time of the steps went, and how the ranks compare."""
-    rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
-    for one in run.steps.bins:
-        seconds = one.mean("seconds")
-        if seconds is None:
-            continue
-        waited, network = one.mean("waited") or 0.0, one.mean("network") or 0.0
-        middle = (one.first + one.last) / 2
-        for line, value in zip(rows.values(), (seconds - waited - network, waited, network), strict=True):
-            line.append((middle, 1e3 * min(max(value, 0.0), 1e9)))
-    smooth = [Line(name, smoothed(line), color) for color, (name, line) in enumerate(rows.items())]
-    axes = steps_axes(run)
-    note = "Of rank 0, smoothed. On GPUs the host does not see what the device waits for."
-    if run.times:
-        whole = duration(max(run.times[1] - run.times[0], 0.0))
-        note += f" From the first step to the last, evaluations and pauses included: {whole}."
-    return stacked_chart("Time of a step in ms", smooth, axes, note) + _spread(run)
-
-
-def _spread(run: Collected) -> str:
-    ranks = max((len(times) for _, times in run.spread), default=0)
-    lines = [
-        Line(
-            f"rank {rank}",
-            [(float(s), times[rank]) for s, times in run.spread if rank < len(times)],
-            rank,
-            "dots",
-        )
-        for rank in range(min(ranks, 16))
-    ]
-    return line_chart(
-        "Own time of each rank in ms",
-        lines,
-        steps_axes(run),
-        "Of a micro-batch, without waiting for others; the median since the evaluation before.",
-    )
 
 
 def events_panel(run: Collected) -> str:

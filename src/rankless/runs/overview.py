@@ -16,7 +16,7 @@ from rankless.files.reading import MIB, opened, read_text
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
-from rankless.runs.scoring import name_of_best
+from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
 
 DETACHED = "detached.json"
@@ -88,7 +88,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
         entries = journal.tail(run.journal)
-    best = _best(run)
+    best = _best(run, recipe)
     name = _score_name(recipe, entries) if best else None
     return Overview(
         run.path,
@@ -134,13 +134,25 @@ def _elsewhere(run: RunDirectory) -> str | None:
     return f"on {str(host).split(':')[0]}"
 
 
-def _best(run: RunDirectory) -> tuple[int, float] | None:
+def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
     """The step and the score of the best evaluation, as the newest checkpoint has it."""
     for step in reversed(run.steps()):
         with suppress(OSError, ValueError, KeyError, TypeError):
             best = json.loads(read_text(run.step_directory(step) / "state.json", 64 * MIB))["best"]
             return (int(best["step"]), float(best["score"])) if best else None
-    return None
+    return None if run.checkpoints.exists() else _best_in_journal(run, recipe)
+
+
+def _best_in_journal(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
+    """The same of a run whose checkpoints were removed."""
+    best: tuple[int, float] | None = None
+    with suppress(OSError):
+        for entry in journal.read(run.journal):
+            name = _score_name(recipe, [entry]) if "evaluation" in entry else None
+            score = entry["scores"].get(name) if name else None
+            if name and isinstance(score, float) and is_better(name, score, best[1] if best else None):
+                best = entry["evaluation"], score
+    return best
 
 
 def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,8 @@ class JournalSink(JournalCopy):
         """Write a line for the start."""
         reason = {"reason": run.reason} if run.reason else {}
         event = "resume" if run.first else "start"
-        self._write(event=event, at=run.first, steps=run.steps, world_size=run.world_size, **reason)
+        size = {"steps": run.steps, "world_size": run.world_size}
+        self._write(event=event, at=run.first, **size, **reason, timing=_now())
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Write a line for a step."""
@@ -76,7 +78,7 @@ class JournalSink(JournalCopy):
 
     def event(self, name: str, step: int, text: str) -> None:
         """Write a line for an event."""
-        self._write(event=name, at=step, text=text)
+        self._write(event=name, at=step, text=text, timing=_now())
 
     def take(self) -> bytes:
         """See :meth:`JournalCopy.take`."""
@@ -90,3 +92,7 @@ class JournalSink(JournalCopy):
         elif self.journal:
             with self.run.writing(self.run.journal):
                 self.journal.write(**entry)
+
+
+def _now() -> dict[str, float]:
+    return {"time": round(time.time(), 1)}

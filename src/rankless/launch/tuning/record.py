@@ -15,7 +15,7 @@ from rankless.files.reading import MIB, read_text
 from rankless.files.writing import write_atomically
 from rankless.launch.tuning.space import Range
 
-FINISHED, FAILED = "finished", "failed"
+FINISHED, FAILED, RUNNING = "finished", "failed", "running"
 _FILE, _TABLE = "search.json", "trials.csv"
 
 
@@ -27,8 +27,8 @@ class Trial:
         number: from 1; the first is the recipe as it is.
         params: what it tried, by key.
         changes: the ``key=value`` of its run.
-        state: ``finished`` or ``failed``.
-        score: its best; None if it failed.
+        state: ``finished``, ``failed``, or ``running``, which is never recorded.
+        score: its best; None if it has none.
         seconds: of its steps.
         problem: why it failed.
     """
@@ -54,6 +54,7 @@ class Search:
         score_name: what is improved.
         lower_is_better: whether its lowest is the best.
         seed: of the search.
+        keeps_all: whether the weights of all trials stay, not only those of the best.
     """
 
     recipe: str
@@ -63,6 +64,7 @@ class Search:
     score_name: str
     lower_is_better: bool
     seed: int = 0
+    keeps_all: bool = False
 
 
 @dataclass
@@ -109,15 +111,24 @@ class Record:
 
     def table(self) -> list[str]:
         """Write the trials as lines, the best first, then those that failed."""
-        names = {key: key.rpartition(".")[2] for key in self.search.space}
-        keys = [(key, max(len(name), 8) + 2) for key, name in names.items()]
-        header = "".join(f"{names[key]:>{width}}" for key, width in keys)
-        lines = [f"{'trial':>5}  {self.search.score_name:>7}{header}"]
-        for one in self.ranked():
-            values = "".join(f"{_shown(one.params.get(key)):>{width}}" for key, width in keys)
-            lines.append(f"{one.number:>5}  {one.score:>7.4f}{values}")
         failed = [one for one in self.trials if one.score is None]
-        return [*lines, *(f"{one.number:>5}  {one.state:>7}  {one.problem}" for one in failed)]
+        return [self.header(), *map(self.row, [*self.ranked(), *failed])]
+
+    def header(self) -> str:
+        """Write what stands above the rows."""
+        names = "".join(f"{key.rpartition('.')[2]:>{width}}" for key, width in self._columns())
+        return f"{'trial':>5}  {self.search.score_name:>7}{names}"
+
+    def row(self, one: Trial) -> str:
+        """Write a trial as a line."""
+        if one.state == FAILED:
+            return f"{one.number:>5}  {one.state:>7}  {one.problem}"
+        values = "".join(f"{_shown(one.params.get(key)):>{width}}" for key, width in self._columns())
+        score = "" if one.score is None else f"{one.score:.4f}"
+        return f"{one.number:>5}  {score or one.state:>7}{values}"
+
+    def _columns(self) -> list[tuple[str, int]]:
+        return [(key, max(len(key.rpartition(".")[2]), 8) + 2) for key in self.search.space]
 
 
 def _shown(value: object) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError
 from rankless.extras import needed
+from rankless.files.writing import remove_tree
 from rankless.launch import local
 from rankless.launch.tuning import space as spaces
-from rankless.launch.tuning.record import FAILED, FINISHED, Record, Search, Trial
+from rankless.launch.tuning.record import FAILED, FINISHED, RUNNING, Record, Search, Trial
 from rankless.launch.tuning.study import suggestion
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
@@ -20,7 +22,15 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 Train = Callable[[Recipe, Path, bool], int]
 
 
-def begin(folder: Path, recipe: Recipe, name: str, words: Sequence[str], search: Sequence[str]) -> Record:
+def begin(
+    folder: Path,
+    recipe: Recipe,
+    name: str,
+    words: Sequence[str],
+    search: Sequence[str],
+    *,
+    keeps_all: bool = False,
+) -> Record:
     """Decide what is searched, and record it.
 
     Args:
@@ -29,6 +39,7 @@ def begin(folder: Path, recipe: Recipe, name: str, words: Sequence[str], search:
         name: of the recipe, as it was given.
         words: the changes that were given with it.
         search: ``key=low..high`` or ``key=a|b``; empty is the usual space.
+        keeps_all: keep the weights of all trials, not only those of the best.
 
     Raises:
         UserError: no such key, a value that it cannot have, or a folder that holds something.
@@ -54,10 +65,21 @@ def begin(folder: Path, recipe: Recipe, name: str, words: Sequence[str], search:
             score_name,
             score_name in LOWER_IS_BETTER,
             recipe.seed,
+            keeps_all,
         ),
     )
     record.write()
     return record
+
+
+class Watcher:
+    """Is told about trials; this one does nothing."""
+
+    def began(self, trial: Trial) -> None:
+        """Take a trial that is about to run, or to go on."""
+
+    def ended(self, trial: Trial, *, is_best: bool) -> None:
+        """Take a trial that was recorded."""
 
 
 def go_on(
@@ -65,7 +87,7 @@ def go_on(
     trials: int,
     *,
     devices: int | Sequence[int] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    watcher: Watcher | None = None,
     train: Train | None = None,
 ) -> int:
     """Train until there are so many trials.
@@ -74,7 +96,7 @@ def go_on(
         record: of :func:`begin`, or of an earlier search.
         trials: how many there are to be in the end.
         devices: as for :func:`rankless.train`.
-        say: told about every trial.
+        watcher: told about every trial.
         train: in place of :func:`rankless.train`: of a recipe, a run directory and whether it goes on.
 
     Returns:
@@ -83,7 +105,7 @@ def go_on(
     Raises:
         UserError: the recipe itself cannot be trained.
     """
-    recipe = load.from_json(record.search.recipe)
+    recipe, watcher = load.from_json(record.search.recipe), watcher or Watcher()
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
     for number in range(len(record.trials) + 1, trials + 1):
         if number == 1:
@@ -91,30 +113,47 @@ def go_on(
         else:
             params = suggestion(record.search, record.trials, number)
             changes = spaces.overrides(params, recipe)
+        trial = Trial(number, params, changes, RUNNING)
+        watcher.began(trial)
         run = record.run(number)
-        say(f"trial {number} of {trials}: {' '.join(changes) or 'the recipe as it is'}")
         chosen, begun = load.changed(recipe, changes), (run / "journal.jsonl").exists()
         try:
             code = run_it(chosen, run, begun)
         except UserError as error:
             if number == 1:
                 raise
-            record.add(Trial(number, params, changes, FAILED, problem=error.problems[0]))
-            continue
-        if code in (STOPPED, INTERRUPTED):
-            return code
-        seen = overview(RunDirectory(run), {"evaluate": {"best": record.search.score_name}})
-        if code or seen.score is None:
-            problem = "see what it printed above" if code else "it was never evaluated"
-            record.add(Trial(number, params, changes, FAILED, seconds=seen.seconds, problem=problem))
+            trial = replace(trial, state=FAILED, problem=error.problems[0])
         else:
-            record.add(Trial(number, params, changes, FINISHED, seen.score, seen.seconds))
-            best = record.ranked()[0]
-            say(
-                f"trial {number} of {trials}: {record.search.score_name} {seen.score:.4f}; the best is "
-                f"{best.score:.4f}, of trial {best.number}"
-            )
+            if code in (STOPPED, INTERRUPTED):
+                return code
+            trial = _judged(trial, record, code)
+        record.add(trial)
+        if not record.search.keeps_all:
+            _drop_weights(record)
+        watcher.ended(trial, is_best=record.ranked()[:1] == [trial])
     return 0
+
+
+def _judged(trial: Trial, record: Record, code: int) -> Trial:
+    """Return the trial with the score of its run."""
+    run = RunDirectory(record.run(trial.number))
+    seen = overview(run, {"evaluate": {"best": record.search.score_name}})
+    trial = replace(trial, seconds=seen.seconds)
+    if code or seen.score is None:
+        problem = f"see {run.logs}" if code else "it was never evaluated"
+        return replace(trial, state=FAILED, problem=problem)
+    return replace(trial, state=FINISHED, score=seen.score)
+
+
+def _drop_weights(record: Record) -> None:
+    """Remove the checkpoints of all trials but the best; journals, reports and logs stay."""
+    best = [trial.number for trial in record.ranked()[:1]]
+    for trial in record.trials:
+        run = RunDirectory(record.run(trial.number))
+        if trial.number not in best and run.checkpoints.is_dir():
+            remove_tree(run.checkpoints)
+            for name in ("best", "last"):
+                run.link(name)  # now to nothing, so it goes
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:

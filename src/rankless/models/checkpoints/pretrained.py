@@ -21,6 +21,7 @@ from rankless.recipe.load import from_json
 from rankless.recipe.model_kinds import Model
 from rankless.recipe.recorded import recipe_in
 from rankless.runs.directory import weights_of
+from rankless.runs.trained_weights import trained_weights_of
 
 TIMM = "timm"
 """The value that selects the published weights of timm for the classifier."""
@@ -73,7 +74,7 @@ def start_from(
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
     """Return the tensors, the class names of their head, and their source."""
     try:
-        path = weights_of(Path(pretrained))
+        path = trained_weights_of(Path(pretrained))
         return *load_tensors(path), str(path)
     except UserError as error:
         raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
