@@ -1,6 +1,6 @@
 """What a process has one of, where its ranks are threads: torch's generators and autocast's cache.
 
-A forward pass draws the same numbers as in a process of its own, from a generator of its own: while it runs,
+A forward pass draws the same numbers as in a separate process, from a separate generator: while it runs,
 every operation that would draw from the CPU's default generator is given this one. Each GPU has its own.
 """
 
@@ -19,7 +19,7 @@ from rankless.world.uncompiled import PlainDispatchMode
 
 
 class OwnGenerator(PlainDispatchMode):
-    """Inside, this thread's operations on the CPU draw from a generator of their own; a context manager.
+    """Inside, this thread's operations on the CPU draw from a separate generator; a context manager.
 
     Args:
         seed: of the generator.

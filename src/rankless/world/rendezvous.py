@@ -227,8 +227,8 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
     """A store of this start's ranks alone (torchrun, Slurm, …).
 
     A launcher's store outlives the ranks: what those of an earlier start left there must not be taken for
-    this one's. No variable tells the starts apart, because agents on several machines count restarts
-    differently. So every rank writes a word of its own; rank 0 lists the words it finds, and when each rank
+    this one's. No variable distinguishes the starts, because agents on several machines count restarts
+    differently. So every rank writes its own word; rank 0 lists the words it finds, and when each rank
     has found its own in the list, the list names the start.
 
     Args:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.world.exchange import Exchange
+from rankless.world.global_norm import GlobalNorm, widened
 
 Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -190,7 +191,7 @@ class SideBySide:
             )
         self._follow(number, index)
         if number == 0 and not self.is_agreed:
-            self.dtypes.append(_wide(values[:0]).dtype)
+            self.dtypes.append(widened(values[:0]).dtype)
         self.arrived[number] = values
         norms = [self._norm(i, index) for i in range(len(self.replicas))]
         self.random[number] = self._random_state(values.device)
@@ -199,10 +200,10 @@ class SideBySide:
             self.calls[index] += 1
             # The running statistics hold the mean over a norm's calls.
             momentum = float(norm.momentum or 0) / self.calls[index]
-            channels = values.new_zeros(values.shape[1], dtype=_wide(values[:0]).dtype)
+            channels = values.new_zeros(values.shape[1], dtype=widened(values[:0]).dtype)
             weights = [channels + 1 if n.weight is None else n.weight for n in norms]
             biases = [channels if n.bias is None else n.bias for n in norms]
-            *answers, self.token = _GlobalNorm.apply(
+            *answers, self.token = GlobalNorm.apply(
                 self, norms[0], index, momentum, len(norms), self.token, *self.arrived, *weights, *biases
             )
             self.answers = list(answers)
@@ -222,7 +223,7 @@ class SideBySide:
 
     def _random_state(self, device: torch.device) -> dict[str, Tensor]:
         """Return the states of the generators that this rank's replicas share, by kind of device."""
-        # Where other ranks are threads, every forward pass has a generator of its own on the CPU.
+        # Where other ranks are threads, every forward pass has a separate generator on the CPU.
         states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
         return {**states, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
 
@@ -252,71 +253,6 @@ class _Meeting:
 
     def __call__(self, values: Tensor) -> Tensor:
         return self.side.meet(self.number, self.norm, self.index, values)
-
-
-class _GlobalNorm(torch.autograd.Function):
-    """Batch norm of several micro-batches as one batch (Ioffe & Szegedy 2015), two passes over the values."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        side: SideBySide,
-        norm: Any,
-        index: int,
-        momentum: float,
-        count: int,
-        token: Tensor,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Normalize ``count`` tensors (B, C, ...); their weights (C,) and biases (C,) follow them."""
-        values, weights = tensors[:count], tensors[count : 2 * count]
-        biases = tensors[2 * count :]
-        dims = [0, *range(2, values[0].ndim)]
-        wide = [_wide(v) for v in values]
-        size = values[0].new_tensor([0.0], dtype=wide[0].dtype)
-        first = side.exchange.total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
-        number = first[-1]
-        side.check(index, number)
-        mean = first[:-1] / number
-        squares = side.exchange.total([(v - _shaped(mean, v)).square().sum(dims) for v in wide])
-        variance = squares / number
-        inverse = torch.rsqrt(variance + norm.eps)
-        if norm.running_mean is not None:
-            unbiased = squares / (number - 1).clamp(min=1)
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
-        normal = [(v - _shaped(mean, v)) * _shaped(inverse, v) for v in wide]
-        outputs = [
-            (n * _shaped(w, n) + _shaped(b, n)).to(v.dtype)
-            for n, w, b, v in zip(normal, weights, biases, values, strict=True)
-        ]
-        ctx.side, ctx.count, ctx.dims, ctx.dtypes = side, count, dims, [v.dtype for v in values]
-        ctx.save_for_backward(number, inverse, *normal, *weights)
-        return (*outputs, token.clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        number, inverse, *rest = ctx.saved_tensors
-        normal, weights = rest[: ctx.count], rest[ctx.count :]
-        outer = [_wide(g) for g in gradients[:-1]]
-        for_bias = [g.sum(ctx.dims) for g in outer]
-        for_weight = [(g * n).sum(ctx.dims) for g, n in zip(outer, normal, strict=True)]
-        leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
-        plain, scaled = (ctx.side.exchange.total(leaves) / number).chunk(2)
-        inner = [
-            (_shaped(w * inverse, g) * (g - _shaped(plain, g) - n * _shaped(scaled, g))).to(dtype)
-            for g, n, w, dtype in zip(outer, normal, weights, ctx.dtypes, strict=True)
-        ]
-        return (None, None, None, None, None, gradients[-1], *inner, *for_weight, *for_bias)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def _shaped(channels: Tensor, like: Tensor) -> Tensor:
-    """(C,) -> (1, C, 1, …), as many dimensions as ``like``."""
-    return channels.view(1, -1, *[1] * (like.ndim - 2))
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:

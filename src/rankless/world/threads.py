@@ -173,7 +173,7 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Make the ranks of a process, each to be run by a thread of its own.
+    """Make the ranks of a process, each to be run by a separate thread.
 
     Args:
         meeting: where they meet.

@@ -42,7 +42,7 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """A method without the wrappers that tell the compiler to leave it alone."""
+    """A method without the wrappers that make the compiler leave it alone."""
     return inspect.unwrap(function)
 
 
