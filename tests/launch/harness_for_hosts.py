@@ -18,10 +18,10 @@ import pytest
 
 from rankless.launch.hosts import coordinator, gang, returning
 from rankless.launch.hosts.channel import Event
-from rankless.launch.hosts.gang import Way
 from rankless.launch.hosts.names import Host, parse_hosts
 from rankless.launch.hosts.process import HostProcess
 from rankless.launch.hosts.training import Wanted
+from rankless.launch.hosts.way import Way
 from rankless.launch.requests import Requests
 from rankless.recipe.load import load, to_json
 

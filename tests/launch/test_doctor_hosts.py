@@ -13,8 +13,9 @@ import pytest
 
 from rankless.launch.doctor import between, connections, meaning, report
 from rankless.launch.hosts import process, reach
-from rankless.launch.hosts.gang import Gang, Member, Way
+from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.way import Way
 from rankless.world import speed
 from rankless.world.process_group import World
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import environments
-from rankless.launch.environments import node_list
+from rankless.launch.environments import slurm
 
 TORCHRUN = {
     "LOCAL_RANK": "1",
@@ -282,23 +282,23 @@ def test_lists_of_nodes_are_expanded(
             pieces += [[f"{n:0{width}}" for a, b in spans for n in range(a, b + 1)], [word]]
         text.append(short)
         expected += ["".join(one) for one in itertools.product(*pieces)]
-    assert list(node_list.hosts(",".join(text))) == expected
+    assert list(slurm.hosts_of(",".join(text))) == expected
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)), min_size=1, max_size=5))
 def test_tasks_per_node_are_read(repeated: list[tuple[int, int]]) -> None:
     text = ",".join(f"{tasks}(x{count})" if count > 1 else str(tasks) for tasks, count in repeated)
     expected = [tasks for tasks, count in repeated for _ in range(count)]
-    assert [node_list.nth(text, index) for index in range(len(expected))] == expected
+    assert [slurm.nth_number(text, index) for index in range(len(expected))] == expected
     with pytest.raises(ValueError, match=r".*"):
-        node_list.nth(text, len(expected))
+        slurm.nth_number(text, len(expected))
 
 
 def test_a_list_of_millions_is_not_expanded() -> None:
-    assert next(node_list.hosts("n[000000001-999999999]")) == "n000000001"
+    assert next(slurm.hosts_of("n[000000001-999999999]")) == "n000000001"
 
 
 @given(st.text("n[]0123,- ", max_size=12))
 def test_no_list_of_nodes_ends_in_another_error(text: str) -> None:
     with contextlib.suppress(ValueError):
-        _ = list(itertools.islice(node_list.hosts(text), 50))
+        _ = list(itertools.islice(slurm.hosts_of(text), 50))

@@ -104,7 +104,7 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.Monke
     with cluster(monkeypatch, one, two) as found:
         found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
         found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
-        tell = found.coordinator._tell_round
+        tell = found.coordinator._send_to_round
 
         def told(members: Any, what: str, number: int = 0) -> None:
             interrupt(found)  # at the same moment
@@ -112,7 +112,7 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.Monke
 
         found.when(
             lambda: one.heard.count("round") == 2,
-            lambda: setattr(found.coordinator, "_tell_round", told),
+            lambda: setattr(found.coordinator, "_send_to_round", told),
         )
         assert found.coordinator.train() == 130
     assert one.heard.count("request") == 1  # a second one would end them at once

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from rankless.errors import UserError
 from rankless.launch.environments.environment import Environment, job_named
-from rankless.launch.environments.openmpi import OpenMPI
-from rankless.launch.environments.pmi import PMI
+from rankless.launch.environments.mpi import PMI, OpenMPI
 from rankless.launch.environments.ray import Ray
 from rankless.launch.environments.slurm import Slurm
 from rankless.launch.environments.standard import Standard

@@ -27,6 +27,7 @@ class Environment(ABC):
         local_world_size: how many ranks its machine has.
         restart: how often the launcher has started this job again.
         leaves_orphans: whether its ranks go on when it is killed.
+        address_hint: how to give MASTER_ADDR where ranks are on several machines.
 
     Raises:
         UserError: a variable has no sensible value, or something is missing.
@@ -34,6 +35,7 @@ class Environment(ABC):
 
     name = "the launcher"
     leaves_orphans = False
+    address_hint = "set it to the name or the address of the first machine"
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
@@ -86,7 +88,7 @@ class Environment(ABC):
         """Where rank 0 can be reached, as the launcher says."""
         raise UserError(
             f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
-            "its address in MASTER_ADDR: set it to the name or the address of the first machine"
+            f"its address in MASTER_ADDR: {self.address_hint}"
         )
 
     def _port_seed(self) -> str:

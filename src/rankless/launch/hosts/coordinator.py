@@ -19,12 +19,13 @@ from typing import Any
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, escaped
 from rankless.launch.agent import HOPELESS, where_from
 from rankless.launch.hosts import start
-from rankless.launch.hosts.gang import Gang, Member, Way
+from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.returning import Returning
 from rankless.launch.hosts.round_end import RoundEnd, is_failed
 from rankless.launch.hosts.start import names
 from rankless.launch.hosts.training import Training, Wanted
+from rankless.launch.hosts.way import Way
 from rankless.launch.requests import Requests
 from rankless.printing import say
 
@@ -95,7 +96,7 @@ class Coordinator:
         """Have hosts remove what is not to stay: of a start that trained nothing, or of a dry run."""
         self.gang.urgent = lambda: None
         holders = [member for member in self.gang.members if member.index in self.hosts.joined]
-        self._tell_round(holders, "abandon")
+        self._send_to_round(holders, "abandon")
         self.gang.ask(holders, do, None, _LAST)
 
     def _urgent(self) -> None:
@@ -215,14 +216,14 @@ class Coordinator:
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + _GRACE
                 if not regrouping:  # otherwise they are saving already, and a second request is a hurry
-                    self._tell_round(members, "request", int(self.requests.first))
+                    self._send_to_round(members, "request", int(self.requests.first))
             failed = any(m.lost or (m.replies and is_failed(m.replies[0])) for m in members)
             if failed and not abandoned:
                 abandoned, until = True, min(until, time.monotonic() + _GRACE)
-                self._tell_round([member for member in members if not member.replies], "abandon")
+                self._send_to_round([member for member in members if not member.replies], "abandon")
             if not (asked or failed or regrouping) and self.hosts.look(self.training, self.token):
                 regrouping, until = True, time.monotonic() + _GRACE
-                self._tell_round(members, "request", int(signal.SIGTERM))
+                self._send_to_round(members, "request", int(signal.SIGTERM))
             if time.monotonic() > until:
                 if asked:
                     raise Hurried
@@ -248,10 +249,10 @@ class Coordinator:
         self._see_losses()
         return unable
 
-    def _tell_round(self, members: Sequence[Member], what: str, number: int = 0) -> None:
+    def _send_to_round(self, members: Sequence[Member], what: str, number: int = 0) -> None:
         """Ask something of the round that runs: a ``request``, by a signal's number, or to ``abandon`` it."""
         for member in members:
-            self.gang.tell(member, what, of=self.number, number=number)
+            self.gang.send(member, what, of=self.number, number=number)
 
     def _judge(self, end: RoundEnd) -> bool:
         """Report why the round ended; whether there is hope."""

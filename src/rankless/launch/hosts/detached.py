@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a session of its own, with its output in the run's folder."""
+    """Start the command in a new session, with its output in the run's folder."""
     record = read(run)
     if record is not None and is_alive(record):
         print(f"error: {run}: a training is coordinated there by process {record['pid']}", file=sys.stderr)

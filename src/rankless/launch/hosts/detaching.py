@@ -12,9 +12,9 @@ from rankless.errors import UserError
 from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
 from rankless.launch.hosts.coordinated import recorded, sent
-from rankless.launch.hosts.gang import Way
 from rankless.launch.hosts.names import HERE, Host
 from rankless.launch.hosts.training import Wanted
+from rankless.launch.hosts.way import Way
 from rankless.printing import say
 from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED

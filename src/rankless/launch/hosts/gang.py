@@ -6,21 +6,19 @@ import base64
 import json
 import os
 import queue
-import shlex
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError, escaped
+from rankless.errors import escaped
 from rankless.launch.agent import how_it_ended
 from rankless.launch.hosts.channel import SILENCE, Channel, Event
-from rankless.launch.hosts.names import HERE, Host
-from rankless.launch.hosts.package import Package, package
+from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.way import Way
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
 _START = 300.0  # seconds for the imports of the process there, from a cold network disk, too
@@ -68,59 +66,6 @@ class Member:
     def name(self) -> str:
         """As it was given."""
         return self.host.name
-
-
-@dataclass(frozen=True)
-class Way:
-    """How hosts are reached and what is started there.
-
-    Attributes:
-        ssh: the command.
-        python: the interpreter of the ranks.
-        helper: the interpreter of the supervisor, which needs no packages.
-        env: variables for the process.
-        cwd: its folder, where that exists; otherwise the home directory.
-        package: the code that hosts are to run in place of their own; None leaves them theirs.
-        options: the words of the command line that say all this.
-    """
-
-    ssh: Sequence[str]
-    python: str
-    helper: str
-    env: Mapping[str, str]
-    cwd: str
-    package: Package | None = None
-    options: Sequence[str] = ()
-
-
-def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
-    """The way that the command line describes.
-
-    Args:
-        ssh: the command, with options where needed.
-        python: the interpreter with rankless on the hosts; None is this one's path.
-        sync: whether hosts run the code of this machine.
-
-    Raises:
-        UserError: no command.
-    """
-    env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
-    if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
-        size = os.get_terminal_size(1)
-        env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
-    if not words:
-        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
-    code = package() if sync else None
-    if code:
-        env["PYTHONPATH"] = f"~/{code.folder}"
-    options = ["--ssh", ssh] if words != ["ssh"] else []
-    options += ["--python", python] if python else []
-    options += ["--sync"] if sync else []
-    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code, options)
 
 
 class Gang:
@@ -197,9 +142,9 @@ class Gang:
         """Send a command whose reply comes later; those to commands before are not awaited any more."""
         member.order += 1
         member.replies.clear()
-        self.tell(member, do, reply_to=member.order, **request)
+        self.send(member, do, reply_to=member.order, **request)
 
-    def tell(self, member: Member, do: str, **request: Any) -> None:
+    def send(self, member: Member, do: str, **request: Any) -> None:
         """Send what needs no reply."""
         if member.channel is not None and not member.lost:
             member.channel.command(do, **request)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rankless.errors import INTERRUPTED, UserError
 from rankless.launch.hosts.coordinator import Coordinator
-from rankless.launch.hosts.gang import Way
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.training import Wanted
+from rankless.launch.hosts.way import Way
 from rankless.launch.requests import Requests
 from rankless.launch.verify import Trace, VerifyReport, WorldResult, compare, judged
 from rankless.recipe.schema import Recipe
