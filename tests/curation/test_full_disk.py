@@ -14,6 +14,7 @@ from rankless.curation import contact_sheet, statistics_plot
 from rankless.curation.data_set import open_data_set
 from rankless.curation.looking import select
 from rankless.errors import UserError
+from rankless.files.outputs import CHARTS, SHEETS, drawing
 
 
 @contextmanager
@@ -41,7 +42,8 @@ def test_a_full_disk(tmp_path, name, old):
     said = f"--out .*{name}: it cannot be written: File too large"
     with pytest.raises(UserError, match=said), room_for(500):
         write = contact_sheet.write if "sheet" in name else statistics_plot.plot
-        write(shown if "sheet" in name else data, out, force=True)
+        outputs = drawing(out, "test", SHEETS if "sheet" in name else CHARTS, force=True)
+        write(shown if "sheet" in name else data, out, outputs)
     left = {each.name: each.read_text() for each in out.parent.iterdir()}
     assert left.pop(".rankless-outputs").count("\n") == 1, "the list is begun, and lists nothing"
     assert left == ({name: "old"} if old else {})
@@ -49,5 +51,6 @@ def test_a_full_disk(tmp_path, name, old):
 
 def test_a_plot_of_names_that_the_font_lacks_warns_of_nothing(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4}, names=["猫", "犬", "鰻"])
-    statistics_plot.plot(open_data_set(str(root)), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size
+    out = tmp_path / "plot.png"
+    statistics_plot.plot(open_data_set(str(root)), out, drawing(out, "test"))
+    assert out.stat().st_size

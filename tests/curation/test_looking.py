@@ -16,6 +16,7 @@ from rankless.curation.looking import Selection, Shown, select
 from rankless.data.images.drawing import Mark
 from rankless.data.images.palette import color
 from rankless.errors import UserError
+from rankless.files.outputs import SHEETS, drawing
 from rankless.recipe import load
 from rankless.tasks.detect import Detect
 
@@ -187,8 +188,9 @@ def test_tall_wide_tiny_and_broken_images_fit():
 
 def test_a_page_needs_nothing_else(tmp_path):
     shown = [gray(40, 40, [Mark((1, 1, 9, 9), "<b>", 0)], "<script>.png")]
-    contact_sheet.write(Selection("<i>", ("<b>",), shown), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
+    out = tmp_path / "page.html"
+    contact_sheet.write(Selection("<i>", ("<b>",), shown), out, drawing(out, "test", SHEETS))
+    text = out.read_text()
     assert "<script" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
     assert "&lt;script&gt;.png · 1 box<" in text
     assert re.findall(r'(?:src|href)="(.{22})', text) == ["data:image/jpeg;base64"]
@@ -197,7 +199,7 @@ def test_a_page_needs_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("name", "shown", "sentence"),
     [
-        ("sheet.doc", 1, "ends in .png, .jpg or .html"),
+        ("sheet.doc", 1, "ends in one of .html, .png, .jpg, .jpeg"),
         ("sheet.png", 0, "no such image to show"),
         ("file/sheet.png", 1, "it cannot be written"),
     ],
@@ -206,4 +208,5 @@ def test_mistakes(tmp_path, name, shown, sentence):
     write_image(tmp_path / "file.png", 0)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match=sentence):
-        contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name)
+        outputs = drawing(tmp_path / name, "test", SHEETS)
+        contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name, outputs)

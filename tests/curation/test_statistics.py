@@ -13,6 +13,7 @@ from rankless.curation.data_set import open_data_set
 from rankless.curation.statistics import box_centers, box_sides, object_areas, statistics
 from rankless.curation.statistics_plot import figure, plot
 from rankless.errors import UserError
+from rankless.files.outputs import drawing
 
 
 @pytest.fixture
@@ -87,13 +88,13 @@ def test_nothing_is_no_number(data):
 
 @pytest.mark.parametrize("ending", ["png", "JPG", "webp", "svg", "pdf"])
 def test_the_image_is_drawn(data, tmp_path, ending):
-    plot(data, tmp_path / f"stats.{ending}")
+    plot(data, tmp_path / f"stats.{ending}", drawing(tmp_path / f"stats.{ending}", "test"))
     begin = {"png": b"\x89PNG", "JPG": b"\xff\xd8", "webp": b"RIFF", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert (tmp_path / f"stats.{ending}").read_bytes().startswith(begin)
 
 
 def test_the_image_shows_something(data, tmp_path):
-    plot(data, tmp_path / "stats.png")
+    plot(data, tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
     with Image.open(tmp_path / "stats.png") as image:
         assert len(image.convert("RGB").getcolors(1_000_000)) > 100
         assert image.width > 1000
@@ -102,12 +103,12 @@ def test_the_image_shows_something(data, tmp_path):
 def test_names_that_look_like_formulas_and_many_classes(tmp_path):
     names = ["$x", "a_b^c$", *(f"class {number}" for number in range(200))]
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0], [1, 1, 9, 9, 1]]]}, names)
-    plot(open_data_set(str(root)), tmp_path / "stats.png")
+    plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
 
 
 def test_class_folders_are_drawn(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 5, "dog": 2}, "val": {"cat": 1, "dog": 1}})
-    plot(open_data_set(str(root)), tmp_path / "stats.png")
+    plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
     assert np.asarray(Image.open(tmp_path / "stats.png")).std() > 10
 
 
@@ -144,4 +145,4 @@ def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):
 )
 def test_a_wrong_place(data, tmp_path, name, sentence):
     with pytest.raises(UserError, match=sentence):
-        plot(data, tmp_path / name)
+        plot(data, tmp_path / name, drawing(tmp_path / name, "test"))

@@ -125,20 +125,21 @@ def stats(
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics
+    from rankless.files.outputs import drawing
 
-    if out is not None:
-        from rankless.curation.statistics_plot import output, plot
-
-        output(out, force=force)  # before the data is read
+    outputs = drawing(out, "data stats", force=force) if out is not None else None
     data = open_data_set(root, format, split, classes=chosen_classes(classes), examined=True)
     stats = statistics(data)
-    replaced = plot(data, out, force=force) if out is not None else False
+    if out is not None and outputs is not None:
+        from rankless.curation.statistics_plot import plot
+
+        plot(data, out, outputs)
     if as_json:
         print_json(stats.as_json())
     else:
         print_statistics(stats)
-        if out is not None:
-            say(f"\ndrawn: {out}" + (" (replaced)" if replaced else ""))
+        if outputs is not None:
+            say(f"\ndrawn: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 
 
@@ -186,8 +187,9 @@ def show(
     recipe_for = _recipe_for(root, recipe)
     from rankless.curation import contact_sheet
     from rankless.curation.looking import select
+    from rankless.files.outputs import SHEETS, drawing
 
-    contact_sheet.output(out, force=force)  # before the data is read
+    outputs = drawing(out, "data show", SHEETS, force=force)  # before the data is read
     selected = select(
         root,
         format,
@@ -198,10 +200,10 @@ def show(
         classes=chosen_classes(classes),
         augmented=recipe_for if augmented else None,
     )
-    replaced = contact_sheet.write(selected, out, force=force)
+    contact_sheet.write(selected, out, outputs)
     unreadable = sum(one.image is None for one in selected.shown)
     failed = f", {unreadable} not readable" if unreadable else ""
-    say(f"{selected.title}{failed}: {out}" + (" (replaced)" if replaced else ""))
+    say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
     return 0
 
 

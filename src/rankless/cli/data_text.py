@@ -89,7 +89,7 @@ def print_conversion(done: Converted) -> None:
 
 
 def print_division(done: Divided) -> None:
-    """The shares of the images and of every class."""
+    """The fractions of the images and of every class."""
     say(f"written: {done.out}")
     for note in done.notes:
         say(f"  {note}")

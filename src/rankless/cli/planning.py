@@ -90,14 +90,11 @@ def plan(
 
     if asked.check:
         fork_server.start(chosen.task)
+    from rankless.files.outputs import drawing
     from rankless.launch.planning import plan as planning
     from rankless.launch.planning import report
 
-    outputs = None
-    if out is not None:
-        from rankless.launch.planning import plot
-
-        outputs = plot.output(out, force=force)  # before anything is measured
+    outputs = None if out is None else drawing(out, "plan", force=force)  # before anything is measured
     found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
     if as_json:
         print_json({"recipe": name, **found.as_json()})
@@ -105,6 +102,8 @@ def plan(
         for line in report.lines(found):
             say(line)
     if out is not None and outputs is not None:
+        from rankless.launch.planning import plot
+
         plot.plot(found, f"{Path(name).stem}: predicted", out, outputs)
         say(f"drawn: {out}", file=sys.stderr if as_json else sys.stdout)
     return 0

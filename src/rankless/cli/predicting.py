@@ -130,10 +130,7 @@ def predict(
         task=task,
         progress=True,
     )
-    for source, reason in report.failed[:_SHOWN]:
-        say(f"{source}: {reason}", file=sys.stderr)
-    if len(report.failed) > _SHOWN:
-        say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
+    _print_failed(report)
     if as_json:
         print_json(report.as_json())
     else:
@@ -178,9 +175,10 @@ def errors(
 
     check_target(target)
     from rankless.curation import errors_sheet, model_errors
+    from rankless.files.outputs import SHEETS, drawing
     from rankless.printing import ProgressBar
 
-    outputs = errors_sheet.output(out, force=force)
+    outputs = drawing(out, "errors", SHEETS, force=force)
     opened = model_errors.open_model(target, overrides, split)
     with ProgressBar(len(opened.task.evaluation_data()), "predicting") as bar:
         found = model_errors.find_errors(opened, confidence=confidence, done=bar.advance)
@@ -257,6 +255,13 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(every)
 
 
+def _print_failed(report: PredictionReport) -> None:
+    for source, reason in report.failed[:_SHOWN]:
+        say(f"{source}: {reason}", file=sys.stderr)
+    if len(report.failed) > _SHOWN:
+        say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
+
+
 def _print(report: PredictionReport, confidence: float) -> None:
     classified = (each for each in report.images if each.classes)
     for image in islice(classified, _SHOWN):
@@ -281,7 +286,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """What was predicted, in one line; of a classifier each image has a line of its own already."""
+    """What was predicted, in one line; of a classifier each image already has a line."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])

@@ -19,6 +19,7 @@ app = part()
 Runs = Annotated[
     Path, Parameter(name="RUN", help="Run directories; several are shown side by side.", required=True)
 ]
+Replace = Annotated[bool, Parameter(help="Replace another file."), flag]
 
 
 @app.command(
@@ -39,7 +40,7 @@ def report(
             metavar="FILE",
         ),
     ] = None,
-    force: Annotated[bool, Parameter(help="Replace another file."), flag] = False,
+    force: Replace = False,
 ) -> int:
     """Write one page about runs: scores, curves, images, time; it needs nothing else to be read."""
     collected = _collected(runs)
@@ -78,12 +79,12 @@ def plot(
     out: Annotated[
         Path, Parameter(help="The image to write: .png, .svg, .pdf, .jpg or .webp.", metavar="FILE")
     ] = Path("curves.png"),
-    force: Annotated[bool, Parameter(help="Replace another file."), flag] = False,
+    force: Replace = False,
 ) -> int:
     """Draw the curves of runs as an image: loss, scores, learning rate, speed."""
-    from rankless.report.plot import output
+    from rankless.files.outputs import drawing
 
-    outputs = output(out, force=force)
+    outputs = drawing(out, "plot", force=force)
     collected = _collected(runs)
     outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
     from rankless.report.plot import plot as draw

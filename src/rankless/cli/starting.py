@@ -139,7 +139,7 @@ def on_hosts(
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.coordinator import train_on_hosts
     from rankless.launch.hosts.detaching import detach as leave
-    from rankless.launch.hosts.gang import way_over
+    from rankless.launch.hosts.way import way_over
 
     way = way_over(ssh, python, sync=sync)
     if not detach:

@@ -274,7 +274,7 @@ def ray(
         recipe_text=_text_of(problems, request),
     )
     problems.refuse()
-    # Workers have folders of their own: the run directory is the same path on all machines.
+    # Workers have their own folders: the run directory is the same path on all machines.
     request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
     print(cluster.described(request, settings), end="", flush=True)
     return 0 if dry_run else cluster.run(request, settings)

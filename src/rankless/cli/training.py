@@ -174,9 +174,9 @@ def verify(
         print(line, file=log, flush=True)
 
     if hosts is not None:
-        from rankless.launch.hosts.gang import way_over
         from rankless.launch.hosts.names import parse_hosts
         from rankless.launch.hosts.verifying import verify_on_hosts
+        from rankless.launch.hosts.way import way_over
 
         report = verify_on_hosts(
             chosen, parse_hosts(hosts), step_count, way_over(ssh, python, sync=sync), echo

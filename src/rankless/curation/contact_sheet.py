@@ -32,42 +32,24 @@ _NARROWEST = 0.35  # width over height that an image has room for at least: its 
 _WIDEST = 6.0  # width over height of the largest room
 _GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
-_KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".html": ""}
 
 
-def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write, which ends in ``.png``, ``.jpg`` or ``.html``.
-
-    Args:
-        out: its name; an earlier sheet is replaced.
-        force: replace another file, too.
-
-    Raises:
-        UserError: another ending, or it cannot be written.
-    """
-    if out.suffix.lower() not in _KINDS:
-        raise UserError(f"--out {out}: expected a name that ends in .png, .jpg or .html")
-    return Outputs([out], verb="data show", force=force)
-
-
-def write(selection: Selection, out: Path, *, force: bool = False) -> bool:
-    """Write the sheet to ``out``, as :func:`output` allows; return whether another was replaced.
+def write(selection: Selection, out: Path, outputs: Outputs) -> None:
+    """Write the sheet to ``out``, one of the outputs.
 
     Raises:
         UserError: nothing to show, or it cannot be written.
     """
-    outputs = output(out, force=force)
     if not selection.shown:
         raise UserError(f"{selection.title}: no such image to show")
     outputs.refuse_inputs(selection.files)
     if selection.root is not None:
         spare(outputs, selection.root, selection.format)
     with outputs.writing(out) as file:
-        if kind := _KINDS[out.suffix.lower()]:
-            sheet(selection).save(file, kind)
-        else:
+        if out.suffix.lower() == ".html":
             file.write_text(page(selection), encoding="utf-8")
-    return bool(outputs.replaced)
+        else:
+            sheet(selection).save(file, "PNG" if out.suffix.lower() == ".png" else "JPEG")
 
 
 def sheet(selection: Selection) -> Image.Image:

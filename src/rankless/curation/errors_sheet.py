@@ -11,35 +11,18 @@ from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown
 from rankless.curation.model_errors import Mistake, ModelErrors, Opened, WrongImage, image_of
 from rankless.data.images.drawing import Mark
-from rankless.errors import UserError, counted
+from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
-ENDINGS = (".html", ".jpg", ".jpeg", ".png")
 _AROUND = 1.5  # sides of a doubtful label's box that are shown on each side of it
 _LEAST = 96  # pixels of the image that are shown around a small one
-
-
-def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write; an earlier sheet of errors is replaced.
-
-    Raises:
-        UserError: another ending, or it cannot be written.
-    """
-    if out.suffix.lower() not in ENDINGS:
-        raise UserError(f"--out {out}: expected a name that ends in .html, .png or .jpg")
-    return Outputs([out], verb="errors", force=force)
 
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
     """Draw the worst ``count`` images and as many likely wrong labels into ``out``."""
     selection = Selection(_title(errors), errors.class_names, shown(errors, opened, count))
     outputs.refuse_inputs([opened.path, *(image.source for image in errors.images)])
-    with outputs.writing(out) as file:
-        if out.suffix.lower() == ".html":
-            file.write_text(contact_sheet.page(selection), encoding="utf-8")
-        else:
-            kind = "PNG" if out.suffix.lower() == ".png" else "JPEG"
-            contact_sheet.sheet(selection).save(file, kind)
+    contact_sheet.write(selection, out, outputs)
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:

@@ -37,7 +37,7 @@ from rankless.randomness import key
 
 Counts = NDArray[np.int64]
 _CLOSE = 0.01
-"""A share that differs by a smaller fraction of all images is as it was asked for."""
+"""A part that differs by a smaller fraction of all images is as it was asked for."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter, StrMeth
 from rankless.curation.data_set import DataSet, spare
 from rankless.curation.statistics import MEDIUM, SMALL, box_centers, box_sides, object_areas, readable_sizes
 from rankless.data.index.annotations import Annotations
-from rankless.errors import UserError, counted
+from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
 """What a plot's file may end in."""
 MOST_CLASSES = 40
 """Classes with a bar each; of more, the most frequent ones."""
@@ -32,36 +31,19 @@ _HEAT = "viridis"
 Splits = dict[str, Annotations]
 
 
-def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write, whose ending gives the format: one of :data:`ENDINGS`.
-
-    Args:
-        out: its name; an earlier plot is replaced.
-        force: replace another file, too.
-
-    Raises:
-        UserError: an unknown ending, or it cannot be written.
-    """
-    if out.suffix.lower() not in ENDINGS:
-        raise UserError(f"--out {out}: expected a name that ends in one of {', '.join(ENDINGS)}")
-    return Outputs([out], verb="data stats", force=force)
-
-
-def plot(data: DataSet, out: Path, *, force: bool = False) -> bool:
-    """Write the image to ``out``, as :func:`output` allows; return whether another was replaced.
+def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
+    """Write the image to ``out``, one of the outputs.
 
     Raises:
         UserError: it cannot be written.
     """
-    outputs, splits = output(out, force=force), data.splits
-    outputs.refuse_inputs(chain.from_iterable(each.paths() for each in splits.values()))
+    outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
     spare(outputs, data.root, data.format)
     drawn = figure(data)
     with outputs.writing(out) as file, warnings.catch_warnings():
         # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         drawn.savefig(file, format=out.suffix[1:].lower())
-    return bool(outputs.replaced)
 
 
 def figure(data: DataSet) -> Figure:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankless.errors import UserError
 from rankless.files import checksums, reading
-from rankless.files.writing import remove_tree
+from rankless.files.writing import flush, remove_tree
 from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, beside, damage, recover, remains, remove
@@ -65,7 +65,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
         if target.exists():  # a damaged one of this step, or one from before a fall back
             target.rename(old)
         new.rename(target)
-        _flush_directory(run.checkpoints)
+        flush(run.checkpoints)
     except BaseException:
         if old.exists() and not target.exists():
             with suppress(OSError):
@@ -94,7 +94,7 @@ def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequen
     sums["state.json"] = hashlib.sha256(text).hexdigest()
     _write_bytes(folder / "state.json", text)
     _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
-    _flush_directory(folder)
+    flush(folder)
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
@@ -213,12 +213,3 @@ def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
             remove(run.step_directory(step))
     for left in remains(run):  # what was just saved is newer
         remove_tree(left)
-
-
-def _flush_directory(folder: Path) -> None:
-    """Make a rename in ``folder`` outlive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

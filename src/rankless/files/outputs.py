@@ -16,12 +16,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import UserError, one_of
 from rankless.files.output_list import LIST, OutputList, digest_of
 from rankless.files.writing import beside, put_aside
 
 FIRST = 20
 """Number of existing files that a message lists."""
+CHARTS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
+"""Endings of what matplotlib draws."""
+SHEETS = (".html", ".png", ".jpg", ".jpeg")
+"""Endings of pages and images of images."""
 
 
 class Outputs:
@@ -214,6 +218,23 @@ class Outputs:
             f"{self._option} {file}: was created or changed while this command ran and is not replaced; "
             "give another name"
         )
+
+
+def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
+    """Check the one file that a command draws, whose ending gives the format.
+
+    Args:
+        out: its name.
+        verb: the command, which replaces its earlier drawing.
+        endings: that it can write.
+        force: replace another file, too.
+
+    Raises:
+        UserError: another ending, or it cannot be written.
+    """
+    if out.suffix.lower() not in endings:
+        raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
+    return Outputs([out], verb=verb, force=force)
 
 
 def refuse_filled(folder: Path, option: str = "--out") -> None:

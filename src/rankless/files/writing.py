@@ -121,6 +121,15 @@ def _remove_unlocked(path: str) -> None:
         os.close(file)
 
 
+def flush(path: Path) -> None:
+    """Put a file, or the names in a folder, onto the disk: after a loss of power they are there."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a folder and all in it, or whatever else lies there; what cannot be removed stays.
 

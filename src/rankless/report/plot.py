@@ -13,20 +13,8 @@ from rankless.report.charts import Point, smoothed
 from rankless.report.collected import Collected
 from rankless.report.training import score_points
 
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
 _COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
 _GRAY = "#8a8a8a"
-
-
-def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write; an earlier plot is replaced, another file only with ``force``.
-
-    Raises:
-        UserError: an unknown ending, or it cannot be written.
-    """
-    if out.suffix.lower() not in _ENDINGS:
-        raise UserError(f"--out {out}: expected a name that ends in one of {', '.join(_ENDINGS)}")
-    return Outputs([out], verb="plot", force=force)
 
 
 def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:

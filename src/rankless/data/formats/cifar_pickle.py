@@ -90,13 +90,6 @@ def _followed(data: bytes) -> Any:
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
 
-    def taken() -> list[Any]:
-        """Take what lies above the last mark."""
-        at = len(stack) - 1 - stack[::-1].index(_MARK)
-        values = stack[at + 1 :]
-        del stack[at:]
-        return values
-
     for operation, argument, at in pickletools.genops(data):
         name = operation.name
         if name in _TEXTS:
@@ -112,15 +105,15 @@ def _followed(data: bytes) -> Any:
         elif name in _GET:
             stack.append(memory[argument])
         elif name in ("APPEND", "APPENDS"):
-            values = [stack.pop()] if name == "APPEND" else taken()
+            values = [stack.pop()] if name == "APPEND" else _taken(stack)
             stack[-1].extend(values)
         elif name in ("SETITEM", "SETITEMS"):
-            values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else taken()
+            values = [stack.pop(-2), stack.pop()] if name == "SETITEM" else _taken(stack)
             stack[-1].update(zip(values[::2], values[1::2], strict=True))
         elif name in _TUPLES:
             stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
         elif name == "TUPLE":
-            stack.append(tuple(taken()))
+            stack.append(tuple(_taken(stack)))
         elif name == "REDUCE":
             stack[-2:] = [Named()]
         elif name == "BUILD":
@@ -130,6 +123,14 @@ def _followed(data: bytes) -> Any:
         elif name not in _IGNORED:
             raise ValueError(f"operation {name}")
     raise ValueError("no end")
+
+
+def _taken(stack: list[Any]) -> list[Any]:
+    """Take what lies above the last mark."""
+    at = len(stack) - 1 - stack[::-1].index(_MARK)
+    values = stack[at + 1 :]
+    del stack[at:]
+    return values
 
 
 def _text(argument: str | bytes) -> str:

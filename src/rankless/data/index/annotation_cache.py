@@ -24,7 +24,7 @@ from rankless.data.index.scan import storing_in
 from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
 from rankless.errors import UserError
 from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
-from rankless.files.writing import write_atomically
+from rankless.files.writing import flush, write_atomically
 from rankless.hardware.cores import usable_cores
 from rankless.printing import say
 
@@ -154,7 +154,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
         save_states(os.fspath(building), depends, states)
         (building / _ENTRY).write_text(json.dumps({"reader": reader_version()}), encoding="utf-8")
         for file in building.iterdir():
-            _flush(file)
+            flush(file)
         folder = store / building.name.replace(_BUILDING, "entry-", 1)
         building.rename(folder)
         write_atomically(store / _CURRENT, json.dumps({"entry": folder.name}))
@@ -166,15 +166,6 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
         if other != folder:
             remove_unheld(other)
     return annotations
-
-
-def _flush(file: Path) -> None:
-    """Onto the disk: after a loss of power a file may else be there and hold nothing."""
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _private(made: Annotations, why: str) -> Annotations:

@@ -61,13 +61,7 @@ def validate(raw: Raw, format: str) -> Annotations:
         checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
         checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
         checked.drop("repeated", ~_first_of_equals(raw, clipped, checked.good & known) & known)
-        beyond = (np.abs(boxes - inside) > HAIR * sides).any(1) & known
-        if raw.one_based:
-            from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
-            only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
-            checked.report("counted from 0", only)
-            beyond &= ~only
-        checked.report("over the edge", beyond)
+        _report_beyond(checked, boxes, inside, known & (np.abs(boxes - inside) > HAIR * sides).any(1))
         checked.report("a pixel thin", known & ((clipped[:, 2:] - clipped[:, :2]) <= 1).any(1))
     checked.report("difficult", (raw.flags & DIFFICULT) > 0)
     checked.report("crowd", (raw.flags & CROWD) > 0)
@@ -162,6 +156,22 @@ class _Checked:
         if self.raw.normalized:
             return (*((box[:2] + box[2:]) / 2), *(box[2:] - box[:2]))
         return box + np.array([1, 1, 0, 0]) if self.raw.one_based else box
+
+
+def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
+    """Report the boxes that reach ``beyond`` the edge; some only because their pixels are counted from 0.
+
+    Args:
+        checked: takes the report.
+        boxes, inside: as written and clipped, (T, 4).
+        beyond: which ones do.
+    """
+    if checked.raw.one_based:
+        from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
+        only = from_zero & ~(boxes[:, 2:] > inside[:, 2:]).any(1)
+        checked.report("counted from 0", only)
+        beyond = beyond & ~only
+    checked.report("over the edge", beyond)
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:

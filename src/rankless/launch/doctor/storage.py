@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from rankless.files.writing import flush
 from rankless.launch.doctor.check import Check, error, ok, warning
 from rankless.launch.doctor.machine import GB, size
 
@@ -44,11 +45,9 @@ def _lock(file: IO[bytes]) -> None:
 def _rename(file: IO[bytes]) -> None:
     other = Path(f"{file.name}-renamed")
     Path(file.name).rename(other)
-    folder = os.open(other.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        flush(other.parent)
     finally:
-        os.close(folder)
         other.rename(file.name)
 
 

@@ -9,23 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
-from rankless.errors import UserError
 from rankless.files.outputs import Outputs
 from rankless.launch.planning.plan import Plan
 
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
 _TREE, _RING, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
-
-
-def output(out: Path, *, force: bool = False) -> Outputs:
-    """Check the file to write; an earlier plot is replaced, another file only with ``force``.
-
-    Raises:
-        UserError: an unknown ending, or it cannot be written.
-    """
-    if out.suffix.lower() not in _ENDINGS:
-        raise UserError(f"--out {out}: expected a name that ends in one of {', '.join(_ENDINGS)}")
-    return Outputs([out], verb="plan", force=force)
 
 
 def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
