@@ -10,16 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.engine import loop
-from rankless.engine.evaluate import fingerprint
-from rankless.engine.settings import computes_like
-from rankless.engine.setup import DryRun
-from rankless.engine.state import TrainingState
+from first_steps import digests_of_steps
 from rankless.errors import UserError
 from rankless.models.checkpointing import blocks, checkpoint_activations
 from rankless.recipe.load import default, load
-from rankless.runs.directory import RunDirectory
-from rankless.structures import Scores
 from rankless.tasks import open_task
 from rankless.world.process_group import World
 
@@ -40,23 +34,7 @@ CASES = {
 
 def trained(world: World, words: list[str], folder: str) -> str:
     """Train two steps; the digest of every tensor after them."""
-    recipe = load(words[0], words[1:])
-    found: list[str] = []
-
-    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
-        found.append(fingerprint(dict(state.tensors())))
-
-    with computes_like(recipe):
-        loop.train(
-            recipe,
-            RunDirectory(Path(folder)),
-            world,
-            resume=False,
-            dry_run=DryRun(2, images=2),
-            observe=observe,
-        )
-        world.barrier()
-    return found[1]
+    return digests_of_steps(load(words[0], words[1:]), folder, world, 2)[1]
 
 
 @pytest.mark.parametrize("case", list(CASES))

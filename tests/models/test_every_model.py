@@ -14,11 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankless.engine import loop
-from rankless.engine.evaluate import fingerprint
-from rankless.engine.settings import computes_like
-from rankless.engine.setup import DryRun
-from rankless.engine.state import TrainingState
+from first_steps import digests_of_steps
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
@@ -29,8 +25,6 @@ from rankless.models.zoo import build
 from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
-from rankless.runs.directory import RunDirectory
-from rankless.structures import Scores
 from rankless.world.process_group import World
 
 WIDTH = 0.125
@@ -227,22 +221,8 @@ def test_heads_and_backbone_are_reported_apart(name: str) -> None:
 def one_step(world: World, name: str, words: list[str], folder: str) -> str:
     """Train one step of a recipe's file, or of the defaults; the digest of every tensor after it."""
     made = default(words) if "=" in words[0] else load(words[0], words[1:])
-    found: list[str] = []
-
-    def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
-        found.append(fingerprint(dict(state.tensors())))
-
-    with depth_of(name), computes_like(made):
-        loop.train(
-            made,
-            RunDirectory(Path(folder)),
-            world,
-            resume=False,
-            dry_run=DryRun(1, images=2),
-            observe=observe,
-        )
-        world.barrier()
-    return found[0]
+    with depth_of(name):
+        return digests_of_steps(made, folder, world, 1)[0]
 
 
 @pytest.mark.processes
