@@ -49,7 +49,7 @@ def filled(parts: Sequence[str], width: int) -> str:
     """Put parts into lines that are as full as can be, two spaces between them; none is broken.
 
     Args:
-        parts: each is a line of its own where it is wider.
+        parts: each is a separate line where it is wider.
         width: of the terminal, in columns; a line is narrower.
     """
     lines = [""]
@@ -244,7 +244,7 @@ class ProgressBar:
             )
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show how far a part of the work is, in a row of its own until all of it is done.
+        """Show how far a part of the work is, in a separate row until all of it is done.
 
         Args:
             title: what is done.

@@ -1,4 +1,4 @@
-"""The one source of chance.
+"""The one source of randomness.
 
 Everything random is drawn from a generator keyed by *what it is for* (the seed, the epoch, the image,
 the step, the micro-batch), never by who draws it or what was drawn before. So no generator has a state
@@ -17,7 +17,7 @@ GENERATORS = threading.RLock()
 
 
 def key(seed: int, *path: int | str) -> int:
-    """A 128-bit key for one use of chance.
+    """A 128-bit key for one use of randomness.
 
     Args:
         seed: the recipe's seed.
@@ -36,7 +36,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 def generator(seed: int, *path: int | str) -> np.random.Generator:
-    """A NumPy generator (Philox, counter-based) for one use of chance; see :func:`key`."""
+    """A NumPy generator (Philox, counter-based) for one use of randomness; see :func:`key`."""
     return np.random.Generator(np.random.Philox(key=key(seed, *path)))
 
 

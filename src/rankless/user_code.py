@@ -1,4 +1,4 @@
-"""Errors in code that is the user's own: told at once and in few lines, with the lines of that code.
+"""Errors in code that is the user's own: reported at once and in few lines, with the lines of that code.
 
 They would come again however often a rank is restarted. Code is the user's when it is neither this package's,
 nor Python's, nor in a folder of installed packages.

@@ -114,7 +114,7 @@ class FromDataset:
         if not _same(self.item(0, 0), self.item(0, 0)):
             raise UserError(
                 f"{_named(dataset)}: item 0 differs when it is drawn again with the same seed; expected all "
-                "chance from Python's, NumPy's or torch's generators, and nothing kept from item to item; "
+                "random numbers from Python's, NumPy's or torch's generators, and no state between items; "
                 "make what else it draws from an attribute, or seed it with rankless.seeded"
             )
 

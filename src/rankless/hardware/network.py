@@ -68,7 +68,7 @@ def public_address() -> str | None:
 
 
 def own_address(host: str) -> str:
-    """The address of this machine that others mean by ``host``, which is a name or an address of its own.
+    """The address of this machine that others mean by ``host``, which is its own name or address.
 
     Debian lets a machine's own name lead to 127.0.1.1, where others cannot reach it; such a name stands for
     :func:`public_address`. A loopback address that is given as such, or as ``localhost``, stays.

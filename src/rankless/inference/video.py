@@ -67,7 +67,7 @@ def sources(name: str) -> Iterator[Source]:
 
 
 def frames(name: str) -> Iterator[Frame]:
-    """Read a video's frames one by one; a camera or a stream has no end of its own.
+    """Read a video's frames one by one; a camera or a stream has no end.
 
     Raises:
         UnreadableImage: no such video or stream, no frames in it, or it breaks off.

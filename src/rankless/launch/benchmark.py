@@ -128,7 +128,7 @@ def benchmark(
         formats: of :data:`PROGRAMS`; all if empty.
         batch: images at a time.
         seconds: how long each is measured.
-        note: told what is being done.
+        note: called with what is being done.
 
     Raises:
         UserError: no weights, no such format, or a model that cannot be exported.

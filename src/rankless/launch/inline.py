@@ -43,7 +43,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
         )
     if is_joined():
         problems.append(
-            f"{given}: this process has a process group of its own already; destroy it before "
+            f"{given}: this process has a process group already; destroy it before "
             f"(torch.distributed.destroy_process_group), or leave {given} out"
         )
     wanted = instruction_set.variables(recipe.cpu_isa)

@@ -64,7 +64,7 @@ def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
 
     def work(world: World) -> None:
         try:
-            torch.set_num_threads(recipe.threads)  # each thread has a number of its own
+            torch.set_num_threads(recipe.threads)  # each thread has its own number
             if kind == "cuda":
                 torch.cuda.set_device(world.device)
             finished[world.rank] = rank_job.train(job, recipe, world, stop, task=tasks[world.rank])

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def epochs_of(duration: int | str) -> Fraction | None:
-    """Return the epochs that a duration is given in; None for steps and shares of the run."""
+    """Return the epochs that a duration is given in; None for steps and fractions of the run."""
     number, unit = _parts(duration)
     return number if unit.startswith("epoch") else None
 

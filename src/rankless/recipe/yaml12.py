@@ -32,7 +32,7 @@ _SCALARS = {
 }
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE: Any = object()
-"""In place of a value that has a problem of its own; it is left out, with the lists that it is in."""
+"""In place of a value that has a problem itself; it is left out, with the lists that it is in."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,4 +1,4 @@
-"""What a run directory says about its run, read once and then kept up to date line by line."""
+"""What a run directory says about its run, read once and then updated line by line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECISIVE = ("start", "resume", *_STATES)
 
 
 class Collected:
-    """One run, as far as its files tell.
+    """One run, as far as its files say.
 
     Args:
         path: the run directory.

@@ -10,7 +10,7 @@ from rankless.report.collected import Collected
 from rankless.report.markup import card, number, table, text
 
 _NAMED = 8
-"""Classes with a color of their own; the others are gray lines."""
+"""Classes with their own color; the others are gray lines."""
 _NUMBERED = 24
 """More classes have a confusion matrix of colors alone."""
 _MOST_BARS = 40
@@ -182,7 +182,7 @@ def confusion_panel(run: Collected) -> str:
         ]
     if matrix:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
-        note = "A row is the truth, a column what it was taken for; the color is the share of the row."
+        note = "A row is the truth, a column what it was taken for; the color is the fraction of the row."
         if len(labels) > len(names):
             note += " Background: what is not there (row), and what was not found (column)."
         if "thresholds" in details and source == "evaluation":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Color = tuple[int, int, int]
 COUNT = 96
-"""So many colors are told apart; more classes repeat them."""
+"""So many colors can be distinguished; more classes repeat them."""
 
 # Points of OKLCH (Ottosson, A perceptual color space, 2020), neither so dark nor so pale that a line is lost.
 _LIGHTNESS = np.arange(0.50, 0.93, 0.06)

@@ -9,8 +9,9 @@ from typing import Any
 from rankless.errors import counted
 from rankless.launch.doctor.check import Check, error, ok, warning
 from rankless.launch.hosts import preflight
-from rankless.launch.hosts.gang import Member, Way
+from rankless.launch.hosts.gang import Member
 from rankless.launch.hosts.reasons import remedy
+from rankless.launch.hosts.way import Way
 
 _SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts from 15 on
 

@@ -65,7 +65,7 @@ def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
     Args:
         root: where it lies.
         digest: of what was read; None where there are no files.
-        problems: that kept it from being read.
+        problems: that prevented it from being read.
     """
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {root}")

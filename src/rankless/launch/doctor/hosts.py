@@ -13,10 +13,11 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.launch.doctor import between, here
 from rankless.launch.doctor.check import Check, error, warning
-from rankless.launch.hosts.gang import Gang, Member, Way
+from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.training import Training
+from rankless.launch.hosts.way import Way
 from rankless.recipe.schema import Recipe
 
 _LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 240.0  # seconds for a command on a host

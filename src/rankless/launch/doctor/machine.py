@@ -140,7 +140,7 @@ class Cards:
 
     Attributes:
         names: of those that PyTorch sees.
-        free: the share of each one's memory that nobody uses.
+        free: the fraction of each one's memory that nobody uses.
         driver: the version of the kernel's driver; empty without one.
         library: with which PyTorch was built, and NCCL's version.
         switched: whether there is an NVSwitch.

@@ -12,7 +12,7 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Bytes per second that every host sends: a share of its vector to each other, of an all-reduce twice."""
+    """Bytes per second that every host sends: a part of its vector to each other, of an all-reduce twice."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 

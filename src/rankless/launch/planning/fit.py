@@ -99,7 +99,7 @@ class Fitted:
 
 
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
-    """Train two micro-batches of growing size, each in a process of its own, until memory ends.
+    """Train two micro-batches of growing size, each in a separate process, until memory ends.
 
     Args:
         recipe: any.

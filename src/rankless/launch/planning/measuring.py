@@ -1,4 +1,4 @@
-"""What a plan starts from, measured on this machine by processes of its own."""
+"""What a plan starts from, measured on this machine by separate processes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Search:
         recipe: of all trials, as JSON.
         name: of the recipe, for the command that trains the best one.
         words: changes that were given with it.
-        space: what is varied.
+        space: what is searched.
         score_name: what is improved.
         lower_is_better: whether its lowest is the best.
         seed: of the search.

@@ -1,6 +1,6 @@
 """Which values a trial tries, given those before it: Optuna's tree-structured Parzen estimator.
 
-The sampler is seeded by the number of the trial, and Optuna's study is made anew from what was recorded. So a
+The sampler is seeded by the number of the trial, and Optuna's study is made again from what was recorded. So a
 search that is resumed tries what it would have tried, and no file of Optuna's is needed.
 """
 
@@ -22,7 +22,7 @@ def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str
     """Return the parameters of a trial.
 
     Args:
-        search: what is varied.
+        search: what is searched.
         trials: all before it.
         number: of the trial, from 1.
 

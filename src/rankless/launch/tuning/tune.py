@@ -96,7 +96,7 @@ def go_on(
         record: of :func:`begin`, or of an earlier search.
         trials: how many there are to be in the end.
         devices: as for :func:`rankless.train`.
-        watcher: told about every trial.
+        watcher: called about every trial.
         train: in place of :func:`rankless.train`: of a recipe, a run directory and whether it goes on.
 
     Returns:
