@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,7 +103,6 @@ def training_job(
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
     """The job of training ``recipe``; ``launched`` is added to the record of this start."""
-    started = datetime.now(UTC).isoformat(timespec="seconds")
     return Job(
         "train",
         to_json(recipe),
@@ -111,8 +111,16 @@ def training_job(
         sinks=list(sinks),
         dry_run_steps=dry_run_steps,
         traced=traced,
-        launched={"started": started, "command": shlex.join(sys.argv), **(launched or {})},
+        launched={**this_start(), **(launched or {})},
     )
+
+
+def this_start() -> dict[str, Any]:
+    """When this start was, and with which command."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+    }
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
@@ -130,13 +138,24 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
             report_finished(run)
         return 0
     if number:
-        stopped_by = signal.Signals(number)
-        step = run.pointed("last")
-        saved = f"saved after step {step}" if step else "nothing was saved yet"
-        say(f"stopped by {stopped_by.name}; {saved}; go on with: {again}", file=sys.stderr)
-        return INTERRUPTED if stopped_by is signal.SIGINT else STOPPED
+        return report_stopped(signal.Signals(number), run.pointed("last"), again)
     say(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
     return 1
+
+
+def report_stopped(by: signal.Signals, step: int | None, again: str) -> int:
+    """Print which signal ended a training, what is saved and how it goes on; the exit code."""
+    saved = f"saved after step {step}" if step else "nothing was saved yet"
+    say(f"stopped by {by.name}; {saved}; go on with: {again}", file=sys.stderr)
+    return INTERRUPTED if by is signal.SIGINT else STOPPED
+
+
+def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
+    """Print that a run that is to go on is finished, and how it is trained for longer."""
+    say(
+        f"{run}: this run is finished, at step {step} of {step}; for more, give more epochs than {epochs}: "
+        f"{again} epochs={2 * epochs}"
+    )
 
 
 @contextmanager
@@ -175,10 +194,7 @@ def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
     """Whether a run that is to go on has nothing left to do; prints it."""
     step = finished_at(run, recipe)
     if step:
-        say(
-            f"{run.path}: this run is finished, at step {step} of {step}; for more, give more epochs than "
-            f"{recipe.epochs}: rankless train --resume --run {run.path} epochs={2 * recipe.epochs}"
-        )
+        report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
     return bool(step)
 
 

@@ -136,7 +136,7 @@ def _has_trained(run: RunDirectory) -> bool:
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Leave nothing of a run that an error prevented from starting, so that the next try may have its name."""
+    """Remove a run that an error prevented from starting, so that the next one may have its name."""
     for path in (run.recipe, run.environment, run.journal, run.report, run.evaluation, run.path / ".lock"):
         path.unlink(missing_ok=True)
     remove_tree(run.logs)

@@ -26,6 +26,7 @@ from rankless.launch.hosts.round_end import RoundEnd, is_failed
 from rankless.launch.hosts.start import names
 from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.hosts.way import Way
+from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
 from rankless.printing import say
 
@@ -114,11 +115,7 @@ class Coordinator:
             _warn(text)
         self.training, finished = start.prepare(self.gang, training, newest)
         if finished:
-            epochs = self.training.recipe.epochs
-            say(
-                f"{training.run}: this run is finished, at step {finished} of {finished}; for more, give "
-                f"more epochs than {epochs}, as in epochs={2 * epochs}"
-            )
+            report_nothing_left(training.run, finished, self.training.recipe.epochs, self._again())
             return False
         self.training.shares(members)
         for member in members:  # one after another: they may share a directory
@@ -293,10 +290,9 @@ class Coordinator:
         return 0
 
     def _stopped(self, by: signal.Signals, step: int) -> int:
-        if not self.wanted.dry_run_steps:
-            saved = f"saved after step {step}" if step else "nothing was saved yet"
-            say(f"stopped by {by.name}; {saved}; go on with: {self._again()}", file=sys.stderr)
-        return INTERRUPTED if by is signal.SIGINT else STOPPED
+        if self.wanted.dry_run_steps:
+            return INTERRUPTED if by is signal.SIGINT else STOPPED
+        return report_stopped(by, step, self._again())
 
     def _again(self) -> str:
         """The command that goes on with it."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +16,7 @@ from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.reasons import remedy
 from rankless.launch.hosts.training import Training, Wanted
+from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 
@@ -108,11 +106,7 @@ def training_of(gang: Gang, wanted: Wanted) -> tuple[Training, Member]:
         wanted.devices,
         wanted.resume,
         wanted.sinks,
-        launched={
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(sys.argv),
-            "hosts": [str(member.host) for member in gang.members],
-        },
+        launched={**this_start(), "hosts": [str(member.host) for member in gang.members]},
         dry_run_steps=wanted.dry_run_steps,
     )
     return training, newest

@@ -1,7 +1,7 @@
 """Which values a trial tries, given those before it: Optuna's tree-structured Parzen estimator.
 
-The sampler is seeded by the number of the trial, and Optuna's study is made again from what was recorded. So a
-search that is resumed tries what it would have tried, and no file of Optuna's is needed.
+The sampler is seeded by the number of the trial, and Optuna's study is made again from what was recorded. So
+a search that is resumed tries what it would have tried, and no file of Optuna's is needed.
 """
 
 from __future__ import annotations
