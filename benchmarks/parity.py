@@ -2,10 +2,11 @@
 
     python benchmarks/parity.py DATA [--network NAME]
 
-DATA holds ``cfg/*.cfg`` (official files, which get seeded weights), ``weights/NAME.cfg``, NAME.weights and
-NAME.names (trained networks), and ``images/*.jpg``. It needs ``opencv-python-headless`` below 5, which reads
-Darknet's files, and ``pycocotools``. Ours goes the user's way: the file is imported and predicts through the
-library. Theirs is OpenCV's decoding, resize and forward pass, and a greedy NMS written down below.
+DATA holds ``cfg/*.cfg`` (official files, which get seeded weights; those without a YOLO layer are passed
+over), ``weights/NAME.cfg``, NAME.weights and NAME.names (trained networks), and ``images/*.jpg``. It needs
+``opencv-python-headless`` below 5, which reads Darknet's files, and ``pycocotools``. Ours goes the user's
+way: the file is imported and predicts through the library. Theirs is OpenCV's resize, forward pass and
+decoding, Darknet's letterbox where the cfg asks for it, and a greedy NMS written down below.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from rankless.errors import UserError
 from rankless.inference.predict import predict
 from rankless.interop.importing import import_weights
 from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import read_weights, write_weights
-from rankless.models.darknet.cfg import read_cfg
+from rankless.models.darknet.cfg import Cfg, read_cfg
 from rankless.models.darknet.network import Network
 from rankless.recipe.schema import Model
 
 CONFIDENCE, IOU, BETA = 0.1, 0.45, 0.6
 MOST = 100  # boxes an image
 LEAST = 2  # pixels of a side that counts for AP: the file of predictions rounds to 0.01
-SIDE = 224  # of the input of seeded networks: the largest have 608
+SIDE = 224  # of a seeded network's input, or the next multiple of its largest stride
 Kind = Literal["iou", "diou"]
 
 
@@ -61,39 +63,82 @@ class Row:
     boxes: dict[Kind, tuple[int, int, int]]
     ap: float
 
+    def __str__(self) -> str:
+        cells = " | ".join(f"{same} of {all_} ({mine})" for all_, same, mine in self.boxes.values())
+        return f"| {self.name} | {self.weights} | {self.raw:.1e} | {cells} | {self.ap:.3f} |"
 
-def seeded(cfg: Path, images: NDArray[np.uint8], folder: Path) -> Path:
-    """Write weights whose outputs vary: random ones, with the statistics of the images in the norms."""
+
+def seeded(cfg: Path, images: NDArray[np.float32], folder: Path) -> Path:
+    """Write weights whose outputs vary: random ones, the norms with the statistics of images (N, 3, H, W)."""
     torch.manual_seed(7)
     network = read_cfg(str(cfg)).network
-    model = zoo.build(Model(cfg=str(cfg)), network.classes)
+    classes = network.classes
+    model = zoo.build(Model(cfg=str(cfg)), classes)
     for one in model.modules():
         if isinstance(one, nn.BatchNorm2d):
             one.momentum = 1.0  # the statistics of the one batch
             nn.init.uniform_(one.weight, 0.7, 1.3)
             nn.init.normal_(one.bias, std=0.3)
-        elif isinstance(one, nn.Conv2d) and one.bias is not None:
+        elif isinstance(one, nn.Conv2d) and one.bias is not None and one.out_channels % (5 + classes) == 0:
             nn.init.normal_(one.weight, std=2.5 / one.in_channels**0.5)
-            one.bias.data = one.bias.data.view(-1, 5 + network.classes)
+            one.bias.data = one.bias.data.view(-1, 5 + classes)
             one.bias.data[:, 4:] -= 2.0
             one.bias.data = one.bias.data.flatten()
     with torch.no_grad():
-        model.train()(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255)
+        model.train()(torch.from_numpy(images))
     file = folder / f"{cfg.stem}.weights"
     write_weights(file, network, model.state_dict())
     return file
 
 
-def compared(cfg: Path, file: Path, names: Path | None, images: list[Path], folder: Path) -> Row:
-    """Compare one network on all images."""
+@dataclass(frozen=True)
+class View:
+    """One image on a network's input.
+
+    Attributes:
+        blob: what OpenCV's network takes, (1, 3, H, W).
+        size: of the image, (w, h).
+        shift, scale: input = image * scale + shift, in x and y.
+    """
+
+    blob: NDArray[np.float32]
+    size: tuple[int, int]
+    shift: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+
+def viewed(image: Path, cfg: Cfg) -> View:
+    """Resize by OpenCV: stretched, or to whole pixels amid gray, as ``letterbox_image`` of Darknet does."""
     import cv2
 
-    network = read_cfg(str(cfg)).network
+    pixels = cv2.imread(str(image))
+    (h, w), (height, width) = pixels.shape[:2], cfg.network.size
+    inner = (width, height)
+    if cfg.letterbox:
+        inner = (width, h * width // w) if width / w < height / h else (w * height // h, height)
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    canvas = np.full((height, width, 3), 128, np.uint8)
+    canvas[top : top + inner[1], left : left + inner[0]] = cv2.resize(pixels, inner)
+    blob = cv2.dnn.blobFromImage(canvas, 1 / 255, swapRB=True)
+    return View(blob, (w, h), np.array([left, top], float), np.array([inner[0] / w, inner[1] / h]))
+
+
+def compared(cfg: Path, file: Path | None, names: Path | None, images: list[Path], folder: Path) -> Row:
+    """Compare one network on all images; without weights, with seeded ones.
+
+    Raises:
+        cv2.error, UserError: one of the two does not read it.
+    """
+    import cv2
+
+    read = read_cfg(str(cfg))
+    network = read.network
+    views = [viewed(image, read) for image in images]
+    file = file or seeded(cfg, np.concatenate([view.blob for view in views]), folder)
     ours = folder / f"{cfg.stem}.safetensors"
     import_weights(file, ours, cfg=cfg, names=names)
     net = cv2.dnn.readNetFromDarknet(*_for_opencv(cfg, file, network, folder))
-    sizes = [cv2.imread(str(image)).shape[1::-1] for image in images]
-    decoded = [_decoded(net, network, image) for image in images]
+    decoded = [_decoded(net, network, view) for view in views]
     boxes: dict[Kind, tuple[int, int, int]] = {}
     found: dict[Kind, tuple[list[Any], list[Any]]] = {}
     for kind in get_args(Kind):
@@ -109,18 +154,15 @@ def compared(cfg: Path, file: Path, names: Path | None, images: list[Path], fold
         mine = [
             [(*row["box"], row["score"], row["label"]) for row in one.detections] for one in report.images
         ]
-        theirs = [_boxes(rows, size, kind) for rows, size in zip(decoded, sizes, strict=True)]
+        theirs = [_boxes(rows, view, network, kind) for rows, view in zip(decoded, views, strict=True)]
         boxes[kind], found[kind] = _agreeing(mine, theirs), (mine, theirs)
-    raw, ap = _raw(net, ours, network, images[0]), _ap(*found["iou"], sizes)
+    raw, ap = _raw(net, ours, network, views[0]), _ap(*found["iou"], [view.size for view in views])
     return Row(cfg.stem, "trained" if names else "seeded", raw, boxes, ap)
 
 
-def _decoded(net: Any, network: Network, image: Path) -> NDArray[np.float32]:
+def _decoded(net: Any, network: Network, view: View) -> NDArray[np.float32]:
     """Return what OpenCV's [yolo] layers say: center, sides, objectness and classes, (N, 5 + C)."""
-    import cv2
-
-    pixels = cv2.imread(str(image))
-    net.setInput(cv2.dnn.blobFromImage(pixels, 1 / 255, network.size[::-1], swapRB=True, crop=False))
+    net.setInput(view.blob)
     parts = net.forward([f"yolo_{number + 1}" for number in network.predictors()])
     return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -142,30 +184,28 @@ def _for_opencv(cfg: Path, file: Path, network: Network, folder: Path) -> tuple[
     return str(text), str(out)
 
 
-def _raw(net: Any, ours: Path, network: Network, image: Path) -> float:
+def _raw(net: Any, ours: Path, network: Network, view: View) -> float:
     """Return the largest difference of the heads' outputs on one and the same input."""
-    import cv2
-
-    height, width = network.size
-    pixels = cv2.cvtColor(cv2.resize(cv2.imread(str(image)), (width, height)), cv2.COLOR_BGR2RGB)
-    net.setInput(cv2.dnn.blobFromImage(pixels, 1 / 255))
+    net.setInput(view.blob)
     theirs = net.forward([f"conv_{number}" for number in network.predictors()])
     loaded = weights.load(ours)
     model = zoo.build(loaded.recipe.model, len(loaded.class_names)).eval()
     weights.load_into(model, loaded.state, str(ours))
     with torch.no_grad():
-        mine = model(torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255)
+        mine = model(torch.from_numpy(view.blob))
     pairs = zip((one.numpy() for one in mine), theirs, strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def _boxes(rows: NDArray[np.float32], size: tuple[int, int], kind: Kind) -> list[tuple[float, ...]]:
+def _boxes(rows: NDArray[np.float32], view: View, network: Network, kind: Kind) -> list[tuple[float, ...]]:
     """Return boxes xyxy in pixels, clipped behind NMS, score and class of decoded rows (N, 5 + C)."""
     scores = rows[:, 5:]
     labels, best = scores.argmax(1), scores.max(1)
     chosen = np.flatnonzero(best > CONFIDENCE)
     chosen = chosen[np.argsort(-best[chosen], kind="stable")]
-    center, sides = rows[chosen, :2] * size, rows[chosen, 2:4] * size
+    size = np.array(network.size[::-1])
+    center = (rows[chosen, :2] * size - view.shift) / view.scale
+    sides = rows[chosen, 2:4] * size / view.scale
     boxes = np.concatenate((center - sides / 2, center + sides / 2), 1).astype(np.float64)
     kept: list[int] = []
     for number in range(len(chosen)):
@@ -174,8 +214,9 @@ def _boxes(rows: NDArray[np.float32], size: tuple[int, int], kind: Kind) -> list
             kept.append(number)
     found = []
     for number in kept:
-        box = boxes[number].clip(0, [*size, *size])
-        if box[2] > box[0] and box[3] > box[1]:
+        box = boxes[number].clip(0, [*view.size, *view.size])
+        left, upper, right, lower = box.round(2)  # as the file of predictions has them
+        if right > left and lower > upper:
             found.append((*box.tolist(), float(best[chosen[number]]), int(labels[chosen[number]])))
     return found[:MOST]
 
@@ -241,20 +282,24 @@ def _ap(mine: list[Any], theirs: list[Any], sizes: list[tuple[int, int]]) -> flo
     return float(evaluation.stats[0])
 
 
-def networks(
-    data: Path, only: str, folder: Path, images: list[Path]
-) -> Iterator[tuple[Path, Path, Path | None]]:
-    """Yield cfg, weights and names of every network; those without weights get seeded ones."""
-    import cv2
-
+def networks(data: Path, only: str, folder: Path) -> Iterator[tuple[Path, Path | None, Path | None]]:
+    """Yield cfg, weights and names of every network; None where weights are to be seeded."""
     for file in sorted((data / "weights").glob(f"{only}.weights")):
         names = next(iter([*file.parent.glob(f"{file.stem}.names"), *file.parent.glob("coco.names")]))
         yield file.with_suffix(".cfg"), file, names
     for official in sorted((data / "cfg").glob(f"{only}.cfg")):
-        cfg = folder / official.name
-        cfg.write_text(re.sub(r"(?m)^(width|height) *=.*", rf"\1={SIDE}", official.read_text()))
-        pixels = [cv2.resize(cv2.imread(str(image)), (SIDE, SIDE))[..., ::-1] for image in images]
-        yield cfg, seeded(cfg, np.ascontiguousarray(pixels), folder), None
+        text = official.read_text()
+        if "yolo]" in text:
+            cfg = folder / official.name
+            cfg.write_text(_resized(text, SIDE))
+            with contextlib.suppress(UserError):  # which the comparison says
+                coarsest = max(head.stride for head in read_cfg(str(cfg)).network.heads())
+                cfg.write_text(_resized(text, -(-SIDE // coarsest) * coarsest))
+            yield cfg, None, None
+
+
+def _resized(cfg: str, side: int) -> str:
+    return re.sub(r"(?m)^(width|height) *=.*", rf"\1={side}", cfg)
 
 
 def main() -> int:
@@ -277,13 +322,13 @@ def main() -> int:
     print(f"OpenCV {cv2.__version__}, {len(images)} images, confidence {CONFIDENCE}, NMS {IOU}\n")
     print("| network | weights | raw | boxes, IoU | boxes, DIoU | AP |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        for cfg, file, names in networks(options.data, options.network, Path(folder), images):
-            row = compared(cfg, file, names, images, Path(folder))
-            cells = [f"{same} of {all_} ({mine})" for all_, same, mine in row.boxes.values()]
-            print(
-                f"| {row.name} | {row.weights} | {row.raw:.1e} | {' | '.join(cells)} | {row.ap:.3f} |",
-                flush=True,
-            )
+        for cfg, file, names in networks(options.data, options.network, Path(folder)):
+            try:
+                line = str(compared(cfg, file, names, images, Path(folder)))
+            except (cv2.error, UserError) as error:
+                said = str(error).splitlines()[0].removeprefix(f"{cfg}:").partition("; ")[0]
+                line = f"| {cfg.stem} | | not compared: line {said} | | | |"
+            print(line, flush=True)
     return 0
 
 

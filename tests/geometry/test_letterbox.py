@@ -2,6 +2,7 @@
 
 import math
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -153,19 +154,26 @@ def test_darknets_resize_reads_four_pixels_around_each_point(height: int, width:
     columns = (np.arange(SIZE[1]) + 0.5) * width / SIZE[1] - 0.5
     expected = four_neighbors(source, rows, columns)
     assert np.abs(placed.permute(1, 2, 0).numpy() - expected).max() <= 1.01
-    boxed, where = letterbox(image, SIZE, placing=DARKNET)
-    rows = (np.arange(SIZE[0]) + 0.5 - where.top) / where.scale - 0.5
-    columns = (np.arange(SIZE[1]) + 0.5 - where.left) / where.scale - 0.5
-    # The last pixel of the placed image is the last whole one: it is rounded down.
-    y, x = (
-        (at > -0.5) & (at < side - 0.5 - 1 / where.scale) for at, side in ((rows, height), (columns, width))
-    )
-    inside = np.ix_(y, x)
-    expected = four_neighbors(source, rows, columns)
-    assert np.abs(boxed.permute(1, 2, 0).numpy()[inside] - expected[inside]).max() <= 1.01
-    margin = boxed[:, :, 0] if where.left else boxed[:, 0] if where.top else boxed[:, :0, 0]
-    assert (margin == 128).all()
-    assert (letterbox(image, SIZE)[0] != boxed).any()
+
+
+@pytest.mark.parametrize(("height", "width"), [(576, 768), (301, 203), (50, 31), (424, 640), (2, 900)])
+def test_darknets_letterbox_is_whole_pixels_in_the_middle_of_gray(height: int, width: int) -> None:
+    """As ``letterbox_image`` of Darknet rounds, with OpenCV's resize; the placed one is the whole source."""
+    image = torch.randint(0, 256, (3, height, width), dtype=torch.uint8)
+    across, down = SIZE[1], height * SIZE[1] // width
+    if SIZE[1] * height >= SIZE[0] * width:
+        across, down = width * SIZE[0] // height, SIZE[0]
+    down = max(1, down)
+    left, top = (SIZE[1] - across) // 2, (SIZE[0] - down) // 2
+    expected = np.full((*SIZE, 3), 128, np.uint8)
+    resized = cv2.resize(image.permute(1, 2, 0).numpy(), (across, down))
+    expected[top : top + down, left : left + across] = resized
+    placed, where = letterbox(image, SIZE, placing=DARKNET)
+    np.testing.assert_array_equal(placed.permute(1, 2, 0).numpy(), expected)
+    patch = torch.tensor([[left, top, left + across, top + down]], dtype=torch.float32)
+    whole = torch.tensor([[0, 0, width, height]], dtype=torch.float32)
+    torch.testing.assert_close(to_source(patch, where), whole)
+    torch.testing.assert_close(to_input(whole, where), patch)
 
 
 def test_boxes_are_clipped_to_the_source() -> None:

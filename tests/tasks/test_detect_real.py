@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from rankless.geometry.letterbox import Placing, whole
 from rankless.interop.importing import import_weights
 from rankless.models.checkpoints import weights
 from rankless.structures import DetectionItem, Letterbox
@@ -20,8 +22,10 @@ pytestmark = pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="
 NAME = "yolo-fastest-1.1"
 
 
-def found(root: Path, folder: Path, changes: list[str]) -> list[dict[str, Any]]:
-    """What the imported network finds in the stored input of the dog's image."""
+def found(
+    root: Path, folder: Path, changes: list[str], placed: tuple[torch.Tensor, Letterbox] | None = None
+) -> list[dict[str, Any]]:
+    """What the imported network finds in a placed image, or in the stored input of the dog's."""
     path = folder / "net.safetensors"
     folder_of = root / "weights"
     import_weights(
@@ -38,6 +42,7 @@ def found(root: Path, folder: Path, changes: list[str]) -> list[dict[str, Any]]:
     stored = np.load(root / "golden" / f"{NAME}_dog_raw.npz")["input_u8_rgb_hwc"]
     image = torch.from_numpy(stored).permute(2, 0, 1)
     where = Letterbox(1.0, 0.0, 0.0, 576, 768, (320 / 768, 320 / 576))
+    image, where = placed or (image, where)
     item = DetectionItem(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
     (result,) = task.predict(model.eval(), task.collate([item]))
     rows = zip(result.labels.tolist(), result.scores.tolist(), result.boxes.tolist(), strict=True)
@@ -61,6 +66,21 @@ def test_boxes_after_nms(kind: str, changes: list[str], tmp_path: Path) -> None:
         assert mine["score"] == pytest.approx(theirs["score"], abs=0.01)
         clipped = np.clip(theirs["xyxy"], 0, [768, 576, 768, 576])
         np.testing.assert_allclose(mine["xyxy"], clipped, atol=1.0)
+
+
+@pytest.mark.parametrize("image", ["dog", "horses", "person"])
+def test_boxes_on_a_letterboxed_input(image: str, tmp_path: Path) -> None:
+    root = Path(os.environ["RANKLESS_REAL_DATA"])
+    stored = json.loads((root / f"golden/{NAME}.json").read_text())["images"][image]
+    wanted = stored["letterbox128_iou"]
+    photo = torch.from_numpy(np.array(Image.open(root / f"images/{image}.jpg"))).permute(2, 0, 1)
+    placed = whole(photo, (320, 320), "letterbox", placing=Placing(antialias=False, gray=128))
+    got = found(root, tmp_path, ["data.fit=letterbox", "evaluate.nms=iou"], placed)
+    assert [one["name"] for one in got] == [one["name"] for one in wanted]
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine["score"] == pytest.approx(theirs["score"], abs=0.01)
+        clipped = np.clip(theirs["xyxy"], 0, stored["w_h"] * 2)
+        np.testing.assert_allclose(mine["xyxy"], clipped, atol=0.5)
 
 
 def test_the_recipe_is_that_of_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The image preserves its aspect ratio, is resized (bilinear, on uint8; see :class:`Placing`) and pasted on
 gray. The resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly
-in both directions and boxes lose no precision.
+in both directions and boxes lose no precision. Without antialiasing, which is for Darknet's answers, the
+rounded size is used, as Darknet does, and each side's scale follows from it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,13 @@ def letterbox(
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
-    return place(image, size, scale, *centered(height, width, size, scale), placing)
+    left, top = centered(height, width, size, scale)
+    if placing.antialias:
+        return place(image, size, scale, left, top, placing)
+    # As Darknet does: the whole pixels of the placed image are the whole source, so the sides' scales differ.
+    inner = scaled(height, scale), scaled(width, scale)
+    patch, where = stretched(image, inner, placing)
+    return paste(patch, (left, top), size, placing), replace(where, left=float(left), top=float(top))
 
 
 def whole(
