@@ -1,7 +1,8 @@
 """The yardstick: the loop that one writes in plain PyTorch to train on one device.
 
-The same model, loss, precision, memory layout, micro-batches, optimizer and average as Rankless, and nothing
-of its machinery: plain accumulation in autograd, the batch norms' own running statistics, no journal.
+The same model, loss, precision, memory layout, optimizer and average as Rankless, and nothing of its
+machinery: the batch norms' own running statistics, no journal. Where the recipe's micro-batch is the whole
+batch, a step is one forward and one backward pass; where it is smaller, plain accumulation in autograd.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def train(
         [{"params": decayed, "weight_decay": recipe.optim.weight_decay}, {"params": others}],
         lr=recipe.optim.lr,
         momentum=recipe.optim.momentum,
+        nesterov=recipe.optim.nesterov,
         foreach=True,
     )
     warmup = StepSchedule(recipe, len(task.training_data())).warmup

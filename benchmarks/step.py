@@ -1,10 +1,12 @@
 """What the training step of Rankless costs beside a plain PyTorch loop, and what its parts cost.
 
-    python benchmarks/step.py [--json] [--quick]
+    python benchmarks/step.py [--json] [--quick] [--part floor|micro|processes|memory …]
 
-Runs on the CPU with one thread per process, for some five minutes (``--quick``: one, for a look). Every ratio
-is of two contenders that take turns in one run, so that other load on the machine hits both; times of
-different runs are not comparable. Ends with 1 where a demand is missed.
+The first part is the honest one: two processes of one thread, micro-batches and all, beside the plain loop
+with two threads and the whole batch in one pass. In the others a process has one thread, and both sides have
+the same micro-batches. Wants two quiet cores, and a quarter of an hour of them (``--quick``: a few minutes,
+for a look). Every ratio is of contenders that take turns in one run, so that other load on the machine hits
+all; times of different runs are not comparable. Ends with 1 where a demand is missed.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from rankless.engine import checkpoint
 from rankless.engine.evaluate import evaluate
 from rankless.recipe import load
 from table import Report, machine
-from turns import Contender, rounds
+from turns import Contender, Seconds, rounds
 
-LEAST = 0.90  # of the bare loop's speed
+LEAST = 0.90  # of the speed of the bare loop with the same micro-batches
+FLOOR = 0.95  # of the speed of the bare loop at the full batch
+OF_FAST = 0.97  # of the speed of reduce: fast
 # Runs that never end of themselves, evaluate or save.
 ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000")
 DIGITS = ("data.root=digits", "data.train_images=2048", "data.val_images=64", "ema.decay=0.999")
@@ -66,6 +70,16 @@ CASES = (
     (Case("yolov3-tiny, 320 px, 16/4, bf16", "yolov3-tiny", (*YOLOV3_TINY, "precision=bf16")), 6),
     (Case("yolov3-tiny, 320 px, 16/4, fp32", "yolov3-tiny", (*YOLOV3_TINY, "precision=fp32")), 5),
 )
+BF16 = ("precision=bf16", "batch.images=16", "schedule.warmup=200")
+OF_DETECTOR = (*BF16, "batch.micro=4", "data.multi_scale=0")
+OF_CLASSIFIER = (*BF16, "batch.micro=8")
+FLOORS = (
+    Case("YOLOv3-tiny, 320 px, 16/4", "yolov3-tiny", (*OF_DETECTOR, "model.image_size=320")),
+    Case("YOLOv4-tiny, 416 px, 16/4", "yolov4-tiny", (*OF_DETECTOR, "model.image_size=416")),
+    Case("YOLOv3, 320 px, 16/4", "yolov3", (*OF_DETECTOR, "model.image_size=320")),
+    Case("ResNet-18, 224 px, 16/8", "resnet18", OF_CLASSIFIER),
+    Case("DenseNet-121, 224 px, 16/8", "densenet121", OF_CLASSIFIER),
+)
 # The gradients are large and the images tiny, so that the peak is that of the gradients.
 MEMORY = Case(
     "memory", "yolov4-tiny", ("model.image_size=64", "batch.images=8", "batch.micro=1", "precision=fp32")
@@ -77,18 +91,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quick", action="store_true", help="few rounds and the first case only")
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="this part alone; may be repeated"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     report = Report(machine())
-    against_bare(report, options.quick)
-    several_processes(report, 4 if options.quick else 10)
-    memory(report)
+    for name in options.part or PARTS:
+        PARTS[name](report, options.quick)
     report.note("seconds", round(time.monotonic() - began), f"took {time.monotonic() - began:.0f} s")
     if options.json:
         print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:
         report.show()
     return 0 if report.is_met else 1
+
+
+def against_the_full_batch(report: Report, quick: bool) -> None:
+    """Two processes with micro-batches beside the plain loop with two threads and the whole batch."""
+    for case in FLOORS[:1] if quick else FLOORS:
+        say(f"{case.name}: two processes / plain loop at the full batch")
+        images = load.from_json(case.json()).batch.images
+        with (
+            Contender(loops.rankless, case.json(), size=2) as exact,
+            Contender(loops.rankless, case.json("reduce=fast"), size=2) as fast,
+            Contender(loops.plain, case.json(f"batch.micro={images}", "threads=2")) as bare,
+        ):
+            tree, ring, whole = rounds([exact, fast, bare], 4 if quick else 8)
+        # Of each core, as on the other side, where the time is that of one process.
+        whole = [Seconds(one.wall, one.cpu / 2) for one in whole]
+        report.compare(f"{case.name}: two processes / plain loop, full batch", tree, whole, FLOOR)
+        report.compare(f"{case.name}: reduce exact / fast", tree, ring, OF_FAST)
 
 
 def against_bare(report: Report, quick: bool) -> None:
@@ -107,9 +140,9 @@ def against_bare(report: Report, quick: bool) -> None:
         report.compare(name, *rounds([ours, bare], 4 if quick else 8))
 
 
-def several_processes(report: Report, count: int) -> None:
+def several_processes(report: Report, quick: bool) -> None:
     """Two processes beside one and beside two threads, and the fixed tree beside the backend's all-reduce."""
-    case = DIGITS_BF16
+    case, count = DIGITS_BF16, 4 if quick else 10
     say(f"{case.name}: one and two processes, and two threads")
     with (
         Contender(loops.rankless, case.json()) as one,
@@ -158,7 +191,7 @@ def evaluate_and_save(step: int, subject: Subject) -> dict[str, float]:
     return {"evaluate": min(evaluations), "save": min(saves)}
 
 
-def memory(report: Report) -> None:
+def memory(report: Report, quick: bool) -> None:
     """Peak bytes of tensors at 8 micro-batches, beside plain accumulation, in sets of gradients."""
     say("memory at 8 micro-batches")
     peaks: dict[str, int] = {}
@@ -193,6 +226,14 @@ def gradient_bytes() -> int:
 def say(what: Any) -> None:
     """Progress, for a human."""
     print(f"… {what}", file=sys.stderr, flush=True)
+
+
+PARTS = {
+    "floor": against_the_full_batch,
+    "micro": against_bare,
+    "processes": several_processes,
+    "memory": memory,
+}
 
 
 if __name__ == "__main__":
