@@ -20,6 +20,7 @@ from rankless.data.index.file_states import saved_names
 from rankless.data.index.subset import subset
 from rankless.errors import UserError, listed, nearest, one_of
 from rankless.files.outputs import Outputs
+from rankless.files.remote import is_remote, location
 
 UNION = "trainval"
 """Pascal VOC's list of two splits together: its images may be in another as well."""
@@ -86,7 +87,7 @@ def open_data_set(
     known_format(format)
     name, _ = recognize(root, format)
     page = format_named(name)
-    wanted = list(splits) or page.splits(Path(root).expanduser())
+    wanted = list(splits) or page.splits(location(root))
     if not wanted:
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     read: Callable[..., Annotations] = examine if examined else open_annotations
@@ -105,7 +106,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     Raises:
         UserError: an output would.
     """
-    if not outputs.forced:
+    if not outputs.forced or is_remote(root):
         return  # reading splits that nobody asked for can take long
     path = Path(root).expanduser()
     top = Path(os.path.realpath(path))
@@ -113,7 +114,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
         file for file in outputs.forced if Path(os.path.realpath(file.parent), file.name).is_relative_to(top)
     )
     name, _ = recognize(root, format)
-    for split in format_named(name).splits(path):
+    for split in format_named(name).splits(location(root)):
         try:
             annotations = examine(root, split, format)
         except UserError:  # one that cannot be read is no reason not to show another

@@ -23,6 +23,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import FileImages
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError, counted, listed, nearest
+from rankless.files.remote import location
 from rankless.randomness import generator
 from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
@@ -102,7 +103,7 @@ def select(
         refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)
     name, _ = recognize(root, format)
-    split = split or format_named(name).splits(Path(root).expanduser())[0]
+    split = split or format_named(name).splits(location(root))[0]
     whole = examine(root, split, format, classes=classes)
     if augmented is not None:
         recipe = augmented("detect" if whole.has_boxes else "classify")

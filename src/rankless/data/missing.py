@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankless.files.remote import is_remote
+
 
 def missing_data(root: str) -> list[str]:
     """Return the problem that there is nothing at ``root``, or nothing."""
+    if is_remote(root):  # asking for it takes its libraries and a while
+        return []
     path = Path(root).expanduser()
     if path.exists():
         return []

@@ -154,7 +154,8 @@ class Data:
     """The images.
 
     Attributes:
-        root: ``digits`` (built in), a folder, a file such as a ``data.yaml``, or ``torchvision/NAME``.
+        root: ``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the
+            address of tar shards, ``https://…`` or ``s3://…``.
         folder: where the files of ``torchvision/NAME`` are, as torchvision's ``root``.
         format: of the data; ``auto`` detects it.
         train: name of the split to train on.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rankless.data.datasets.class_choice import Classes, class_list, with_classes
 from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
+from rankless.data.formats.shards import fingerprint
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted
 from rankless.files.cache_folder import hold
+from rankless.files.remote import Location, RemotePath, location
 
 _UNREADABLE = "unreadable image"
 
@@ -62,7 +64,9 @@ def examine(
     Raises:
         UserError: nothing there, no such split or class, or its files change while they are read.
     """
-    path = Path(root).expanduser().absolute()
+    path = location(root)
+    if isinstance(path, Path):
+        path = path.absolute()
     name, why = recognize(root, format)
     chosen = class_list(classes, root)
 
@@ -76,6 +80,11 @@ def examine(
 
     # What is read for a choice of classes is cached beside what is read for all of them.
     kind = json.dumps([name, *chosen]) if chosen else name
+    if isinstance(path, RemotePath):
+        try:
+            kind = json.dumps([kind, fingerprint(path)])
+        except OSError as error:
+            raise UserError(f"{error.filename}: {error.strerror}") from error
     known = cached(str(path), split, kind, read, rescan=rescan)
     # Reported again: another opening may have named the format, or the data by another path.
     images = f"{counted(len(known), 'image')} of '{split}'"
@@ -87,7 +96,7 @@ def examine(
 
 
 def _of_other_splits(
-    name: str, root: Path, split: str, made: Annotations, chosen: Sequence[str]
+    name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
     """The classes that only other splits have, where an image has one class: each split names its own."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):

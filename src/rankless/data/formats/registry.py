@@ -18,7 +18,9 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
 from rankless.data.missing import missing_data
 from rankless.errors import UserError
-from rankless.files import reading
+from rankless.files import range_cache, reading
+from rankless.files.remote import Location, RemotePath, is_remote, refuse_secrets
+from rankless.files.remote_objects import forget_states
 
 _PAGES = {
     # In this order they are asked whether a folder is theirs: the one that asks for most comes first.
@@ -37,6 +39,8 @@ NUMBERED = ("darknet", "lines", "webdataset")
 """Formats in which a class may be a number without a name; their pages read with ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
 """Formats of boxes that lie in several folders."""
+REMOTE = "webdataset"
+"""The format of data on other machines."""
 _WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
@@ -55,19 +59,19 @@ class Format(Protocol):
     LAYOUT: str
     """What is expected on the disk, as the end of "expected …"."""
 
-    def recognize(self, root: Path) -> str:
+    def recognize(self, root: Location) -> str:
         """Why ``root`` (a folder or a file) is of this format, as in "it has 'data.yaml'"; empty if not."""
         ...
 
-    def splits(self, root: Path) -> list[str]:
+    def splits(self, root: Location) -> list[str]:
         """The splits there are, in the usual order."""
         ...
 
-    def read(self, root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
+    def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
         """One split.
 
         Args:
-            root: the data's folder or file.
+            root: the data's folder or file; an address only where it is of shards.
             split: its name.
             class_names: of the classes 0, 1, … where the data does not name them; only the pages of
                 :data:`NUMBERED` take it.
@@ -100,6 +104,8 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
+    if is_remote(root):
+        return REMOTE, _recognized_remote(root, format)
     if format != "auto":
         return format, "data.format says so"
     name, why = _recognized(path, NAMES)
@@ -113,6 +119,33 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
             *(f"  {format_named(name).TITLE}: {format_named(name).LAYOUT}" for name in NAMES),
         ]
     )
+
+
+def _recognized_remote(root: str, format: str) -> str:
+    """Why there are shards at an address.
+
+    Raises:
+        UserError: there are none, or they cannot be listed.
+    """
+    refuse_secrets(root)
+    if format not in ("auto", REMOTE):
+        raise UserError(
+            f"{root}: of data on other machines only tar shards are read, but data.format is '{format}'; "
+            "pack it with: rankless data pack FOLDER --out shards"
+        )
+    page = format_named(REMOTE)
+    forget_states()
+    range_cache.user_cache().tidy()
+    try:
+        why = page.recognize(RemotePath(root))
+    except OSError as error:
+        raise UserError(f"{root}: {error.strerror or error}; expected {page.LAYOUT}") from error
+    if not why:
+        raise UserError(
+            f"{root}: its server lists no tar shards there; expected {page.LAYOUT}; see: "
+            "rankless data pack --help"
+        )
+    return why
 
 
 def also(root: str, taken: str) -> Iterator[str]:

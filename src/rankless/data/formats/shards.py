@@ -7,23 +7,25 @@ package webdataset.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rankless.data.formats import splits
 from rankless.data.images import image_file
-from rankless.data.index.byte_ranges import path_in
+from rankless.data.index.byte_ranges import Ranged, Window, opened, path_in
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
 from rankless.files import reading
+from rankless.files.remote import Location, RemotePath, content_of, is_remote
+from rankless.files.remote_objects import state_of
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
 """Files of class names, beside the shards or at the head of the first; no samples."""
@@ -35,6 +37,7 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 _ONE = "train"
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_AT_ONCE = 16  # objects that a server is asked about
 _LOOK = 20  # samples at the head of an archive, that distinguish it from any other archive
 _NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
 
@@ -70,7 +73,7 @@ class Sample:
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
     """The samples of a shard in their order, as far as it can be read; what is wrong is added to findings."""
     try:
-        with io.BufferedReader(reading.opened(shard)) as file:
+        with opened(shard) as ranges, io.BufferedReader(Window(ranges, 0, ranges.size)) as file:
             head = file.read(6)
             for magic, name in _PACKED.items():
                 if head.startswith(magic):
@@ -79,16 +82,18 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
                     return
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                yield from _grouped(_members(archive, file, shard, findings), shard, findings)
+                yield from _grouped(_members(archive, file, ranges, shard, findings), shard, findings)
     except Exception as error:  # of damaged headers tarfile raises anything, from ValueError to MemoryError
-        findings.add("unreadable file", shard, f"no tar archive: {printable(_reason(error))}")
+        is_there = not (isinstance(error, OSError) and is_remote(shard))
+        findings.add("unreadable file", shard, f"{'no tar archive: ' * is_there}{printable(_reason(error))}")
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
     """Name and content of a shard's first member, if it is a file of class names; else nothing."""
     try:
         with (
-            io.BufferedReader(reading.opened(shard)) as file,
+            opened(shard) as ranges,
+            io.BufferedReader(Window(ranges, 0, ranges.size)) as file,
             tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             info = archive.next()
@@ -113,10 +118,10 @@ def _plain(name: str) -> str:
 
 
 def _members(
-    archive: tarfile.TarFile, file: BinaryIO, shard: str, findings: Findings
+    archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
     """(key, ending, member) of every file that is part of a sample."""
-    size, last = os.fstat(file.fileno()).st_size, ""
+    size, last = ranges.size, ""
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte for each
         name, last = _plain(info.name), info.name
@@ -179,19 +184,19 @@ def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Finding
     return False
 
 
-def shards_of(root: Path) -> dict[str, list[Path]]:
+def shards_of(root: Location) -> dict[str, list[Location]]:
     """Split to shards, sorted by name; compressed ones are among them.
 
     A folder of shards is a split. Of shards in ``root`` itself the split is the name before the number.
     """
-    shards: dict[str, list[Path]] = {}
+    shards: dict[str, list[Location]] = {}
     if not root.is_dir():
         return shards
-    for entry in sorted(root.iterdir()):
+    for entry in _sorted(root):
         if entry.name.startswith("."):
             continue
-        if reading.is_folder(entry):
-            inside = [each for each in sorted(entry.iterdir()) if _is_shard(each)]
+        if entry.is_dir() if isinstance(entry, RemotePath) else reading.is_folder(entry):
+            inside = [each for each in _sorted(entry) if _is_shard(each)]
             if inside:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
@@ -207,12 +212,12 @@ def known_as(split: str, names: list[str]) -> str:
     return meant[0] if split not in names and len(meant) == 1 else split
 
 
-def is_compressed(shard: Path) -> bool:
+def is_compressed(shard: Location) -> bool:
     """Whether it is a compressed archive, by its name."""
     return shard.name.lower().endswith(_COMPRESSED)
 
 
-def looks_like_shards(root: Path) -> Path | None:
+def looks_like_shards(root: Location) -> Location | None:
     """The first archive that is a shard, by its number or by the samples at its head.
 
     Data sets lie beside the archives they were unpacked from: an archive alone says nothing.
@@ -227,7 +232,7 @@ def looks_like_shards(root: Path) -> Path | None:
     return None
 
 
-def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
+def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | None, str]:
     """The class names beside the shards or at the head of the first, and the file they come from.
 
     Raises:
@@ -237,7 +242,7 @@ def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
         for name in NAMES_FILES:
             if (folder / name).is_file():
                 try:
-                    names = _parsed(reading.read_bytes(folder / name, reading.NAMES), name)
+                    names = _parsed(content_of(folder / name, reading.NAMES), name)
                 except (OSError, ValueError) as error:
                     why = reading.reason(error) if isinstance(error, OSError) else error
                     raise UserError(f"{folder / name}: {why}; expected a class name per line") from error
@@ -253,8 +258,27 @@ def class_names(root: Path, shards: list[Path]) -> tuple[list[str] | None, str]:
     return (None, "") if names is None else (_checked(names, f"{shards[0]}, {name}"), "")
 
 
-def _is_shard(path: Path) -> bool:
+def _is_shard(path: Location) -> bool:
     return path.name.lower().endswith((".tar", *_COMPRESSED)) and path.is_file()
+
+
+def _sorted(folder: Location) -> list[Location]:
+    return sorted(folder.iterdir(), key=str)
+
+
+def fingerprint(root: RemotePath) -> str:
+    """Changes when a shard, or a file of class names, does.
+
+    Raises:
+        OSError: what is there cannot be listed.
+    """
+    entries = list(root.iterdir())
+    folders = [entry for entry in entries if entry.is_dir()]
+    entries += [inside for folder in folders for inside in folder.iterdir()]
+    asked = sorted(str(each) for each in entries if _is_shard(each) or each.name in NAMES_FILES)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        tags = [state.tag for state in pool.map(state_of, asked)]
+    return hashlib.blake2b(repr(list(zip(asked, tags, strict=True))).encode(), digest_size=16).hexdigest()
 
 
 def _stem(name: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,13 @@ from rankless.data.formats.splits import how_to_divide
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.byte_ranges import Window, path_in
+from rankless.data.index.byte_ranges import Ranged, Window, opened, path_in
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan
 from rankless.errors import UserError, counted, listed, printable
 from rankless.files import reading
+from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 TITLE = "tar shards (WebDataset)"
 LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
@@ -37,18 +38,18 @@ MOST_CLASSES = 1_000_000
 _MUCH = 1024**3  # bytes; reading less at once takes no longer than to start other processes
 
 
-def recognize(root: Path) -> str:
+def recognize(root: Location) -> str:
     """Why ``root`` holds shards; empty if not."""
     first = shards.looks_like_shards(root)
-    return f"it has tar shards such as '{first.relative_to(root)}'" if first else ""
+    return f"it has tar shards such as '{_below(first, root)}'" if first else ""
 
 
-def splits(root: Path) -> list[str]:
+def splits(root: Location) -> list[str]:
     """The splits, by the names of shards or of folders of shards."""
     return list(shards.shards_of(root))
 
 
-def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
+def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
     """Read one split: shards by name, in each the members' order.
 
     Args:
@@ -61,7 +62,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
         expected = f"{'one of ' * (len(by_split) > 1)}{listed(list(by_split))}" if by_split else LAYOUT
-        divide = how_to_divide(root, split) if by_split else ""
+        divide = how_to_divide(root, split) if by_split and isinstance(root, Path) else ""
         raise UserError(f"{root}: no shards of a split '{split}'; expected {expected}{divide}")
     chosen = by_split[split]
     _refuse(root, split, chosen)
@@ -70,7 +71,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     raw = _scanned(chosen, kind, names)
     if not raw.paths:
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
-    others: list[list[Path]] = []
+    others: list[list[Location]] = []
     if names is None:
         if kind != "cls":  # a class of an image has a name in every split; boxes need one numbering
             others = [each for name, each in by_split.items() if name != split]
@@ -79,6 +80,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         raw.rename(_numbered(sorted(named)))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
+    if isinstance(root, RemotePath):  # whether it has changed is told by its fingerprint
+        return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
@@ -92,7 +95,11 @@ def _numbered(names: list[str]) -> list[str]:
     return names
 
 
-def _given(root: Path, names: Sequence[str], count: int) -> list[str]:
+def _below(shard: Location, root: Location) -> str:
+    return str(shard).removeprefix(f"{root}/")
+
+
+def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
     """Names for classes that are numbers, of which ``count`` are needed."""
     if len(names) < count:
         raise UserError(
@@ -108,7 +115,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     return []
 
 
-def _refuse(root: Path, split: str, chosen: list[Path]) -> None:
+def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
     packed = [shard.name for shard in chosen if shards.is_compressed(shard)]
     if packed:
         raise UserError(
@@ -122,11 +129,11 @@ def _refuse(root: Path, split: str, chosen: list[Path]) -> None:
         )
 
 
-def _kind(chosen: list[Path]) -> str:
+def _kind(chosen: list[Location]) -> str:
     """How the split is labeled: as the first sample with a label is."""
     findings = Findings()
     for shard in chosen:
-        for sample in samples(str(shard), findings):
+        for sample in samples(name_of(shard), findings):
             if sample.image and (here := [kind for kind in KINDS if kind in sample.members]):
                 return here[0]
     raise UserError(
@@ -142,9 +149,9 @@ def _first(findings: Findings) -> list[object]:
     return [one for _, _, first in findings for one in first[:3]]
 
 
-def _scanned(chosen: list[Path], kind: str, names: list[str] | None) -> Raw:
-    much = sum(shard.stat().st_size for shard in chosen) > _MUCH
-    items = [(str(shard), kind, json.dumps(names)) for shard in chosen]
+def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
+    much = sum(map(size_of, chosen)) > _MUCH
+    items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
     return scan(index, items, "shards", chunk=1 if much else len(items))
 
 
@@ -175,16 +182,16 @@ class _Part:
 
     def add_shard(self, shard: str) -> None:
         """Index one more."""
-        try:
-            opened = reading.opened(shard)
-        except OSError as error:
-            self.made.findings.add("unreadable file", shard, error.strerror or str(error))
-            return
-        with opened:
+        with ExitStack() as stack:
+            try:
+                ranges = stack.enter_context(opened(shard))
+            except OSError as error:
+                self.made.findings.add("unreadable file", shard, error.strerror or str(error))
+                return
             for sample in samples(shard, self.made.findings):
-                self._add(sample, shard, opened.fileno())
+                self._add(sample, shard, ranges)
 
-    def _add(self, sample: Sample, shard: str, file: int) -> None:
+    def _add(self, sample: Sample, shard: str, file: Ranged) -> None:
         label, findings = sample.members.get(self.kind), self.made.findings
         if sample.image is None:
             kind = "label without image" if label else "left out"
@@ -229,7 +236,7 @@ class _Part:
             findings.add("unnamed class", path, f"'{printable(label)}'; expected one of the class names")
         return self.labels.get(label)
 
-    def _size(self, file: int, image: Member, path: str) -> tuple[int, int]:
+    def _size(self, file: Ranged, image: Member, path: str) -> tuple[int, int]:
         try:
             return image_file.size(io.BufferedReader(Window(file, image.offset, image.length)), name=path)
         except image_file.UnreadableImage as error:
@@ -251,9 +258,9 @@ class _Part:
         return raw
 
 
-def _content(file: int, label: Member) -> bytes:
+def _content(file: Ranged, label: Member) -> bytes:
     if label.length > reading.LABELS:
         raise LabelError(
             f"it has {label.length:,} bytes, more than the {reading.LABELS:,} that a label may have"
         )
-    return os.pread(file, label.length, label.offset)
+    return file.pread(label.length, label.offset)

@@ -29,6 +29,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import file_of
 from rankless.errors import UserError, counted
 from rankless.files.cache_folder import cache_folder, hold, remove_unheld, remove_unused
+from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
 MEMORY = Path("/dev/shm")
@@ -191,7 +192,10 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
 def _digest(annotations: Annotations) -> str:
     """Return a hash of a split's paths and byte ranges, in order: what an image's index stands for."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
-    digest.update(os.path.abspath(annotations.path(0)).encode(errors="surrogateescape"))  # noqa: PTH100 - names links
+    first = annotations.path(0)
+    if not is_remote(first):
+        first = os.path.abspath(first)  # noqa: PTH100 - names links
+    digest.update(first.encode(errors="surrogateescape"))
     digest.update(annotations.path_ends.tobytes())
     digest.update(annotations.byte_ranges.tobytes())
     return digest.hexdigest()
@@ -199,6 +203,8 @@ def _digest(annotations: Annotations) -> str:
 
 def _state(path: str) -> tuple[int, int]:
     """Return when a file, or an image's shard, was changed in nanoseconds, and its size in bytes."""
+    if is_remote(path):  # the tag of its content is a part of its address
+        return int(file_of(path).rpartition("#")[2], 16) >> 1, 0
     state = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
     return state.st_mtime_ns, state.st_size
 

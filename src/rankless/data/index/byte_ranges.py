@@ -1,21 +1,28 @@
 """An image's bytes, be it a whole file or a byte range of a tar shard or of another file of many images.
 
 An image in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
-it, so the shard ends there and the name inside begins. CIFAR's images are bare pixels in their file; they are
-given as what a decoder reads, as PPM.
+it, so the shard ends there and the name inside begins. A shard on another machine has an address, with a tag
+of its content: ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR's images are bare pixels in their
+file; they are given as what a decoder reads, as PPM.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from rankless.data.images.image_file import MOST_BYTES, UnreadableImage, too_large
 from rankless.data.index.annotations import Annotations
-from rankless.files import reading
+from rankless.files import range_cache, reading
+from rankless.files.remote import is_remote
+from rankless.files.remote_objects import RemoteFile
 
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
@@ -31,8 +38,9 @@ def path_in(shard: str, member: str) -> str:
 
 
 def file_of(path: str) -> str:
-    """The file on the disk: the shard of an image in one, or the path itself."""
-    cut = path.find(_INSIDE, 1)  # POSIX lets a path begin with two
+    """The file on the disk, or the address: the shard of an image in one, or the path itself."""
+    first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX lets a path begin with two
+    cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
 
@@ -61,11 +69,7 @@ def content(annotations: Annotations, index: int) -> bytes:
         offset, length = annotations.byte_ranges[index].tolist()
         if length > MOST_BYTES:
             raise UnreadableImage(path, too_large(length))
-        with reading.opened(file_of(path)) as shard:
-            shard.seek(offset)
-            data = shard.read(length)
-            while len(data) < length and (more := shard.read(length - len(data))):
-                data += more
+        data = _part(file_of(path), length, offset)
     except OSError as error:
         raise UnreadableImage(path, error.strerror or str(error)) from error
     if len(data) < length:
@@ -75,15 +79,82 @@ def content(annotations: Annotations, index: int) -> bytes:
     return data
 
 
+def _part(file: str, length: int, offset: int) -> bytes:
+    """Up to so many bytes of a shard; those of one on another machine through the user's cache."""
+    if not is_remote(file):
+        with reading.opened(file) as opened:
+            return LocalFile(opened.fileno()).pread(length, offset)
+    key, cache = f"{file} {offset} {length}", range_cache.user_cache()
+    data = cache.get(key)
+    if data is None:
+        data = _remote(os.getpid(), file).range(length, offset)
+        if len(data) == length:
+            cache.put(key, data)
+    return data
+
+
+@functools.lru_cache(maxsize=10_000)
+def _remote(process: int, url: str) -> RemoteFile:
+    return RemoteFile(url)
+
+
+class Ranged(Protocol):
+    """A file of which ranges are read, here or on another machine."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to so many bytes from an offset on; fewer only where the file ends."""
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """An opened file of this machine.
+
+    Attributes:
+        file: its descriptor.
+    """
+
+    file: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self.file).st_size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """See :class:`Ranged`."""
+        data = os.pread(self.file, length, offset)
+        while len(data) < length and (more := os.pread(self.file, length - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Ranged]:
+    """Inside, a shard as what ranges are read of.
+
+    Raises:
+        OSError: it is missing, forbidden, no regular file, or cannot be read.
+    """
+    if is_remote(path):
+        yield RemoteFile(path)
+        return
+    with reading.opened(path) as file:
+        yield LocalFile(file.fileno())
+
+
 class Window(io.RawIOBase):
     """A byte range of an opened file as a file: a decoder reads no more of it than it needs.
 
     Args:
-        file: its descriptor; stays open.
+        file: stays open.
         offset, length: of the range in bytes.
     """
 
-    def __init__(self, file: int, offset: int, length: int) -> None:
+    def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0
 
     def readable(self) -> bool:
@@ -102,7 +173,7 @@ class Window(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         wanted = max(min(len(buffer), self._length - self._at), 0)
-        data = os.pread(self._file, wanted, self._offset + self._at)
+        data = self._file.pread(wanted, self._offset + self._at)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -1,0 +1,96 @@
+"""The cache of byte ranges: what is put in comes out, it stays within its limit, and damage is noticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.files import range_cache
+from rankless.files.range_cache import RangeCache, limit
+
+
+@pytest.fixture(autouse=True)
+def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little room the disk of the tests has."""
+    monkeypatch.setattr(range_cache, "_SPARE", 0.0)
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
+    cache = RangeCache(tmp_path, 1 << 20)
+    assert cache.get("a") is None
+    cache.put("a", b"one")
+    cache.put("b", b"")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"one", b"", None)
+
+
+def test_it_keeps_within_its_limit_and_drops_what_was_used_least_recently(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(range_cache, "_SHARE", 1 << 30)
+    cache = RangeCache(tmp_path, 10_000)
+    for number in range(30):
+        cache.put(str(number), bytes(984))
+        assert cache.get("0") is not None  # and is used by that
+        for file in tmp_path.rglob("*"):  # clocks of file systems are coarse
+            state = file.stat()
+            os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns - 10**9))
+        assert size(tmp_path) <= 10_000
+    assert [number for number in range(30) if cache.get(str(number)) is not None] == [0, *range(21, 30)]
+
+
+def test_a_part_that_is_larger_than_its_share_is_not_cached(tmp_path: Path) -> None:
+    cache = RangeCache(tmp_path, 100)
+    cache.put("a", bytes(200))
+    assert cache.get("a") is None and size(tmp_path) == 0
+
+
+def test_a_disk_is_never_filled(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(range_cache, "_SPARE", 1.0)
+    RangeCache(tmp_path, 1 << 20).put("a", b"one")
+    assert size(tmp_path) == 0
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: b""])
+def test_a_damaged_file_counts_as_none(tmp_path: Path, damage) -> None:
+    cache = RangeCache(tmp_path, 1 << 20)
+    cache.put("a", b"one")
+    (file,) = (file for file in tmp_path.rglob("*") if file.is_file())
+    file.write_bytes(damage(file.read_bytes()))
+    assert cache.get("a") is None and not file.exists()
+    cache.put("a", b"one")
+    assert cache.get("a") == b"one"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 20_000_000_000), ("0", 0), ("200GB", 200_000_000_000), ("1.5 GiB", 3 << 29), ("7", 7)],
+)
+def test_the_limit_is_read_with_its_unit(monkeypatch, text: str, size: int) -> None:
+    monkeypatch.setenv("RANKLESS_REMOTE_CACHE", text)
+    assert limit() == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "3 GBit", "nan"])
+def test_no_size_is_a_sentence(monkeypatch, text: str) -> None:
+    monkeypatch.setenv("RANKLESS_REMOTE_CACHE", text)
+    with pytest.raises(UserError, match=f"RANKLESS_REMOTE_CACHE is '{text}': expected a size, as in 200GB"):
+        limit()
+
+
+def test_less_room_takes_effect_when_data_is_opened(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(range_cache, "_SHARE", 10_000)
+    many = RangeCache(tmp_path, 100_000)
+    for number in range(60):
+        many.put(str(number), bytes(984))
+    assert size(tmp_path) > 40_000
+    few = RangeCache(tmp_path, 20_000)
+    few.tidy()
+    assert 0 < size(tmp_path) <= 20_000
