@@ -67,7 +67,10 @@ def main() -> None:
         text = next(Path(rankless.__file__).parent.rglob(f"{name}.yaml")).read_text(encoding="utf-8")
         if "pretrained: path/to" in text:  # fine-tune, which needs a file of weights
             continue
-        cases[name] = [name, *(CLASSIFIER if "\ntask: classify" in text else DETECTOR)]
+        cases[name] = [
+            name,
+            *(CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]),
+        ]
     cases |= VARIANTS
     for name, words in cases.items():
         if not chosen or name in chosen:

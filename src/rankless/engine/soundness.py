@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.world.alike import copy_from_first
 from rankless.world.process_group import World
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,7 +56,10 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
             f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
             "expected the same layers everywhere; let it depend on nothing but the recipe"
         )
-    copy_from_first(tensors.values(), world)
+    for tensor in tensors.values():
+        values = tensor.detach().contiguous().clone()
+        world.transport.broadcast(values.view(-1).view(torch.uint8), 0)
+        tensor.detach().copy_(values)
     return [
         f"model() of the task made other initial weights on rank {rank} than on rank 0 (first in '{name}'): "
         "every rank begins with those of rank 0, but two runs may begin differently; draw them from torch's "

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from rankless.world.keepalive import watch_connections
-from rankless.world.notices import Notices
+from rankless.world.notes import Notices
 from rankless.world.process_group import World
 
 LEAST = 60.0

@@ -65,7 +65,7 @@ def job_folder(run: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
             yield Path(scratch)
         return
-    folder = run / ".job"
+    folder = run / JOB
     remove_tree(folder)  # of a launcher that was killed
     folder.mkdir(mode=0o700)
     try:

@@ -36,6 +36,19 @@ def open_log(path: Path, why: str) -> int:
     return log
 
 
+def streams_of(rank: int) -> tuple[int, ...]:
+    """What goes into a rank's log: of rank 0 not its standard output, which is for the terminal."""
+    return (1, 2) if rank else (2,)  # libraries print on rank 0's standard error, too
+
+
+def log_or_nothing(path: Path, why: str) -> int:
+    """Open a log as :func:`open_log` does; nothing is written where that cannot be made."""
+    try:
+        return open_log(path, why)
+    except OSError:  # a full disk; what needs it will report it
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 def last_traceback(path: Path) -> list[str]:
     """The lines from the last traceback of the last start; none where it left none."""
     try:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 from rankless.launch.job import log_of
-from rankless.launch.rank_log import open_log
+from rankless.launch.rank_log import log_or_nothing, streams_of
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 
@@ -23,7 +23,7 @@ class RankOutput:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._streams = (1, 2) if rank else (2,)  # libraries print on rank 0's standard error, too
+        self._streams = streams_of(rank)
         _flush()
         self._before = {stream: os.dup(stream) for stream in self._streams}
         self._early = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  # as long as the rank
@@ -32,10 +32,7 @@ class RankOutput:
 
     def log_to(self, run: RunDirectory, verb: str) -> None:
         """From now on write to this rank's log in the run directory; nothing where that cannot be made."""
-        try:
-            log = open_log(log_of(run.logs, self.rank), ending(run.journal) or f"{verb} begins")
-        except OSError:  # a full disk; what needs it will report it
-            log = os.open(os.devnull, os.O_WRONLY)
+        log = log_or_nothing(log_of(run.logs, self.rank), ending(run.journal) or f"{verb} begins")
         _flush()
         if self._early:
             os.write(log, os.pread(self._early.fileno(), 1 << 20, 0))

@@ -25,7 +25,7 @@ from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
 from rankless.launch import rank_job
 from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
-from rankless.launch.rank_log import open_log
+from rankless.launch.rank_log import log_or_nothing, streams_of
 from rankless.recipe.instruction_set import fix
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
@@ -123,12 +123,9 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
     screen = os.dup(2)
     die_with_parent(launcher)
     name_process(f"rank {rank}")
-    try:
-        before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
-        log = open_log(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
-    except OSError:  # a full disk; what needs it will report it
-        log = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2) if rank else (2,):
+    before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
+    log = log_or_nothing(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
+    for stream in streams_of(rank):
         os.dup2(log, stream)
     os.close(log)
     faulthandler.enable()

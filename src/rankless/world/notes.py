@@ -1,4 +1,4 @@
-"""Notes that ranks leave for each other in their store about how they ended, when none answers any more."""
+"""Short texts that ranks leave for each other in their store: nobody has to wait for them, or to answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """The notes of one start; made while the process group is up, of use after it too.
+    """How the ranks of one start ended; made while the process group is up, of use after it too.
 
     Args:
         world: the ranks.
@@ -45,3 +45,27 @@ class Notes:
                     break
                 time.sleep(_POLL)
         return [found[rank] for rank in sorted(found)]
+
+
+class Notices:
+    """One text per rank; a new one replaces the one before.
+
+    Args:
+        name: of this kind of notice.
+
+    Raises:
+        torch.distributed.DistStoreError: by every method, when the store is gone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = f"rankless/{name}"
+
+    def post(self, rank: int, text: str) -> None:
+        """Leave a text."""
+        default_store().set(f"{self._name}/{rank}", text)
+
+    def read(self, rank: int) -> str | None:
+        """The text of a rank, None where it has left none."""
+        key = f"{self._name}/{rank}"
+        store = default_store()
+        return store.get(key).decode() if store.check([key]) else None

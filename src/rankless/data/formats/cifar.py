@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankless.data.formats.cifar_pickle import Named, Run, contents
-from rankless.data.formats.writing import ImageFiles
+from rankless.data.formats.writing import ImageFiles, not_written
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SIDE, path_in
 from rankless.data.index.raw import Raw, RawBuilder
@@ -100,10 +100,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     Raises:
         UserError: always.
     """
-    raise UserError(
-        "CIFAR's files cannot be written; expected another format; convert the data first: rankless data "
-        "convert FOLDER --to image-folder --out NEW"
-    )
+    raise not_written("CIFAR's files")
 
 
 def _found(root: Path) -> tuple[_Kind | None, Path | None]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankless.data.formats.folders import FolderNames, read_text
-from rankless.data.formats.writing import ImageFiles
+from rankless.data.formats.writing import ImageFiles, not_written
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw, RawBuilder
@@ -75,10 +75,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     Raises:
         UserError: always.
     """
-    raise UserError(
-        "the pets' lists cannot be written; expected another format; convert the data first: rankless data "
-        "convert FOLDER --to image-folder --out NEW"
-    )
+    raise not_written("the pets' lists")
 
 
 def _top(root: Path) -> Path | None:

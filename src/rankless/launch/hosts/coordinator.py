@@ -273,12 +273,12 @@ class Coordinator:
         return True
 
     def _finished(self, members: Sequence[Member]) -> int:
-        lead, others = members[0], members[1:]
+        lead = members[0]
         if not lead.lost:
             replies = self.gang.ask([lead], "report", lambda _: {"run": str(self.training.run)}, _SHORT)
             for line in replies.get(lead.index, {}).get("text", "").splitlines():
                 say(line)
-        say(f"the run directory is on {names(members)}" if others else f"the run directory is on {lead.name}")
+        say(f"the run directory is on {names(members)}")
         return 0
 
     def _dry_run_done(self, members: Sequence[Member], end: RoundEnd) -> int:
