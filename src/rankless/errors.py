@@ -150,6 +150,18 @@ def one_of(names: Iterable[str]) -> str:
     return f"one of {', '.join(every)}" if len(every) != 1 else every[0]
 
 
+def in_gb(size: float) -> str:
+    """Write bytes as ``12.5 GB`` or ``12.5 MB``, as disks and memory are sold."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+
+
+def in_gib(size: int) -> str:
+    """Write bytes as ``12.5 GiB``, ``12 MiB`` or ``12 KiB``, as they are asked for."""
+    if size < 1 << 20:
+        return f"{size / (1 << 10):,.0f} KiB"
+    return f"{size / (1 << 20):,.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):,.1f} GiB"
+
+
 def escaped(text: str) -> str:
     r"""Make text safe for a terminal: ``\x1b``, ``\u202e`` and the like are spelled out."""
     return HARMFUL.sub(lambda match: _named(match[0]), text)

@@ -13,7 +13,7 @@ from typing import Any
 from rankless.engine import checkpoint
 from rankless.engine.mirrors import Mirrors
 from rankless.engine.state import TrainingState
-from rankless.errors import UserError
+from rankless.errors import UserError, in_gb
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage, holds_weights, remove
 
@@ -137,13 +137,13 @@ def check_disk_space(
         needed = max(least - there, 1)
         if free < needed * size:
             error = (
-                f"{run.path}: {_mb(needed * size)} are needed for {_NUMBERS[needed]} of this model, but only "
-                f"{_mb(free)} are free on this file system; make room, or give a --run on another one"
+                f"{run.path}: {in_gb(needed * size)} are needed for {_NUMBERS[needed]} of this model, but "
+                f"only {in_gb(free)} are free on this file system; make room, or give a --run on another one"
             )
         elif free < (most - there) * size:
             warning = (
-                f"{_mb(free)} are free for checkpoints of {_mb(size)} each: where they do not suffice, fewer "
-                "than checkpoint.keep stay"
+                f"{in_gb(free)} are free for checkpoints of {in_gb(size)} each: where they do not suffice, "
+                "fewer than checkpoint.keep stay"
             )
     found = mirrors.world.all_gather([error, warning])
     errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}
@@ -158,10 +158,6 @@ def _size(recipe: Recipe, state: TrainingState) -> int:
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2
     return int(weights * (2 if state.ema else 1) + trained * slots) + _SMALL_FILES
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _free(path: Path) -> int:

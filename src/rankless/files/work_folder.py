@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rankless.errors import UserError, remedy
+from rankless.errors import UserError, in_gb, remedy
 from rankless.files.cache_folder import hold, remove_unheld
 
 
@@ -127,7 +127,7 @@ def _free(path: Path) -> str:
     """Say how much space is free, as a part of a sentence."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
-        return f" ({free / 1e9:.1f} GB are free there)"
+        return f" ({in_gb(free)} are free there)"
     return ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import UserError, in_gb
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -46,12 +46,8 @@ def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None
     free = available() if free is None else free
     if needed > free:
         raise UserError(
-            f"{what} takes at least {_size(needed)} of memory, and {_size(free)} are free: {remedy}"
+            f"{what} takes at least {in_gb(needed)} of memory, and {in_gb(free)} are free: {remedy}"
         )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 100_000_000 else f"{count / 1e6:,.1f} MB"
 
 
 def _limits() -> Iterator[int]:

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 
-from rankless.errors import ShortageError, UserError
+from rankless.errors import ShortageError, UserError, in_gib
 from rankless.hardware.memory import available
 
 _ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGTP]iB|bytes)")
@@ -39,7 +39,7 @@ def shortage(error: BaseException) -> UserError | None:
         return ShortageError(f"the GPU is out of memory{_asked(text)}{there}")
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if full or isinstance(error, MemoryError) or any(sign in text for sign in _HOST):
-        return ShortageError(f"out of memory{_asked(text)} ({_gib(available())} are free)")
+        return ShortageError(f"out of memory{_asked(text)} ({in_gib(available())} are free)")
     return None
 
 
@@ -47,7 +47,7 @@ def shared_memory_shortage() -> UserError:
     """The error when loader processes cannot hand over their batches."""
     try:
         disk = os.statvfs(_SHM)
-        size = f", {_gib(disk.f_blocks * disk.f_frsize)} in all"
+        size = f", {in_gib(disk.f_blocks * disk.f_frsize)} in all"
     except OSError:
         size = ""
     return UserError(
@@ -71,10 +71,4 @@ def _asked(text: str) -> str:
     if not match:
         return ""
     number, unit = match[1].rstrip("."), match[2]  # numpy writes "909. TiB"
-    return f": {_gib(int(number)) if unit == 'bytes' else f'{number} {unit}'} more were asked for"
-
-
-def _gib(size: int) -> str:
-    if size < 1 << 20:
-        return f"{size / (1 << 10):,.0f} KiB"
-    return f"{size / (1 << 20):,.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):,.1f} GiB"
+    return f": {in_gib(int(number)) if unit == 'bytes' else f'{number} {unit}'} more were asked for"

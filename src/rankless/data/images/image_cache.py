@@ -27,7 +27,7 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import file_of
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, in_gib
 from rankless.files.cache_folder import cache_folder, hold, remove_unheld, remove_unused
 from rankless.files.remote import is_remote
 from rankless.files.writing import beside
@@ -119,7 +119,7 @@ def open_images(
     if kind == "none" or not len(annotations):
         return files, ()
     need = needed(annotations, shown)
-    size = f"{_amount(need)} for {counted(len(annotations), 'image')}"
+    size = f"{in_gib(need)} for {counted(len(annotations), 'image')}"
     if kind == "disk":
         images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
         return images, (f"decoded images are cached in {images.folder}: {size}",)
@@ -147,13 +147,6 @@ def needed(annotations: Annotations, shown: Shown) -> int:
             factor = shown.reduction(height, width)
             total += count * (_HEADER.size + 3 * -(-height // factor) * -(-width // factor))
     return total
-
-
-def _amount(size: int) -> str:
-    """Return bytes as text."""
-    units = {2**30: "GiB", 2**20: "MiB"}
-    unit, name = next((each for each in units.items() if size >= each[0]), (2**10, "KiB"))
-    return f"{size / unit:.{1 if size < 10 * unit else 0}f} {name}"
 
 
 def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedImages:
@@ -186,7 +179,7 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
         return  # what lies there already need not be counted
     there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if need - there > free:
-        raise UserError(f"{disk} has {_amount(max(0, free))} to spare")
+        raise UserError(f"{disk} has {in_gib(max(0, free))} to spare")
 
 
 def _digest(annotations: Annotations) -> str:

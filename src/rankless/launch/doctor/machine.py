@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rankless import __version__
-from rankless.errors import counted
+from rankless.errors import counted, in_gb
 from rankless.hardware.cores import usable_cores
 from rankless.hardware.memory import available
 from rankless.launch.doctor.check import Check, error, ok, warning
@@ -23,11 +23,6 @@ from rankless.recipe import instruction_set
 GB = 1_000_000_000
 _SHM = Path("/dev/shm")
 _FEW_FILES, _FEWER_FILES = 1024, 256
-
-
-def size(count: float) -> str:
-    """Bytes for a person."""
-    return f"{count / GB:,.1f} GB" if count >= GB / 10 else f"{count / 1e6:,.1f} MB"
 
 
 def software(running: str = __version__, installed: str | None = None) -> Check:
@@ -88,7 +83,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
 def memory(free: int | None = None) -> Check:
     """How much memory may still be taken."""
     free = available() if free is None else free
-    value = f"{size(free)} free"
+    value = f"{in_gb(free)} free"
     fix = "end other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
     if free < GB // 2:
         return error("memory", value, fix)
@@ -102,7 +97,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
         usage = shutil.disk_usage(folder)
     except OSError as problem:
         return error("/dev/shm", f"not there ({problem.strerror})", fix)
-    value = f"{size(usage.free)} free of {size(usage.total)}"
+    value = f"{in_gb(usage.free)} free of {in_gb(usage.total)}"
     if usage.free < GB // 8:
         return error("/dev/shm", f"{value}: loader processes die with a bus error", fix)
     return warning("/dev/shm", value, fix) if usage.free < GB else ok("/dev/shm", value)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from rankless.errors import in_gb
 from rankless.files.writing import flush
 from rankless.launch.doctor.check import Check, error, ok, warning
-from rankless.launch.doctor.machine import GB, size
+from rankless.launch.doctor.machine import GB
 
 
 def space(run: Path, free: int | None = None) -> Check:
@@ -25,7 +26,7 @@ def space(run: Path, free: int | None = None) -> Check:
     folder = existing(run)
     free = shutil.disk_usage(folder).free if free is None else free
     value, fix = (
-        f"{size(free)} free in {folder}",
+        f"{in_gb(free)} free in {folder}",
         f"make room (du -xsh {folder}/* | sort -h), or another --run",
     )
     if free < GB:
