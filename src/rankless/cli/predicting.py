@@ -106,13 +106,9 @@ def predict(
         raise UserError(f"--batch is {batch}: expected a whole number of at least 1")
     sources = _with_lists(sources)
     from rankless.cli.missing import check_target
-    from rankless.recipe.instruction_set import fix, of_weights
-    from rankless.runs.directory import weights_of
 
     check_target(target, sources)
-    if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
-        with suppress(UserError):  # reported below, with whatever else is wrong
-            fix(of_weights(weights_of(target, warn=lambda _: None)))
+    _fix_instruction_set(target)
     from rankless.inference.predict import predict as find
 
     report = find(
@@ -253,6 +249,16 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
     if problems:
         raise UserError(problems)
     return tuple(every)
+
+
+def _fix_instruction_set(target: Path) -> None:
+    """Compute with the instructions that the weights were trained with."""
+    from rankless.recipe.instruction_set import fix, of_weights
+    from rankless.runs.directory import weights_of
+
+    if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
+        with suppress(UserError):  # reported later, with whatever else is wrong
+            fix(of_weights(weights_of(target, warn=lambda _: None)))
 
 
 def _print_failed(report: PredictionReport) -> None:

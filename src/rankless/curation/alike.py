@@ -167,9 +167,9 @@ class Joined:
         for other in rest:
             self.join(first, other)
 
-    def groups(self, least: int = 2) -> list[list[int]]:
-        """The groups of ``least`` numbers or more, by their least number."""
+    def groups(self) -> list[list[int]]:
+        """The groups of two numbers or more, by their least number."""
         made: defaultdict[int, list[int]] = defaultdict(list)
         for number in range(len(self._above)):
             made[self.root(number)].append(number)
-        return [group for group in made.values() if len(group) >= least]
+        return [group for group in made.values() if len(group) > 1]

@@ -178,7 +178,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
     return names
 
 
-def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
+def must_be_outside(root: str, out: Path) -> None:
     """Raise if the new folder lies in the data set, which would then contain its copy.
 
     Raises:
@@ -188,7 +188,7 @@ def must_be_outside(root: str, out: Path, option: str = "--out") -> None:
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
         raise UserError(
-            f"{option} {out}: it lies in the data set {root}; expected a folder outside of it, "
+            f"--out {out}: it lies in the data set {root}; expected a folder outside of it, "
             f"such as {beside(root, 'new')}"
         )
 

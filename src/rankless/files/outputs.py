@@ -35,17 +35,14 @@ class Outputs:
         files: every file that will be written, folder by folder.
         verb: the command, as in ``data show``, whose earlier outputs may be replaced. None: replace nothing.
         force: replace other files and links, too; never a folder, a device, or an input.
-        option: the option that gave the path.
 
     Raises:
         UserError: lists all existing files that must not be replaced, and paths that cannot be written.
             Nothing is changed then.
     """
 
-    def __init__(
-        self, files: Sequence[Path], *, verb: str | None, force: bool = False, option: str = "--out"
-    ) -> None:
-        self._verb, self._option, self._force = verb, option, force
+    def __init__(self, files: Sequence[Path], *, verb: str | None, force: bool = False) -> None:
+        self._verb, self._force = verb, force
         self._lists: dict[Path, OutputList] = {}
         self._before: dict[Path, os.stat_result | None] = {}
         self._forced: list[Path] = []
@@ -68,7 +65,7 @@ class Outputs:
                 where = (
                     f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
                 )
-                never.append(f"{self._option} {where}: {reason}")
+                never.append(f"--out {where}: {reason}")
                 continue
             self._lists[folder] = OutputList(folder)
             if self._verb and not self._lists[folder].is_ours:
@@ -80,11 +77,11 @@ class Outputs:
                 self._before[file] = None
                 continue
             except (OSError, ValueError) as error:
-                never.append(f"{self._option} {file}: it cannot be written: {_reason(error)}")
+                never.append(f"--out {file}: it cannot be written: {_reason(error)}")
                 continue
             if reason := self._stays(file, there):
                 self._forced.append(file)
-                (never if _is_fixed(there) else stay).append(f"{self._option} {file}: {reason}")
+                (never if _is_fixed(there) else stay).append(f"--out {file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
 
@@ -125,9 +122,7 @@ class Outputs:
             return
         read = {identity for each in inputs for identity in _identities(each)}
         if wrong := [file for file in self.replaced if _identities(file) & read]:
-            raise UserError(
-                _message([f"{self._option} {file}: is an input of this command" for file in wrong], "")
-            )
+            raise UserError(_message([f"--out {file}: is an input of this command" for file in wrong], ""))
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
@@ -156,7 +151,7 @@ class Outputs:
         except FileExistsError:
             raise self._changed(file) from None
         except OSError as error:
-            raise UserError(f"{self._option} {file}: it cannot be written: {_reason(error)}") from error
+            raise UserError(f"--out {file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
         """Count files as written: an earlier call of the same command began this one's work."""
@@ -215,7 +210,7 @@ class Outputs:
 
     def _changed(self, file: Path) -> UserError:
         return UserError(
-            f"{self._option} {file}: was created or changed while this command ran and is not replaced; "
+            f"--out {file}: was created or changed while this command ran and is not replaced; "
             "give another name"
         )
 
@@ -237,7 +232,7 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
     return Outputs([out], verb=verb, force=force)
 
 
-def refuse_filled(folder: Path, option: str = "--out") -> None:
+def refuse_filled(folder: Path) -> None:
     """Check that ``folder`` is new or empty, so that the results of two calls never lie side by side.
 
     Raises:
@@ -250,8 +245,8 @@ def refuse_filled(folder: Path, option: str = "--out") -> None:
     if not is_empty:
         holds = "results of an earlier call" if (folder / LIST).exists() else "other files"
         raise UserError(
-            f"{option} {folder}: holds {holds}; expected a new or an empty folder; give another one, leave "
-            f"{option} out for a numbered one, or add --force to replace earlier results"
+            f"--out {folder}: holds {holds}; expected a new or an empty folder; give another one, leave "
+            f"--out out for a numbered one, or add --force to replace earlier results"
         )
 
 

@@ -104,14 +104,10 @@ def read_text(
 
 
 def opened_text(
-    path: str | os.PathLike[str],
-    *,
-    encoding: str = "utf-8-sig",
-    errors: str = "strict",
-    newline: str | None = None,
+    path: str | os.PathLike[str], *, errors: str = "strict", newline: str | None = None
 ) -> io.TextIOWrapper:
-    """Open a regular file to read its text line by line; see :func:`opened`."""
-    return io.TextIOWrapper(io.BufferedReader(opened(path)), encoding, errors, newline)
+    """Open a regular file to read its text, UTF-8, line by line; see :func:`opened`."""
+    return io.TextIOWrapper(io.BufferedReader(opened(path)), "utf-8-sig", errors, newline)
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:

@@ -20,7 +20,7 @@ class _Holder:
 
 
 @contextmanager
-def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder for a data set; it becomes ``out`` at the end, and is removed on an error.
 
     It is created beside ``out``, or inside where an empty ``out`` cannot be replaced, because it is a mount
@@ -29,7 +29,7 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
     Raises:
         UserError: ``out`` already exists, or appeared meanwhile; or it cannot be written.
     """
-    refuse_existing(out, option)
+    refuse_existing(out)
     target = Path(os.path.realpath(out))  # a link to an empty folder is preserved
     inside = target.is_dir() and (target.is_mount() or not os.access(target.parent, os.W_OK | os.X_OK))
     made: Path | None = None
@@ -43,18 +43,18 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or error
         if made is not None and (source := _read_from(error, made)):
-            message = f"{source}: cannot be copied to {option} {out}: {reason}; nothing was written"
+            message = f"{source}: cannot be copied to --out {out}: {reason}; nothing was written"
         else:
             advice = remedy(error)
             free = _free(target) if advice == "make room" else ""
             message = (
-                f"{option} {out}: it cannot be written: {reason}{free}; "
+                f"--out {out}: it cannot be written: {reason}{free}; "
                 f"nothing was written; {advice}, or give another folder"
             )
         raise UserError(message) from error
 
 
-def refuse_existing(out: Path, option: str = "--out") -> None:
+def refuse_existing(out: Path) -> None:
     """Check that ``out`` can be a new folder: it does not exist, or is an empty folder.
 
     Raises:
@@ -64,12 +64,10 @@ def refuse_existing(out: Path, option: str = "--out") -> None:
         if os.path.lexists(out):
             _sweep(out, out.name)
             if not out.is_dir() or any(out.iterdir()):
-                raise UserError(
-                    f"{option} {out}: it already exists, and nothing is replaced; give a new folder"
-                )
+                raise UserError(f"--out {out}: it already exists, and nothing is replaced; give a new folder")
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"{option} {out}: cannot be a new folder: {reason}") from error
+        raise UserError(f"--out {out}: cannot be a new folder: {reason}") from error
 
 
 @contextmanager
