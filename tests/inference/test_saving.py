@@ -157,13 +157,13 @@ def test_heat_lies_on_the_object(tmp_path):
     # One place of the map, and where it must be on the image: 128 × 64 of the input show 300 × 150.
     alone = torch.zeros(12, 16)
     alone[6, 10] = 1.0
-    level = heatmaps.in_image(alone, answer.letterbox)
+    level = heatmaps.in_image(alone, answer.letterbox, (96, 128))
     assert level.shape == (150, 300)
     rows, columns = np.nonzero(level > 128)
     scale = 300 / 128
     assert rows.mean() == pytest.approx((6.5 * 8 - 16) * scale, abs=1.5)
     assert columns.mean() == pytest.approx(10.5 * 8 * scale, abs=1.5)
-    drawn = heatmaps.overlaid(image.permute(1, 2, 0).numpy(), answer._replace(heat=alone))
+    drawn = heatmaps.overlaid(image.permute(1, 2, 0).numpy(), level)
     assert drawn.size == (300, 150)
 
 
@@ -180,19 +180,71 @@ def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
     image = str(painted_file("x.png", "red"))
     with pytest.raises(UserError) as error:
         predict(path, [image], out=tmp_path / "out", save=KINDS, device="cpu")
-    assert len(error.value.problems) == 5 and not (tmp_path / "out").exists()
+    assert len(error.value.problems) == 4 and not (tmp_path / "out").exists()
     assert error.value.problems[0] == (
         "--save has coco, but a classifier finds no boxes; expected some of annotated, json, jsonl, csv, "
-        "counts"
+        "counts, heatmaps"
     )
     with pytest.raises(UserError, match="--classes is a, which chooses among the boxes of a detector"):
         predict(path, [image], out=tmp_path / "out", classes=["a"], device="cpu")
-    out = predict(path, [image], out=tmp_path / "out", save=["csv", "counts"], device="cpu").out
+    out = predict(path, [image], out=tmp_path / "out", save=["csv", "counts", "heatmaps"], device="cpu").out
+    with Image.open(out / "heatmaps/x.png") as drawn, Image.open(image) as original:
+        assert drawn.size == original.size
     with (out / "predictions.csv").open(newline="") as file:
         assert {row["name"] for row in csv.DictReader(file)} == {"a", "b"}
     with (out / "counts.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["total"] == "1" and {row["a"], row["b"]} == {"0", "1"}
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.5])
+def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
+    """A network whose class is the amount of red, of an image with one red square."""
+    import torch
+    from torch import nn
+
+    from rankless.data.datasets.classification_input import place, placement
+    from rankless.inference import class_maps, heatmaps
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pooled = nn.AvgPool2d(8)
+            self.linear = nn.Linear(3, 2)
+            nn.init.zeros_(self.linear.bias)
+            with torch.no_grad():
+                self.linear.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+
+        def forward(self, images):
+            return self.linear(self.pooled(images).mean((2, 3)))
+
+    net = Net().eval()  # a model is not made in the mode of inference
+    image = torch.zeros(3, 200, 300, dtype=torch.uint8)
+    image[0, 60:90, 200:230] = 255
+    placed = place(image, (64, 64), cropped=crop < 1)[None].float() / 255
+    with torch.inference_mode():  # as predictions are made
+        maps = class_maps.class_maps(net, placed.clone(), "net")
+    # With this network the class activation map is the red of each cell, but for a factor.
+    red = nn.functional.avg_pool2d(placed[:, 0], 8)
+    assert maps == pytest.approx(red / red.max(), abs=1e-6)
+    where = placement((200, 300), (64, 64), cropped=crop < 1)
+    level = heatmaps.in_image(maps[0], where, (64, 64)).astype(float)
+    assert level.shape == (200, 300)
+    rows, columns = np.indices(level.shape)
+    assert (rows * level).sum() / level.sum() == pytest.approx(75, abs=6)
+    assert (columns * level).sum() / level.sum() == pytest.approx(215, abs=6)
+
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches = nn.Conv2d(3, 4, 8, stride=8)
+            self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 2)
+
+        def forward(self, images):
+            return self.linear(self.norm(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
+
+    with pytest.raises(UserError, match="the network in net ends in no feature map"):
+        class_maps.class_maps(Patches().eval(), placed, "net")
 
 
 def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):

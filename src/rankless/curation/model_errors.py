@@ -215,18 +215,22 @@ def find_errors(
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
     found = ModelErrors(opened.name, opened.path, recipe.data.root, recipe.data.val, task.class_names, 0, [])
-    for index in range(len(data)):
-        batch: Any = task.collate([data.item(index, 0)])  # type: ignore[list-item]
-        if batch.unreadable:
-            found.unreadable.append((batch.unreadable[0].path, batch.unreadable[0].reason))
-        else:
-            with torch.inference_mode(), autocast(recipe.precision, opened.device):
-                (answer,) = task.predict(opened.model, batch.to(opened.device))
-            found.looked_at += 1
-            if mistakes := list(_mistakes(task, index, answer, confidence)):
-                mistakes.sort(key=lambda one: -one.cost)
-                found.images.append(WrongImage(index, data.images.source(index), mistakes))
-        done()
+    size = max(recipe.batch.micro, 1)
+    for first in range(0, len(data), size):
+        indices = range(first, min(first + size, len(data)))
+        batch: Any = task.collate([data.item(index, 0) for index in indices])  # type: ignore[misc]
+        with torch.inference_mode(), autocast(recipe.precision, opened.device):
+            answers: Any = task.predict(opened.model, batch.to(opened.device))
+        missing = {one.index: one for one in batch.unreadable}
+        for index, answer in zip(indices, answers, strict=True):
+            if one := missing.get(index):
+                found.unreadable.append((one.path, one.reason))
+            else:
+                found.looked_at += 1
+                if mistakes := list(_mistakes(task, index, answer, confidence)):
+                    mistakes.sort(key=lambda one: -one.cost)
+                    found.images.append(WrongImage(index, data.images.source(index), mistakes))
+            done()
     found.images.sort(key=lambda image: (-image.cost, image.index))
     return found
 

@@ -1,4 +1,4 @@
-"""Where a detector sees something: the best score of every place, over the image.
+"""Where a network sees something, over the image: of a detector the best score of every place.
 
 A place's score is that of the best candidate box whose center lies there, before any is left out: of a head
 with objectness this is objectness times class probability.
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rankless.data.images.image_file import Pixels
 from rankless.geometry.letterbox import to_source
-from rankless.inference.predict_detect import Answer
 from rankless.structures import Letterbox
 
 CELL = 8
@@ -38,26 +37,29 @@ def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
     return flat.view(rows, columns).cpu()
 
 
-def in_image(heat: Tensor, letterbox: Letterbox) -> Pixels:
-    """Return the map of the image's pixels, uint8 (H, W), without the input's margin."""
+def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixels:
+    """Return the map of the image's pixels, uint8 (H, W), without the input's margin.
+
+    Args:
+        heat: over the input, (h, w), 0..1.
+        letterbox: how the image lies on the input.
+        size: of the input, (H, W).
+    """
     corner = to_source(torch.zeros(1, 4), letterbox)[0, :2].tolist()
-    far = to_source(torch.tensor([[0.0, 0.0, heat.shape[1] * CELL, heat.shape[0] * CELL]]), letterbox)
+    far = to_source(torch.tensor([[0.0, 0.0, float(size[1]), float(size[0])]]), letterbox)
     right, bottom = far[0, 2:].tolist()
     across, down = heat.shape[1] / (right - corner[0]), heat.shape[0] / (bottom - corner[1])
     # PIL's affine map: for each pixel of the image, where it lies on the map.
     matrix = (across, 0.0, -corner[0] * across, 0.0, down, -corner[1] * down)
     small = Image.fromarray((heat.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
-    size = letterbox.width, letterbox.height
-    return np.asarray(small.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR))
+    shown = letterbox.width, letterbox.height
+    return np.asarray(small.transform(shown, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR))
 
 
-def overlaid(image: Pixels, answer: Answer) -> Image.Image:
-    """Return the image (H, W, 3), darkened, under the map: dark at 0, yellow at a score of 1."""
-    if answer.heat is None:
-        return Image.fromarray(image)
+def overlaid(image: Pixels, level: Pixels) -> Image.Image:
+    """Return the image (H, W, 3), darkened, under the map (H, W): dark at 0, yellow at 255."""
     from matplotlib import colormaps
 
-    level = in_image(answer.heat, answer.letterbox)
     table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)
     opacity = (0.25 + 0.6 * np.sqrt(np.arange(256) / 255)).astype(np.float32)
     part = opacity[level][..., None]

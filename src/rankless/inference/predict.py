@@ -22,7 +22,7 @@ from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.inference import saving, video
 from rankless.inference.opening import Asked, open_finders
-from rankless.inference.predict_detect import BoxFinder
+from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.recording import Recording
 from rankless.inference.report import ImageReport, PredictionReport
 from rankless.inference.sources import find, is_video
@@ -96,7 +96,7 @@ def predict(
     finder = opened.finders[0]
     saving.refuse_unfit(kinds, finder)
     for each in opened.finders:
-        if isinstance(each, BoxFinder):
+        if not isinstance(each, CustomFinder):
             each.heat = "heatmaps" in kinds
     with opened.settings(), ExitStack() as stack:
         folder = out or numbered_folder(_FOLDER, "--out")

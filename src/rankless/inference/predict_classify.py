@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankless.data.datasets.builtin import DigitImages
-from rankless.data.datasets.classification_input import shown_as
+from rankless.data.datasets.classification_input import placement, shown_as
 from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
@@ -16,6 +17,18 @@ from rankless.structures import Classification, ClassificationItem
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
+
+
+class ClassAnswer(NamedTuple):
+    """What a classifier says about one image.
+
+    Attributes:
+        found: the probabilities.
+        heat: where the likeliest class is seen, (h, w) over the input; None unless it was asked for.
+    """
+
+    found: Classification
+    heat: Tensor | None = None
 
 
 class ClassFinder:
@@ -26,6 +39,9 @@ class ClassFinder:
         confidence: less likely classes are left out, 0..1.
         device: of the computation.
         source: the weights' file, for messages.
+
+    Attributes:
+        heat: whether answers say where the class is seen.
 
     Raises:
         UserError: the weights do not fit their recipe.
@@ -38,6 +54,7 @@ class ClassFinder:
         refuse_giant_image(self.task.size, source)
         model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
+        self.source, self.heat = source, False
         data = loaded.recipe.data
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
@@ -57,18 +74,32 @@ class ClassFinder:
         """Place an image on the network's input."""
         return self.task.item(view.image)
 
-    def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[Classification]:
+    def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
         """Predict the classes of images; arguments as of a :class:`BoxFinder`."""
-        padded = [*items, *[items[-1]] * (batch - len(items))]
-        return self.task.predict(self.model, self.task.collate(padded).to(self.device))[: len(items)]
+        padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
+        found = self.task.predict(self.model, padded)[: len(items)]
+        if not self.heat:
+            return [ClassAnswer(one) for one in found]
+        from rankless.inference.class_maps import class_maps
 
-    def best(self, answer: Classification) -> float:
+        maps = class_maps(self.model, self.task.network_input(padded.images), self.source)
+        return [ClassAnswer(one, heat) for one, heat in zip(found, maps, strict=False)]
+
+    def best(self, answer: ClassAnswer) -> float:
         """Return the highest probability."""
-        return float(answer.log_probabilities.max().exp())
+        return float(answer.found.log_probabilities.max().exp())
 
-    def result(self, answer: Classification, image: Pixels, source: str) -> ClassificationResult:
+    def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
+        """Return where the class is seen in an image (H, W, 3), uint8 (H, W); None if not asked for."""
+        from rankless.inference.heatmaps import in_image
+
+        cropped = self.task.recipe.data.augment.crop < 1
+        where = placement(image.shape[:2], self.task.size, cropped=cropped)
+        return None if answer.heat is None else in_image(answer.heat, where, self.task.size)
+
+    def result(self, answer: ClassAnswer, image: Pixels, source: str) -> ClassificationResult:
         """Return the likeliest classes of an image (H, W, 3)."""
-        probabilities = answer.log_probabilities.exp()
+        probabilities = answer.found.log_probabilities.exp()
         scores, labels = probabilities.sort(descending=True, stable=True)
         scores, labels = scores[:BEST], labels[:BEST]
         likely = torch.tensor([score >= self.confidence for score in scores.tolist()])

@@ -133,6 +133,12 @@ class BoxFinder:
             source=source,
         )
 
+    def level(self, answer: Answer, image: Pixels) -> Pixels | None:
+        """Return where something is seen in an image (H, W, 3), uint8 (H, W); None if not asked for."""
+        from rankless.inference.heatmaps import in_image
+
+        return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
+
     def _with_heat(self, batch: DetectionBatch) -> list[Answer]:
         from rankless.inference.heatmaps import heat
 

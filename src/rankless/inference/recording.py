@@ -102,6 +102,8 @@ class Recording:
             self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
         report.notes.extend(self._notes())
+        if "crops" in self.kinds and not (self.out / "crops").is_dir():
+            report.notes.append("nothing was found, so there are no crops")
         journal.remove()
         return report
 

@@ -27,6 +27,7 @@ from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.inference.results import ClassificationResult, DetectionResult
 from rankless.inference.sources import JPEG
+from rankless.models.exported.modules import ExportedClassifier
 
 DEFAULT = ("annotated", "json")
 _SINGLE = {
@@ -39,7 +40,7 @@ _SINGLE = {
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
 KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
 """What ``--save`` knows."""
-_OF_BOXES = frozenset({"coco", "yolo", "voc", "crops", "heatmaps"})
+_OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
 _OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
 _UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # in the name of a folder
 
@@ -70,6 +71,9 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
         return
     fit = set(KINDS) - _OF_BOXES
     what = "a classifier finds no boxes"
+    if isinstance(getattr(finder, "model", None), ExportedClassifier):
+        fit.remove("heatmaps")
+        what = "the export of a classifier says what is in an image and not where"
     if isinstance(finder, CustomFinder):
         fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' decides itself what it finds"
     if unfit := [name for name in KINDS if name in kinds - fit]:
@@ -132,8 +136,8 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
         made.drawn = result.draw() if "annotated" in kinds else None
         if isinstance(result, DetectionResult) and "crops" in kinds:
             made.files += crops(result, stem, Path(name).suffix)
-        if "heatmaps" in kinds and isinstance(finder, BoxFinder):
-            made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, answered.answer), ".png")))
+        if (level := finder.level(answered.answer, pixels)) is not None:
+            made.files.append((f"heatmaps/{stem}.png", _encoded(overlaid(pixels, level), ".png")))
     shown = {"annotated": name} if made.drawn is not None else {}
     if made.drawn is not None and source.frame is None:
         made.files.append((name, _encoded(made.drawn, Path(name).suffix)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from rankless.engine.sinks.background import BackgroundSink
 from rankless.engine.sinks.built_in import BUILT_IN
 from rankless.engine.sinks.numbers import flat, of_scores, of_step
-from rankless.engine.sinks.sink import RunStart, Sinks, sink_class
+from rankless.engine.sinks.sink import RunStart, Sink, Sinks, sink_class
 from rankless.errors import UserError
 
 RECIPE = {"epochs": 2, "batch": {"images": 8, "micro": 4}, "data": {"root": "digits"}}
@@ -163,6 +165,49 @@ def test_wandb_is_read_by_its_own_messages(tmp_path: Path, monkeypatch: pytest.M
     assert len(ids) == 1, "the parts of a run are one run"
     assert {number: row["train/loss"] for number, row in logged.items()} == {n: 1 / n for n in (1, 2, 3, 4)}
     assert logged[4]["val/AP"] == 0.5 and logged[2]["val/cat/AP"] == 0.125
+
+
+class Slow(Sink):
+    """A sink whose server is gone: a call does not return before ``gate`` opens."""
+
+    def __init__(self) -> None:
+        self.gate, self.taken = threading.Event(), list[int]()
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        self.gate.wait(60)
+        if entry["step"] == 3:
+            raise ConnectionError("refused")
+        self.taken.append(entry["step"])
+
+
+def test_a_server_that_is_gone_holds_nothing_up() -> None:
+    slow = Slow()
+    background = BackgroundSink(slow, closing=0.05)
+    for number in (1, 2):
+        background.step(step(number))  # would wait for a minute
+    assert slow.taken == []
+    with pytest.raises(TimeoutError, match=r"not everything was sent within 0.05 s of the end"):
+        background.close()
+    slow.gate.set()
+
+
+def test_what_comes_is_taken_in_order_and_an_error_is_raised_by_the_next_call() -> None:
+    slow = Slow()
+    slow.gate.set()
+    background = BackgroundSink(slow, closing=60)
+    for number in (1, 2, 3):
+        background.step(step(number))
+    background._thread.join(60)
+    assert slow.taken == [1, 2]
+    with pytest.raises(ConnectionError, match="refused"):
+        background.step(step(4))
+    slow = Slow()
+    slow.gate.set()
+    whole = BackgroundSink(slow, closing=60)
+    whole.step(step(1))
+    whole.close()
+    assert slow.taken == [1]
+    assert not whole._thread.is_alive()
 
 
 @pytest.mark.parametrize("name", sorted(name for name, known in BUILT_IN.items() if known.library))

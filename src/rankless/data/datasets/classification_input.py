@@ -8,6 +8,8 @@ Draws are keyed, each part separately: switching one off leaves the others as th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
@@ -19,6 +21,7 @@ from rankless.data.images.image_file import Shown
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
+from rankless.structures import Letterbox
 
 MARGIN = 256 / 224
 """The image is resized so much larger than the input before its middle is taken."""
@@ -43,12 +46,24 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
     """
     if not cropped:
         return _resize(image, size)
-    height, width = image.shape[-2:]
+    middle: Tensor = TF.center_crop(_resize(image, _covering(image.shape[-2:], size)), list(size))
+    return middle
+
+
+def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> Letterbox:
+    """Return where :func:`place` puts an image of the shape (h, w) on the input."""
+    height, width = shape
+    larger = _covering(shape, size) if cropped else size
+    stretch = (larger[1] / width, larger[0] / height)
+    return Letterbox(1.0, (size[1] - larger[1]) / 2, (size[0] - larger[0]) / 2, height, width, stretch)
+
+
+def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
+    """The (height, width) to which an image (h, w) is resized before its middle is taken."""
+    height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
     # Never smaller than the input, and the shorter side exactly as asked.
-    larger = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
-    middle: Tensor = TF.center_crop(_resize(image, larger), list(size))
-    return middle
+    return max(size[0], round(height * scale)), max(size[1], round(width * scale))
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 
 class _Known(NamedTuple):
-    """Where a sink is defined, and the library that it needs, which is an extra of the same name."""
+    """Where a sink is defined, the library it needs (an extra of the same name), whether it has a server."""
 
     page: str
     name: str
     library: str = ""
+    is_remote: bool = False
 
 
 BUILT_IN = {
     "csv": _Known("csv_files", "CsvSink"),
-    "mlflow": _Known("mlflow", "MlflowSink", "mlflow"),
+    "mlflow": _Known("mlflow", "MlflowSink", "mlflow", is_remote=True),
     "tensorboard": _Known("tensorboard", "TensorBoardSink", "tensorboard"),
-    "wandb": _Known("wandb", "WandbSink", "wandb"),
+    "wandb": _Known("wandb", "WandbSink", "wandb", is_remote=True),
 }
 
 
@@ -39,4 +40,11 @@ def built_in(name: str) -> Callable[[], Sink]:
     if known.library and importlib.util.find_spec(known.library) is None:
         needed(known.library, known.library, f"--sink {name}")
     page = importlib.import_module(f"rankless.engine.sinks.{known.page}")
-    return getattr(page, known.name)  # type: ignore[no-any-return]
+    make: Callable[[], Sink] = getattr(page, known.name)
+    return (lambda: _background(make())) if known.is_remote else make
+
+
+def _background(sink: Sink) -> Sink:
+    from rankless.engine.sinks.background import BackgroundSink
+
+    return BackgroundSink(sink)

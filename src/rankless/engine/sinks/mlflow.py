@@ -20,9 +20,9 @@ _DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # The training waits meanwhile, and a server that is gone costs it this once.
+    # A server that is gone is noticed sooner than the end of the training stops to wait for it.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
 
@@ -31,17 +31,17 @@ class MlflowSink(Sink):
 
     def __init__(self) -> None:
         self._finished = False
-
-    def start(self, run: RunStart) -> None:
-        """Begin MLflow's run, or go on with it; what it has of later steps comes again, the same."""
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
+        self._metric, self._param, self._make_client = Metric, Param, MlflowClient
+
+    def start(self, run: RunStart) -> None:
+        """Begin MLflow's run, or go on with it; what it has of later steps comes again, the same."""
         where = os.environ.get("MLFLOW_TRACKING_URI") or (run.run.resolve().parent / "mlruns").as_uri()
-        self._client = MlflowClient(where)
+        self._client = self._make_client(where)
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
         record = run.run / _RECORD
@@ -51,7 +51,7 @@ class MlflowSink(Sink):
             return
         self._run = self._client.create_run(self._experiment(), run_name=run.run.name).info.run_id
         record.write_text(self._run + "\n", encoding="utf-8")
-        params = [Param(key, value[:6000]) for key, value in flat(run.recipe)]
+        params = [self._param(key, value[:6000]) for key, value in flat(run.recipe)]
         for start in range(0, len(params), _MOST_KEYS):
             self._client.log_batch(self._run, params=params[start : start + _MOST_KEYS])
 

@@ -18,12 +18,16 @@ _DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 class WandbSink(Sink):
     """Writes the recipe and all numbers; ``WANDB_MODE``, ``WANDB_PROJECT`` and the like are heeded."""
 
-    def start(self, run: RunStart) -> None:
-        """Begin a part of the run; all parts of one run have one id."""
+    def __init__(self) -> None:
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         import wandb
 
+        self._library = wandb
+
+    def start(self, run: RunStart) -> None:
+        """Begin a part of the run; all parts of one run have one id."""
+        wandb = self._library
         folder = run.run / "wandb"
         folder.mkdir(exist_ok=True)
         self._board = wandb.init(

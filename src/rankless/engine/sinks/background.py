@@ -1,0 +1,78 @@
+"""A sink in a thread of its own: the training does not wait for a server, whether it is slow or gone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.structures import Scores
+
+CLOSING = 30.0
+"""Seconds that the end of a run waits for what is still to be sent."""
+_MOST = 100_000  # calls that wait
+
+
+class BackgroundSink(Sink):
+    """Hands everything to another sink, in order; what that raises is raised by the next call.
+
+    Args:
+        sink: made in the thread of the training, so that it imports its library there: other processes are
+            forked from here, and an import that is under way elsewhere would stay so in them.
+        closing: seconds that :meth:`close` waits.
+    """
+
+    def __init__(self, sink: Sink, closing: float = CLOSING) -> None:
+        self._sink, self._closing = sink, closing
+        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(_MOST)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="rankless-sink", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                self._error = error
+                return
+
+    def _put(self, call: Callable[[], object] | None) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            raise TimeoutError("it takes numbers more slowly than they come") from None
+
+    def start(self, run: RunStart) -> None:
+        """See :class:`Sink`."""
+        self._put(lambda: self._sink.start(run))
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """See :class:`Sink`."""
+        self._put(lambda: self._sink.step(entry))
+
+    def scores(self, step: int, scores: Scores, is_best: bool) -> None:
+        """See :class:`Sink`."""
+        self._put(lambda: self._sink.scores(step, scores, is_best))
+
+    def event(self, name: str, step: int, text: str) -> None:
+        """See :class:`Sink`."""
+        self._put(lambda: self._sink.event(name, step, text))
+
+    def close(self) -> None:
+        """Wait until everything is sent, but not for long.
+
+        Raises:
+            TimeoutError: it took too long; what is left is lost.
+        """
+        self._put(self._sink.close)
+        self._put(None)
+        self._thread.join(self._closing)
+        if self._error is not None:
+            raise self._error
+        if self._thread.is_alive():
+            raise TimeoutError(f"not everything was sent within {self._closing:g} s of the end; it is lost")
