@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rankless.geometry.letterbox import to_source
 from rankless.metrics.box_matching import image_boxes
 from rankless.metrics.coco import Truth
 from rankless.models.checkpoints import weights
-from rankless.recipe.schema import Data, Model, Recipe
+from rankless.recipe.schema import Batch, Data, Model, Recipe
 from rankless.structures import Classification, Detections
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify
@@ -191,10 +192,13 @@ def test_mistakes_and_files_of_others(planted, tmp_path, capsys):
 
 
 def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
+    batches = []
+
     class Blind(Classify):
         def predict(self, model, batch):
-            sure = torch.tensor([0.9, 0.1] if batch.indices[0] % 2 else [0.6, 0.4])
-            return [Classification(batch.indices[0], sure.log())]
+            batches.append(list(batch.indices))
+            sure = torch.tensor([[0.6, 0.4], [0.9, 0.1]]).log()
+            return [Classification(index, sure[index % 2]) for index in batch.indices]
 
     monkeypatch.setattr(model_errors, "Classify", Blind)
     for name in ("cat", "dog"):
@@ -204,10 +208,12 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
             Image.new("RGB", (40, 40), "gray").save(path)
     data = Data(root=str(tmp_path / "data"), train="val")
     recipe = Recipe(task="classify", model=Model(name="resnet18", image_size=32), data=data)
+    recipe = replace(recipe, batch=Batch(images=3, micro=3))
     path, names = tmp_path / "c.safetensors", ("cat", "dog")
     weights.save(path, Classify(recipe, names).model().state_dict(), recipe=recipe, class_names=names)
     opened = model_errors.open_model(path)
     found = model_errors.find_errors(opened)
+    assert batches == [[0, 1, 2], [3]]
     assert [Path(image.source).name for image in found.images] == ["dog1.png", "dog0.png"]
     assert [round(image.cost, 2) for image in found.images] == [0.9, 0.6]
     assert [round(one.doubt, 2) for _, one in found.doubtful()] == [0.9, 0.6]

@@ -129,6 +129,14 @@ def test_crops_are_the_pixels_in_the_boxes(saved):
         assert (np.asarray(cut)[5:-5, 5:-5] == (0, 250, 0)).all()
 
 
+def test_where_nothing_was_found_the_missing_crops_are_said(colors, painted_file, tmp_path):
+    plain = str(painted_file("b.png"))
+    report = predict(colors, [plain], out=tmp_path / "out", save=["crops"], device="cpu")
+    assert report.notes == ["nothing was found, so there are no crops"]
+    found = str(painted_file("c.png", "red"))
+    assert predict(colors, [found], out=tmp_path / "2", save=["crops"], device="cpu").notes == []
+
+
 def test_heat_lies_on_the_object(tmp_path):
     """A real detector whose every output but one is at its lowest."""
     import torch
