@@ -14,6 +14,7 @@ endif
 VENV := .venv$(if $(filter-out pinned,$(DEPENDENCIES)),-$(DEPENDENCIES))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/made-for
+COMPILED := $(VENV)/compiled
 # Where the demo's run goes: a fresh directory each time.
 RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 # For a shorter one: make demo CHANGES="epochs=5"
@@ -29,9 +30,9 @@ FUZZ :=
 # where the environment says not to, lest each of those compiles the package again.
 WORKERS := 2
 test: WORKERS := 4
-PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help demo test test-fast fuzz check docs bench release clean
+.PHONY: help environment demo test test-fast fuzz check docs bench release clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
@@ -51,11 +52,11 @@ demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw wha
 	echo "annotated image    $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 
-test: $(STAMP)  ## run every test (DEPENDENCIES=newest or lowest: with other versions)
-	@$(PYTEST)
+test: $(COMPILED)  ## run every test (DEPENDENCIES=newest or lowest: with other versions)
+	@$(PYTEST) -n $(WORKERS) $(TESTS)
 
-test-fast: $(STAMP)  ## run the tests that start no processes and take no seconds of computing
-	@$(PYTEST) -m 'not processes and not slow'
+test-fast: $(COMPILED)  ## run the tests that start no processes and take no seconds of computing
+	@$(PYTEST) -n $(WORKERS) $(TESTS) -m 'not processes and not slow'
 
 fuzz: $(STAMP)  ## run 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py $(FUZZ)
@@ -98,6 +99,16 @@ release: $(STAMP)  ## build wheel and sdist into dist/, check them, and train wi
 clean:  ## remove the environment and the tools' caches; runs stay
 	@rm -rf .venv .venv-newest .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What the others begin with, alone.
+environment: $(STAMP)
+	@:
+
+# What tests import is compiled once, lest each worker compiles all of it at the same time. What is wrong with it
+# the tests say.
+$(COMPILED): $(STAMP)
+	@$(PYTEST) --collect-only --quiet > /dev/null 2>&1 || true
+	touch $@
 
 # An environment that was moved or copied here still points at the old place: make it again.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))

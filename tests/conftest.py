@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import inspect
 import itertools
 import multiprocessing.process
@@ -15,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.testing  # older releases run lscpu in this import; here it is not inside a test
@@ -74,27 +76,49 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share what their file sets up on one worker, and begin with those that take longest.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Keep tests that share what is dear on one worker, and begin with those that take longest."""
+    _group(items)
+    yield
+    for item in items:  # pytest 9.2 has moved the name, and xdist 3.8 writes the group to where it was
+        named = getattr(item, "_nodeid", item.nodeid)
+        if named != item.nodeid:
+            item._id = type(item._id).parse(named)  # type: ignore[attr-defined]
 
-    Every other test is a group of its own, so that no worker is left with a long file at the end; the many
-    short ones fill the gaps.
+
+def _group(items: list[pytest.Item]) -> None:
+    """Mark the groups, each of which one worker runs, and sort them.
+
+    Together are the tests that share a fixture of their file, and those that call functions on ranks, half of
+    whose files are one group: two workers have ranks then, and not all. Every other test is a group of its
+    own, so that no worker is left with a long file at the end; the many short ones fill the gaps. First come
+    the ranks, which compute, and beside them the machines, which mostly wait.
     """
+    with_ranks = sorted({item.path for item in items if "ranks" in item.fixturenames})  # type: ignore[attr-defined]
 
     def group(item: pytest.Item) -> str:
-        definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-        shares = any(found[-1].scope == "module" for found in definitions)
-        return item.nodeid.partition("::")[0] if shares else item.nodeid
+        if given := item.get_closest_marker("xdist_group"):
+            return str(given.args[0])
+        definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+        if "ranks" not in definitions and all(one[-1].scope != "module" for one in definitions.values()):
+            return item.nodeid
+        if item.path in with_ranks:
+            return f"ranks-{with_ranks.index(item.path) % 2}"
+        return item.nodeid.partition("::")[0]
 
     def length(item: pytest.Item) -> int:
+        if item.path.parent == HERE / "machines":
+            return 3
         return 2 if item.get_closest_marker("processes") else 1 if item.get_closest_marker("slow") else 0
 
+    groups = {item: group(item) for item in items}
     longest: dict[str, int] = {}
-    for item in items:
-        if (name := group(item)) != item.nodeid:
+    for item, name in groups.items():
+        if name != item.nodeid:
             item.add_marker(pytest.mark.xdist_group(name))
         longest[name] = max(longest.get(name, 0), length(item))
-    items.sort(key=lambda item: -longest[group(item)])
+    items.sort(key=lambda item: (not groups[item].startswith("ranks-"), -longest[groups[item]]))
 
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
@@ -110,11 +134,43 @@ CACHE = tempfile.TemporaryDirectory(prefix="rankless-tests-")
 os.environ["RANKLESS_CACHE"] = CACHE.name
 
 
+class Rank:
+    """A process that takes functions over its input and answers over its output."""
+
+    def __init__(self, errors: IO[bytes]) -> None:
+        from process_server import RANKS
+
+        takes, jobs = os.pipe()
+        answers, gives = os.pipe()
+        self.jobs, self.answers = os.fdopen(jobs, "wb"), os.fdopen(answers, "rb")
+        environment = {**os.environ, "RANKLESS_CPU": "1"}
+        if sys.platform == "linux":
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        words = [str(HERE / "rank_process.py")]
+        with os.fdopen(takes, "rb") as jobs_end, os.fdopen(gives, "wb") as answers_end:
+            self.process = RANKS.start(
+                words,
+                environment=environment,
+                cwd=Path.cwd(),
+                given=jobs_end,
+                output=answers_end,
+                errors=errors,
+            )
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.jobs.close()
+        self.answers.close()
+
+
 class Ranks:
     """Real processes that meet over gloo; started when first needed and then kept."""
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Rank] = []
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.count = itertools.count()
         self.log = Path(self.folder.name) / "output"
@@ -125,31 +181,17 @@ class Ranks:
         Arguments and answers must pickle and hold nothing of a class of the test module's own.
         """
         while len(self.processes) < size:
-            self._start()
+            with self.log.open("ab") as log:
+                self.processes.append(Rank(log))
         store = str(Path(self.folder.name) / f"store-{next(self.count)}")
-        for rank, process in enumerate(self.processes[:size]):
-            job = (inspect.getfile(function), function.__name__, arguments, rank, size, store)
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps(job))
-            process.stdin.flush()
+        for number, rank in enumerate(self.processes[:size]):
+            job = (inspect.getfile(function), function.__name__, arguments, number, size, store)
+            rank.jobs.write(pickle.dumps(job))
+            rank.jobs.flush()
         return self._answers(size)
 
-    def _start(self) -> None:
-        environment = {**os.environ, "RANKLESS_CPU": "1"}
-        if sys.platform == "linux":
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / "rank_process.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-            )
-        self.processes.append(process)
-
     def _answers(self, size: int, seconds: float = 120) -> list[Any]:
-        waiting = {process.stdout: rank for rank, process in enumerate(self.processes[:size])}
+        waiting = {rank.answers: number for number, rank in enumerate(self.processes[:size])}
         found: dict[int, Any] = {}
         until = time.monotonic() + seconds
         while waiting:
@@ -172,16 +214,17 @@ class Ranks:
 
     def close(self) -> None:
         """End all of them; others are started when needed."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.communicate()
+        for rank in self.processes:
+            rank.close()
         self.processes = []
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """``ranks(size, function, *arguments)``: see :class:`Ranks`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        importlib.import_module("process_server")
     pool = Ranks()
     yield pool
     pool.close()

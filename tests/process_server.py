@@ -99,9 +99,16 @@ class Forked:
 
 
 class ProcessServer:
-    """Started when first needed, and ended with the process that started it."""
+    """Started when first needed, and ended with the process that started it.
 
-    def __init__(self) -> None:
+    Args:
+        modules: what it imports beyond PRELOADED.
+        parent: the server that it is forked from.
+    """
+
+    def __init__(self, *modules: str, parent: ProcessServer | None = None) -> None:
+        self._modules = modules
+        self._parent = parent
         self._connection: socket.socket | None = None
         self._environment = dict(os.environ)  # as it was before any test changed it
 
@@ -113,23 +120,37 @@ class ProcessServer:
         cwd: Path | str,
         output: IO[Any],
         errors: IO[Any] | None = None,
-    ) -> Forked:
-        """Do what ``python WORDS`` does.
+        given: IO[Any] | socket.socket | None = None,
+    ) -> Forked | subprocess.Popen[bytes]:
+        """Do what ``python WORDS`` does; a new interpreter where none can be forked.
 
         Args:
             words: ``-m MODULE ARGUMENTS`` or ``FILE ARGUMENTS``.
             environment: all of its variables.
             cwd: where it is started.
-            output: its standard output, and its standard error without ``errors``; its input is empty.
+            output: its standard output, and its standard error without ``errors``.
             errors: its standard error.
+            given: its standard input; without, that is empty.
         """
+        if not AVAILABLE:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                env=environment,
+                cwd=cwd,
+                stdin=given or subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors or output,
+            )
         connection = self._connection = self._connection or self._started()
         status, writes = os.pipe()
         request = {"words": list(words), "environment": dict(environment), "cwd": str(cwd)}
-        with tempfile.TemporaryFile() as message:  # longer, maybe, than a message between sockets may be
+        with (
+            tempfile.TemporaryFile() as message,  # longer, maybe, than a message between sockets may be
+            Path(os.devnull).open("rb") as nothing,
+        ):
             message.write(json.dumps(request).encode())
             message.seek(0)
-            streams = [output.fileno(), (errors or output).fileno()]
+            streams = [(given or nothing).fileno(), output.fileno(), (errors or output).fileno()]
             socket.send_fds(connection, [b"."], [*streams, writes, message.fileno()])
         os.close(writes)
         return Forked(status)
@@ -139,15 +160,6 @@ class ProcessServer:
     ) -> subprocess.CompletedProcess[str]:
         """Do what ``python WORDS`` does with more variables, and wait for its end."""
         variables = {**os.environ, "RANKLESS_CPU": "1", **environment}
-        if not AVAILABLE:
-            return subprocess.run(
-                [sys.executable, *words],
-                cwd=cwd,
-                env=variables,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-            )
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = self.start(words, environment=variables, cwd=cwd, output=output, errors=errors)
             try:
@@ -161,20 +173,28 @@ class ProcessServer:
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**self._environment, TAG: NOBODY}
-        command = [sys.executable, __file__, str(theirs.fileno())]
-        server = subprocess.Popen(
-            command,
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        words = [__file__, *self._modules]
+        server: Forked | subprocess.Popen[bytes]
+        if self._parent:
+            with os.fdopen(os.dup(2), "wb") as output:
+                server = self._parent.start(
+                    words, environment=environment, cwd=Path.cwd(), output=output, given=theirs
+                )
+        else:
+            server = subprocess.Popen(
+                [sys.executable, *words], env=environment, stdin=theirs, start_new_session=True
+            )
         theirs.close()
         atexit.register(lambda: (ours.close(), server.wait()))
         return ours
 
 
 SERVER = ProcessServer()
+# Of ranks that run a test's own functions, whose modules import these, which takes seconds too.
+RANKS = ProcessServer(
+    "rankless.tasks.classify", "rankless.tasks.detect", "PIL.Image", "hypothesis", "sklearn.datasets", "timm",
+    "torchvision.transforms.v2", parent=SERVER,
+)  # fmt: skip
 
 
 class RankServer:
@@ -192,12 +212,12 @@ class RankServer:
             return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
     """Fork until nobody can ask any more."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
-    for module in PRELOADED:
+    for module in (*PRELOADED, *modules):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
@@ -214,29 +234,30 @@ def _serve(connection: socket.socket) -> None:
                         os.write(writes, array.array("i", [os.waitstatus_to_exitcode(status)]).tobytes())
                     os.close(writes)
                     continue
-                _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 5)
                 if not descriptors:
                     return
-                output, errors, writes, message = descriptors
+                *streams, writes, message = descriptors
                 with os.fdopen(message, encoding="utf-8") as text:
                     request = json.load(text)
                 ctypes.memmove(tag, request["environment"].get(TAG, NOBODY).encode(), len(NOBODY))
                 pid = os.fork()
                 if not pid:
-                    _become(request, output, errors)
+                    _become(request, streams)
                 ctypes.memmove(tag, NOBODY.encode(), len(NOBODY))
-                os.close(output), os.close(errors)
+                for stream in streams:
+                    os.close(stream)
                 os.write(writes, array.array("i", [pid]).tobytes())
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, writes))
 
 
-def _become(request: dict[str, Any], output: int, errors: int) -> None:
+def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
     """Be a new interpreter, and end as one."""
     code: Any = 1
     try:
         os.setsid()
-        os.dup2(output, 1)
-        os.dup2(errors, 2)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(request["environment"])
@@ -273,5 +294,5 @@ def _run(words: Sequence[str], cwd: str) -> int:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=os.dup(0)), sys.argv[1:])
     os._exit(0)

@@ -24,7 +24,7 @@ CASES = {
     "mish, frozen backbone": ["SMALL", *SIX, "model.activation=mish", "model.freeze=1"],
     "bf16, norms frozen": ["SMALL", *SIX, "precision=bf16", "batch_norm=frozen"],
     "anchor-free": ["SMALL", *SIX, "model.name=yolov4-tiny-anchor-free", "model.dfl=4"],
-    "resnet": [*DIGITS, "model.dropout=0.2", "precision=fp32"],
+    "resnet": [*DIGITS, "model.name=resnet20-cifar", "model.dropout=0.2", "precision=fp32"],
     "densenet": [
         *DIGITS, "model.name=densenet121", "model.densenet.growth=4", "model.densenet.stem=small",
         "model.dropout=0.2", "precision=fp32",

@@ -179,7 +179,7 @@ def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
 ) -> None:
     def train(run: str, *words: str, **environment: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "rankless", "train", *words, "--run", run, "--devices", "1"],
+            [sys.executable, "-m", "rankless", "train", *words, "--run", run, "--inline"],
             cwd=tmp_path, env={**os.environ, "RANKLESS_CPU": "1", **environment},
             capture_output=True, text=True, timeout=240,
         )  # fmt: skip

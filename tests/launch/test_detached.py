@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from harness_for_faults import HERE, RECIPE
 
+from process_server import SERVER
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
@@ -23,13 +24,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 def rankless(folder: Path, *words: str, terminal: int | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RANKLESS_CPU": "1", "FAULT_SLEEP": "0.3"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "rankless", *words]
-    out = subprocess.PIPE if terminal is None else terminal
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    more = {"RANKLESS_CPU": "1", "FAULT_SLEEP": "0.3", "PYTHONPATH": path}
+    command = ["-m", "rankless", *words]
+    if terminal is None:
+        return SERVER.run(*command, cwd=folder, **more)
     return subprocess.run(
-        command, cwd=folder, env=env, stdout=out, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
+        [sys.executable, *command], cwd=folder, env={**os.environ, **more}, stdout=terminal,
+        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
 
 
 def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path) -> None:

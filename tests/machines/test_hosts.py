@@ -20,7 +20,7 @@ from rig import NETWORK, Rig
 
 from rankless.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("machines"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def on(rig: Rig, host: str, *command: str) -> None:

@@ -185,7 +185,9 @@ def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
 def test_the_graph_is_captured_whole(name: str) -> None:
     torch._dynamo.reset()  # its limit counts what other models made of the same lines
     model = small(name).eval()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    # Autograd's graph as well where it is small: its operators are those of the others.
+    backend = "aot_eager" if THOROUGH or name == "yolov4-tiny" else "eager"
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     with torch.no_grad():
         for one, two in zip(compiled(images()), model(images()), strict=True):
             torch.testing.assert_close(one, two)
@@ -291,7 +293,7 @@ def test_classifier_contract(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", some(name for name in CLASSIFIER_NAMES if name not in LARGE))
 def test_a_classifiers_graph_is_captured_whole(name: str) -> None:
     torch._dynamo.reset()
-    with depth_of(name):
+    with depth_of(name) if THOROUGH else a_quarter_as_deep():
         model = classifier(name).eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
+from rankless.data.datasets import builtin_digits
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.builtin_scenery import HEADROOM, Draws, color
 from rankless.errors import UserError
@@ -69,6 +71,20 @@ def test_splits_share_no_image_and_together_hold_all(train: DigitScenes, val: Di
     ]
     assert held[0].isdisjoint(held[1])
     assert held[0] | held[1] == truth
+
+
+def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = load_digits()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # whoever imports it now fails
+    images, labels = builtin_digits.stored_digits()
+    assert images.shape == (1797, 8, 8) and np.array_equal(images, stored.images)
+    assert np.array_equal(labels, stored.target)
+    monkeypatch.undo()
+    monkeypatch.setattr(builtin_digits, "_FILE", Path("elsewhere.csv.gz"))
+    for one, other in zip(builtin_digits.stored_digits(), (images, labels), strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def test_split_is_stratified(train: DigitScenes, val: DigitScenes) -> None:

@@ -7,6 +7,7 @@ from math import ceil, cos, sin
 import numpy as np
 from PIL import Image, ImageFilter
 
+from rankless.data.datasets.builtin_digits import stored_digits
 from rankless.data.datasets.builtin_scenery import GLYPH_SIDE, Bytes, Draws
 from rankless.randomness import key
 
@@ -25,10 +26,7 @@ def digits_of(split: str) -> list[Bytes]:
     a seed nor the order in which scikit-learn stores the images reaches the split. No two of the 1,797
     images are equal.
     """
-    from sklearn.datasets import load_digits  # a second's import, once
-
-    stored = load_digits()
-    images, classes = stored.images.astype(np.uint8), stored.target
+    images, classes = stored_digits()
     parts = []
     for label in range(10):
         members = sorted(images[classes == label], key=lambda image: key(0, "digits", image.tobytes().hex()))
