@@ -1,4 +1,4 @@
-"""Tests that share what takes long to set up run on one worker: nothing else would show it if they did not."""
+"""Tests that share what takes long to set up run on one worker: nothing else would show if they did not."""
 
 from __future__ import annotations
 
