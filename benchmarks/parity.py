@@ -40,7 +40,7 @@ from rankless.recipe.schema import Model
 
 CONFIDENCE, IOU, BETA = 0.1, 0.45, 0.6
 MOST = 100  # boxes an image
-LEAST = 2  # pixels of a side that counts for AP: the file of predictions rounds to 0.01
+LEAST = 2  # pixels of a side of the boxes that count: the file of predictions rounds to 0.01
 SIDE = 224  # of a seeded network's input, or the next multiple of its largest stride
 Kind = Literal["iou", "diou"]
 
@@ -53,8 +53,8 @@ class Row:
         name, weights: which, and ``trained`` or ``seeded``.
         raw: largest difference of the heads' outputs, in units of their largest value.
         boxes: by kind of NMS: how many boxes of theirs there are, how many of them are among ours (the class,
-            0.01 in score and a pixel in each side), and how many ours are.
-        ap: pycocotools' AP of ours, where theirs are the truth; without boxes of a pixel or less.
+            0.01 in score and a pixel in each side), and how many ours are; without the thinnest.
+        ap: pycocotools' AP of ours, where theirs are the truth.
     """
 
     name: str
@@ -152,7 +152,12 @@ def compared(cfg: Path, file: Path | None, names: Path | None, images: list[Path
             overrides=options,
         )
         mine = [
-            [(*row["box"], row["score"], row["label"]) for row in one.detections] for one in report.images
+            [
+                (*row["box"], row["score"], row["label"])
+                for row in one.detections
+                if min(np.subtract(row["box"][2:], row["box"][:2])) >= LEAST
+            ]
+            for one in report.images
         ]
         theirs = [_boxes(rows, view, network, kind) for rows, view in zip(decoded, views, strict=True)]
         boxes[kind], found[kind] = _agreeing(mine, theirs), (mine, theirs)
@@ -215,8 +220,7 @@ def _boxes(rows: NDArray[np.float32], view: View, network: Network, kind: Kind) 
     found = []
     for number in kept:
         box = boxes[number].clip(0, [*view.size, *view.size])
-        left, upper, right, lower = box.round(2)  # as the file of predictions has them
-        if right > left and lower > upper:
+        if min(box[2:] - box[:2]) >= LEAST:
             found.append((*box.tolist(), float(best[chosen[number]]), int(labels[chosen[number]])))
     return found[:MOST]
 
@@ -259,8 +263,6 @@ def _ap(mine: list[Any], theirs: list[Any], sizes: list[tuple[int, int]]) -> flo
         for image, boxes in enumerate(images):
             for x1, y1, x2, y2, score, label in boxes:
                 box = [x1, y1, x2 - x1, y2 - y1]
-                if min(box[2:]) < LEAST:
-                    continue
                 yield {"image_id": image, "category_id": label, "bbox": box, "score": score,
                        "area": box[2] * box[3], "iscrowd": 0}  # fmt: skip
 

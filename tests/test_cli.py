@@ -203,6 +203,53 @@ def test_every_error_of_a_recipe_has_its_line(calls, capsys):
     ]
 
 
+def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
+    words = "train digits --batch-size 8 -j=4 --lr 0.1 --gpu_ids 0,1 --opt_level O2 --devices 1"
+    see = "; see: rankless train --help"
+    found = [one.removesuffix(see) for one in problems(capsys, *words.split())]
+    assert found == [
+        "--batch-size: no such option; here it is batch.images=VALUE",
+        "-j: no such option; here it is workers=VALUE",
+        "--lr: no such option; here it is optim.lr=VALUE",
+        "--gpu_ids: no such option; here it is --devices N on the command line: where a run happens is no "
+        "part of a recipe",
+        "--opt_level: no such option; here it is precision: O0 is fp32, O1 is fp16 or bf16",
+    ]
+    for option in ("--conf", "--conf-thres"):
+        (said,) = problems(capsys, "predict", "runs/x", "a.jpg", option, "0.3")
+        assert said.startswith(f"{option}: no such option; here it is --confidence; see: ")
+
+
+def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("flowers").mkdir()
+    for name in ("my.cfg", "my.weights"):
+        Path(name).write_text("x")
+    Path("obj.data").write_text("classes = 1\ntrain = train.txt\nnames = obj.names\n")
+    Path("data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat]\n")
+    assert problems(capsys, "train", "digits", "flowers", "my.cfg", "my.weights", "none") == [
+        "command line: 'flowers': expected key=value; did you mean data.root=flowers?",
+        "command line: 'my.cfg': expected key=value; did you mean model.cfg=my.cfg?",
+        "command line: 'my.weights': expected key=value; did you mean model.pretrained=my.weights?",
+        "command line: 'none': expected key=value, as in optim.lr=0.02",
+    ]
+    for name in ("obj.data", "data.yaml"):
+        assert problems(capsys, "train", name) == [
+            f"{name}: describes a data set, and is no recipe; name it as the data: "
+            f"rankless train yolov4-tiny data.root={name}"
+        ]
+    (said,) = problems(capsys, "train", "./flowers")
+    assert said.endswith("expected a recipe; if it holds data, add data.root=./flowers to one")
+
+
+@pytest.mark.parametrize("asked", ["O2", "bf16-pure"])
+def test_half_precision_weights_are_refused_with_the_reason(calls, capsys, asked):
+    assert problems(capsys, "train", "digits", f"precision={asked}") == [
+        f"command line: 'precision' is '{asked}': expected one of auto, fp32, tf32, bf16, fp16; weights and "
+        "optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
+    ]
+
+
 @pytest.mark.processes
 def test_a_mistake_in_a_process_exits_with_2_and_no_traceback():
     done = rankless("train", "digits", "batch.micro=7")

@@ -145,7 +145,10 @@ def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None
 
 
 def test_no_file_is_reported_with_the_key(tmp_path: Path) -> None:
-    for name, said in (("none.safetensors", "no such file"), ("x.pt", "looks like a pickle")):
+    for name, said in (
+        ("none.safetensors", "no such file"),
+        ("x.pt", "rankless import x.pt --model NAME --out x.safetensors"),
+    ):
         if said != "no such file":
             torch.save({}, tmp_path / name)
         with pytest.raises(UserError, match=rf"^model.pretrained is '{tmp_path}/{name}': .*{said}"):

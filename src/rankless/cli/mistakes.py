@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from cyclopts import (
     App,
     CoercionError,
@@ -27,7 +30,13 @@ def in_our_words(error: CycloptsError) -> UserError:
     if isinstance(error, UnknownOptionError):
         word = error.token.keyword or error.token.value
         names = [name for one in error.argument_collection if one.parse for name in one.names]
-        return UserError(f"{printable(word)}: no such option{nearest(word, names)}; {see}")
+        others = [one for one in error.root_input_tokens or () if one.startswith("-")]
+        options = dict.fromkeys(one.partition("=")[0] for one in (word, *others))
+        return UserError(
+            f"{printable(one)}: no such option{meant or nearest(one, names)}; {see}"
+            for one in options
+            if one not in names and ((meant := _from_elsewhere(one, names)) or one == word)
+        )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
         if used:
@@ -41,6 +50,19 @@ def in_our_words(error: CycloptsError) -> UserError:
         )
     text = " ".join(str(error).split()).rstrip(".")
     return UserError(f"{text[:1].lower()}{text[1:]}; {see}")
+
+
+def _from_elsewhere(option: str, names: Collection[str]) -> str:
+    """Return what is written here for an option of a training script's, after a semicolon; else nothing."""
+    from rankless.recipe.familiar import ELSEWHERE, OPTIONS
+
+    name = option.lstrip("-").replace("-", "_").lower()
+    if name.startswith("conf") and "--confidence" in names:
+        return "; here it is --confidence"
+    meant = OPTIONS.get(name) or ELSEWHERE.get(name)
+    if not meant or "--run" not in names:  # a command that takes no recipe
+        return ""
+    return f"; here it is {meant}{'=VALUE' if re.fullmatch(r'[a-z_.]+', meant) else ''}"
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:

@@ -67,3 +67,40 @@ SECTIONS: Mapping[str, str] = {
     "schedule": "name",
 }
 """Section to the key that is meant by one value in its place, as in ``batch=8``."""
+
+_PLAN = "--devices N, or --hosts a,b; nothing else has to be set"
+
+OPTIONS: Mapping[str, str] = {
+    "a": "the recipe, as in rankless train resnet18, or model.name",
+    "arch": "the recipe, as in rankless train resnet18, or model.name",
+    "b": "batch.images",
+    "cfg": "model.cfg",
+    "classes_path": "data.classes",
+    "data": "data.root",
+    "data_dir": "data.root",
+    "data_path": "data.root",
+    "dist_backend": _PLAN,
+    "dist_url": _PLAN,
+    "epochs": "epochs",
+    "j": "workers",
+    "lr": "optim.lr",
+    "momentum": "optim.momentum",
+    "nproc_per_node": _PLAN,
+    "opt_level": "precision: O0 is fp32, O1 is fp16 or bf16",
+    "output_dir": _RUN,
+    "pretrained": "model.pretrained",
+    "save_dir": _RUN,
+    "seed": "seed",
+    "wd": "optim.weight_decay",
+    "weight_decay": "optim.weight_decay",
+    "workers": "workers",
+    "world_size": _PLAN,
+}
+"""Further names, of the command lines of training scripts, to what is written here."""
+
+_WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
+
+VALUES: Mapping[tuple[str, str], str] = {
+    ("precision", word): _WHOLE for word in ("O1", "O2", "O3", "bf16-pure", "fp16-pure")
+}
+"""A key and a value from elsewhere to what has to be known about it."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import TypeAdapter
 
 from rankless.errors import nearest, one_of, similar
-from rankless.recipe.familiar import ELSEWHERE
+from rankless.recipe.familiar import ELSEWHERE, VALUES
 from rankless.recipe.kinds import KINDS, foreign, losses_of
 from rankless.recipe.loss_kinds import loss_kind
 from rankless.recipe.model_kinds import model_kind
@@ -145,6 +145,8 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
     if value is None:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
     if isinstance(value, str):
+        if known := VALUES.get((".".join(path), value)):
+            return f"{what}; {known}"
         words = [word for option in _options(schema) for word in _words(option)]
         return what + (nearest(value, words) or _unquoted(value, schema))
     return what

@@ -191,6 +191,12 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
     if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
 
+    if _describes_data(tree, name):
+        raise UserError(
+            f"{name}: describes a data set, and is no recipe; name it as the data: "
+            f"rankless train yolov4-tiny data.root={name}"
+        )
+
     def locate(path: KeyPath) -> Location:
         # A key inside something that an anchor repeats has no line: take that of the enclosing key.
         known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
@@ -200,6 +206,11 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
     problems += [Problem(Location(name, line), sentence) for line, sentence in unread]
     given, problems = _over(given, problems, overrides)
     return build(with_network(given), problems, check_name)
+
+
+def _describes_data(tree: Any, name: str) -> bool:
+    """Check for Darknet's ``.data`` file and Ultralytics's ``data.yaml``, which people give as a recipe."""
+    return name.endswith(".data") or (isinstance(tree, dict) and {"train", "names"} <= tree.keys())
 
 
 def _over(
@@ -217,7 +228,7 @@ def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Pr
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            problems.append(Problem(_COMMAND_LINE, f"'{override}': expected key=value, as in optim.lr=0.02"))
+            problems.append(Problem(_COMMAND_LINE, f"'{override}': {_without_key(override)}"))
             continue
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
@@ -228,6 +239,14 @@ def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Pr
         given |= more
         problems += wrong
     return given, problems
+
+
+def _without_key(word: str) -> str:
+    """Return what is expected in place of a word that is no override, which may name a file or a folder."""
+    if not Path(word).exists():
+        return "expected key=value, as in optim.lr=0.02"
+    keys = {".cfg": "model.cfg", ".safetensors": "model.pretrained", ".weights": "model.pretrained"}
+    return f"expected key=value; did you mean {keys.get(Path(word).suffix, 'data.root')}={word}?"
 
 
 def _text(source: str | Path) -> tuple[str, str]:
@@ -250,9 +269,11 @@ def _text(source: str | Path) -> tuple[str, str]:
             f"{name}: no such file, nor one of the shipped recipes {', '.join(shipped())}{near}"
         ) from None
     except IsADirectoryError:
-        raise UserError(
-            f"{name}: this is a folder: expected a recipe file, such as {path}/recipe.yaml"
-        ) from None
+        if (path / "recipe.yaml").is_file():
+            expected = f"a recipe file, such as {path}/recipe.yaml"
+        else:
+            expected = f"a recipe; if it holds data, add data.root={name} to one"
+        raise UserError(f"{name}: this is a folder: expected {expected}") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name}: this is not UTF-8 text (byte {error.start}): expected a YAML file"

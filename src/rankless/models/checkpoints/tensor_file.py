@@ -105,7 +105,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     try:
         state = safetensors.torch.load(content)
     except Exception as error:  # SafetensorError, KeyError, TypeError …, depending on the damage
-        raise UserError(f"{path}: is not a readable weights file: {_reason(content, error)}") from None
+        raise UserError(f"{path}: is not a readable weights file: {_reason(path, content, error)}") from None
     # The library has checked the header: where there is metadata, it is text to text.
     header, data = _split(content)
     metadata: dict[str, str] = header.get("__metadata__") or {}
@@ -174,13 +174,13 @@ def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     return header, memoryview(content)[8 + length :]
 
 
-def _reason(content: bytes, error: Exception) -> str:
+def _reason(path: Path, content: bytes, error: Exception) -> str:
     if not content:
         return "it is empty"
     if content[:4] == b"PK\x03\x04" or content[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, which "
-            "rankless import makes of it"
+            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors; make some "
+            f"of it: rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
         )
     length = int.from_bytes(content[:8], "little")
     if content[8:9] != b"{":
