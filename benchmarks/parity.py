@@ -328,8 +328,8 @@ def main() -> int:
             try:
                 line = str(compared(cfg, file, names, images, Path(folder)))
             except (cv2.error, UserError) as error:
-                said = str(error).splitlines()[0].removeprefix(f"{cfg}:").partition("; ")[0]
-                line = f"| {cfg.stem} | | not compared: line {said} | | | |"
+                said = str(error).splitlines()[0].replace(f"{cfg}:", "line ").partition("; ")[0]
+                line = f"| {cfg.stem} | | not compared: {said} | | | |"
             print(line, flush=True)
     return 0
 

@@ -145,10 +145,8 @@ def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None
 
 
 def test_no_file_is_reported_with_the_key(tmp_path: Path) -> None:
-    for name, said in (
-        ("none.safetensors", "no such file"),
-        ("x.pt", "rankless import x.pt --model NAME --out x.safetensors"),
-    ):
+    imported = f"rankless import {tmp_path}/x.pt --model NAME --out x.safetensors"
+    for name, said in (("none.safetensors", "no such file"), ("x.pt", imported)):
         if said != "no such file":
             torch.save({}, tmp_path / name)
         with pytest.raises(UserError, match=rf"^model.pretrained is '{tmp_path}/{name}': .*{said}"):

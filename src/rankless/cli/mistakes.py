@@ -28,10 +28,10 @@ def in_our_words(error: CycloptsError) -> UserError:
     if isinstance(error, UnknownCommandError):
         return UserError(_unknown_command(error, see))
     if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
+        word = (error.token.keyword or error.token.value).partition("=")[0]
         names = [name for one in error.argument_collection if one.parse for name in one.names]
         others = [one for one in error.root_input_tokens or () if one.startswith("-")]
-        options = dict.fromkeys(one.partition("=")[0] for one in (word, *others))
+        options = dict.fromkeys((word, *(one.partition("=")[0] for one in others)))
         return UserError(
             f"{printable(one)}: no such option{meant or nearest(one, names)}; {see}"
             for one in options

@@ -179,8 +179,8 @@ def _reason(path: Path, content: bytes, error: Exception) -> str:
         return "it is empty"
     if content[:4] == b"PK\x03\x04" or content[:1] == b"\x80":
         return (
-            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors; make some "
-            f"of it: rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
+            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
+            f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
         )
     length = int.from_bytes(content[:8], "little")
     if content[8:9] != b"{":
