@@ -1,12 +1,13 @@
 """What the training step of Rankless costs beside a plain PyTorch loop, and what its parts cost.
 
-    python benchmarks/step.py [--json] [--quick] [--part floor|micro|processes|memory …]
+    python benchmarks/step.py [--json] [--quick] [--part floor|core|micro|processes|memory …]
 
 The first part is the honest one: two processes of one thread, micro-batches and all, beside the plain loop
-with two threads and the whole batch in one pass. In the others a process has one thread, and both sides have
-the same micro-batches. Wants two quiet cores, and a quarter of an hour of them (``--quick``: a few minutes,
-for a look). Every ratio is of contenders that take turns in one run, so that other load on the machine hits
-all; times of different runs are not comparable. Ends with 1 where a demand is missed.
+with two threads and the whole batch in one pass. In the others a process has one thread; ``core`` compares
+with the whole batch, too, the rest with the same micro-batches on both sides. Wants two quiet cores, and more
+than a quarter of an hour (``--quick``: a few minutes, for a look). Every ratio is of contenders that
+take turns in one run, so that other load on the machine hits all; times of different runs are not
+comparable. Ends with 1 where a demand is missed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FLOOR = 0.95  # of the speed of the bare loop at the full batch
 OF_FAST = 0.97  # of the speed of reduce: fast
 # Runs that never end of themselves, evaluate or save.
 ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000")
-DIGITS = ("data.root=digits", "data.train_images=2048", "data.val_images=64", "ema.decay=0.999")
+DIGITS = ("data.root=digits", "ema.decay=0.999")
+SCENES = (*DIGITS, "data.train_images=2048", "data.val_images=64")
 # yolov3-tiny's recipe falls in steps that lie beyond any benchmark.
 YOLOV3_TINY = (
     "model.image_size=320",
@@ -50,15 +52,16 @@ YOLOV3_TINY = (
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe to measure: its name in the table, the shipped recipe, what is changed in it."""
+    """A recipe to measure: its name in the table, the shipped recipe, what is changed in it, its data."""
 
     name: str
     recipe: str
     changes: tuple[str, ...]
+    data: tuple[str, ...] = SCENES
 
     def json(self, *more: str) -> str:
         """The recipe for a contender."""
-        loaded = load.load(self.recipe, [*ENDLESS, *DIGITS, *self.changes, *more])
+        loaded = load.load(self.recipe, [*ENDLESS, *self.data, *self.changes, *more])
         return load.to_json(loaded)
 
 
@@ -77,8 +80,8 @@ FLOORS = (
     Case("YOLOv3-tiny, 320 px, 16/4", "yolov3-tiny", (*OF_DETECTOR, "model.image_size=320")),
     Case("YOLOv4-tiny, 416 px, 16/4", "yolov4-tiny", (*OF_DETECTOR, "model.image_size=416")),
     Case("YOLOv3, 320 px, 16/4", "yolov3", (*OF_DETECTOR, "model.image_size=320")),
-    Case("ResNet-18, 224 px, 16/8", "resnet18", OF_CLASSIFIER),
-    Case("DenseNet-121, 224 px, 16/8", "densenet121", OF_CLASSIFIER),
+    Case("ResNet-18, 224 px, 16/8", "resnet18", OF_CLASSIFIER, DIGITS),
+    Case("DenseNet-121, 224 px, 16/8", "densenet121", OF_CLASSIFIER, DIGITS),
 )
 # The gradients are large and the images tiny, so that the peak is that of the gradients.
 MEMORY = Case(
@@ -122,6 +125,25 @@ def against_the_full_batch(report: Report, quick: bool) -> None:
         whole = [Seconds(one.wall, one.cpu / 2) for one in whole]
         report.compare(f"{case.name}: two processes / plain loop, full batch", tree, whole, FLOOR)
         report.compare(f"{case.name}: reduce exact / fast", tree, ring, OF_FAST)
+
+
+def on_one_core(report: Report, quick: bool) -> None:
+    """One process of one thread beside the plain loop, with the whole batch in one pass and in micro-batches.
+
+    The processor's time is that of all the work here, so that a busy machine hardly changes its ratios.
+    """
+    for case in FLOORS[:1] if quick else FLOORS:
+        say(f"{case.name}: one core")
+        images = load.from_json(case.json()).batch.images
+        with (
+            Contender(loops.rankless, case.json()) as ours,
+            Contender(loops.plain, case.json(f"batch.micro={images}")) as whole,
+            Contender(loops.plain, case.json()) as micro,
+        ):
+            mine, full, parts = rounds([ours, whole, micro], 4 if quick else 8)
+        report.compare(f"{case.name}: one core, Rankless / plain loop, full batch", mine, full)
+        report.compare(f"{case.name}: one core, Rankless / plain loop, micro-batches", mine, parts)
+        report.compare(f"{case.name}: one core, plain loop, micro-batches / full batch", parts, full)
 
 
 def against_bare(report: Report, quick: bool) -> None:
@@ -230,6 +252,7 @@ def say(what: Any) -> None:
 
 PARTS = {
     "floor": against_the_full_batch,
+    "core": on_one_core,
     "micro": against_bare,
     "processes": several_processes,
     "memory": memory,
