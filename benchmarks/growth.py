@@ -1,0 +1,197 @@
+"""How CPU time grows with images, boxes, classes, micro-batches and the side of an image.
+
+    python benchmarks/growth.py [--quick] [--json] [--out docs/images/growth.svg]
+
+One process, one thread; the seconds are CPU time, the least of some repeats, which other work on
+the machine changes least. A slope is that of the logarithms over the last two sizes: 0 does not grow, 1 grows
+in proportion, 2 with the square.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rankless.data.order import micro_batch
+from rankless.geometry.nms import nms
+from rankless.metrics.coco import coco_scores
+from rankless.models.zoo import build
+from rankless.recipe.load import load
+from rankless.recipe.schema import Batch
+from rankless.structures import DetectionBatch, Detections
+from rankless.world.exchange import Exchange
+
+Work = Callable[[], object]
+
+
+class Axis(NamedTuple):
+    """One thing that is measured.
+
+    Attributes:
+        what: takes the time.
+        of: what grows.
+        sizes: of that.
+        make: from a size, what is timed.
+    """
+
+    what: str
+    of: str
+    sizes: tuple[int, ...]
+    make: Callable[[int], Work]
+
+
+def scattered(count: int, side: float = 416.0) -> torch.Tensor:
+    """Boxes of some 40 pixels, xyxy, (count, 4)."""
+    generator = torch.Generator().manual_seed(0)
+    corner = torch.rand(count, 2, generator=generator) * (side - 50)
+    return torch.cat((corner, corner + 20 + torch.rand(count, 2, generator=generator) * 30), 1)
+
+
+def order(images: int) -> Work:
+    """Which images 64 micro-batches have."""
+    batch = Batch(images=64, micro=8)
+    return lambda: [micro_batch(images, 0, step, part, batch) for step in range(8) for part in range(8)]
+
+
+def suppressed(boxes: int, classes: int) -> Work:
+    """NMS of the candidates of an image."""
+    where = scattered(boxes)
+    scores = torch.rand(boxes, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(boxes) % classes
+    return lambda: nms(where, scores, labels, kind="iou", threshold=0.6)
+
+
+def loss(boxes: int, classes: int, name: str = "yolov4-tiny", images: int = 2) -> Work:
+    """Loss of a micro-batch and its gradient, of a network's output that is there."""
+    recipe = load("digits", [f"model.name={name}", "model.image_size=416", "model.width=0.25"])
+    model = build(recipe.model, classes, recipe.loss)
+    with torch.no_grad():
+        raw = [each.detach() for each in model(torch.zeros(images, 3, 416, 416))]
+    where = scattered(boxes).expand(images, -1, -1)
+    labels = (torch.arange(boxes) % classes).expand(images, -1)
+    batch = DetectionBatch(
+        torch.zeros(images, 3, 1, 1, dtype=torch.uint8).expand(-1, -1, 416, 416),
+        where, labels, torch.ones(images, boxes, dtype=torch.bool), [*range(images)], [],
+    )  # fmt: skip
+    return lambda: model.loss([each.requires_grad_() for each in raw], batch).sum.backward()
+
+
+def scored(images: int, classes: int, boxes: int = 8) -> Work:
+    """COCO's scores of so many images, half of whose boxes are found."""
+    where, labels = scattered(boxes), torch.arange(boxes)
+    truths = [(where, (labels + number) % classes) for number in range(images)]
+    found = [
+        Detections(
+            number, where + 2 * (number % 2), torch.linspace(0.9, 0.1, boxes), (labels + number) % classes
+        )
+        for number in range(images)
+    ]
+    names = [str(number) for number in range(classes)]
+    return lambda: coco_scores(found, truths, names)
+
+
+def folded(micro_batches: int) -> Work:
+    """Adding the gradients (4 MB) of so many micro-batches along the tree."""
+    leaf = torch.zeros(1 << 20)
+    exchange = Exchange(micro_batches, 0, 1)
+    return lambda: exchange.fold(leaf.clone() for _ in range(micro_batches))
+
+
+def stepped(side: int) -> Work:
+    """Forward and backward passes of two images."""
+    recipe = load("digits", ["model.name=yolov4-tiny", "model.width=0.25"])
+    model = build(replace(recipe.model, image_size=side), 10, recipe.loss)
+    images = torch.zeros(2, 3, side, side)
+    return lambda: sum(each.sum() for each in model(images)).backward()
+
+
+AXES = (
+    Axis("order of 64 micro-batches", "images", (10**3, 10**4, 10**5, 10**6, 10**7), order),
+    Axis("COCO scores", "images", (100, 1000, 5000), lambda n: scored(n, 10)),
+    Axis("COCO scores of 200 images", "classes", (1, 10, 100, 1000, 10_000), lambda n: scored(200, n)),
+    Axis("loss, 10 classes", "boxes per image", (1, 10, 100, 500), lambda n: loss(n, 10)),
+    Axis("loss, 8 boxes", "classes", (1, 10, 100, 1000, 10_000), lambda n: loss(8, n)),
+    Axis("NMS, 10 classes", "boxes", (100, 1000, 10_000), lambda n: suppressed(n, 10)),
+    Axis("NMS of 3,000 boxes", "classes", (1, 10, 100, 1000, 10_000), lambda n: suppressed(3000, n)),
+    Axis("tree of gradients", "micro-batches", (1, 4, 16, 64), folded),
+    Axis("forward and backward", "side in pixels", (128, 256, 512, 1024, 2048), stepped),
+)
+
+
+def seconds(work: Work, repeats: int) -> float:
+    """CPU time of one call: the least of some, or of few where it takes long."""
+    work()
+    best, spent = math.inf, 0.0
+    for _ in range(repeats):
+        began = time.process_time()
+        work()
+        taken = time.process_time() - began
+        best, spent = min(best, taken), spent + taken
+        if spent > 3:
+            break
+    return best
+
+
+def slope(sizes: tuple[int, ...], times: list[float]) -> float:
+    """Of the logarithms, over the last two sizes."""
+    return math.log(times[-1] / times[-2]) / math.log(sizes[len(times) - 1] / sizes[len(times) - 2])
+
+
+def measured(quick: bool) -> Iterator[tuple[Axis, list[float]]]:
+    """Every axis with its seconds, size by size; a quick look leaves out the largest sizes."""
+    for axis in AXES:
+        sizes = axis.sizes[: 2 if quick else None]
+        print(f"… {axis.what}: {axis.of}", file=sys.stderr, flush=True)
+        yield axis, [seconds(axis.make(size), 2 if quick else 5) for size in sizes]
+
+
+def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
+    """A small plot for each axis, both scales logarithmic, beside growth in proportion."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    for place, (axis, times) in zip(np.ravel(figure.subplots(3, 3)), found, strict=True):
+        sizes = axis.sizes[: len(times)]
+        place.loglog(sizes, times, "o-")
+        place.loglog(sizes, [times[-1] * size / sizes[-1] for size in sizes], ":", color="gray")
+        place.set_title(axis.what, fontsize=10)
+        place.set_xlabel(axis.of)
+        place.set_ylabel("CPU seconds")
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth"}):
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+def main() -> int:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two small sizes of each")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--out", type=Path, help="draw it: a .png or .svg")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = list(measured(options.quick))
+    if options.out:
+        draw(found, options.out)
+    if options.json:
+        rows = [{"what": a.what, "of": a.of, "sizes": a.sizes[: len(t)], "seconds": t} for a, t in found]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for axis, times in found:
+        shown = "  ".join(f"{size:,}: {t * 1000:.3g}" for size, t in zip(axis.sizes, times, strict=False))
+        print(f"{axis.what:28}{axis.of:18}slope {slope(axis.sizes, times):5.2f}   ms {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
