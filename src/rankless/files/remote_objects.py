@@ -70,11 +70,6 @@ class RemoteFile:
         """Bytes."""
         return self.state.size
 
-    @property
-    def tagged(self) -> str:
-        """Its address with the tag of its content."""
-        return f"{self.url}#{self.state.tag}"
-
     def range(self, length: int, offset: int) -> bytes:
         """Fetch up to so many bytes from an offset on; fewer where it ends."""
         end = min(offset + length, self.size)
