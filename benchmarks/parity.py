@@ -218,11 +218,11 @@ def _boxes(rows: NDArray[np.float32], view: View, network: Network, kind: Kind) 
         if all(_similarity(boxes[one], boxes[number], kind) <= IOU for one in rivals):
             kept.append(number)
     found = []
-    for number in kept:
+    for number in kept[:MOST]:
         box = boxes[number].clip(0, [*view.size, *view.size])
         if min(box[2:] - box[:2]) >= LEAST:
             found.append((*box.tolist(), float(best[chosen[number]]), int(labels[chosen[number]])))
-    return found[:MOST]
+    return found
 
 
 def _similarity(a: NDArray[np.float64], b: NDArray[np.float64], kind: Kind) -> float:
