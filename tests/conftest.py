@@ -29,6 +29,7 @@ from PIL import Image
 from rankless.engine import workers
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test

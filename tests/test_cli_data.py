@@ -107,7 +107,7 @@ def test_help_imports_nothing_heavy(words):
         (["show", "cells", "epochs=1"], "'epochs=1' would change nothing"),
         (["show", "cells", "--count", "0"], "--count has '0'"),
         (["show", "cells", "--class", "blue"], "--class is 'blue': expected one of 'red', 'white'"),
-        (["show", "cells", "--out", "sheet.doc"], "ends in .png, .jpg or .html"),
+        (["show", "cells", "--out", "sheet.doc"], "ends in one of .html, .png, .jpg, .jpeg"),
         (["show", "cells", "--augmented", "data.augment.mosiac=1"], "did you mean 'data.augment.mosaic'?"),
         (["show", "cells", "--augmented", "digits", "more"], "'more': expected key=value"),
         (["anchors", "cells", "--image-size", "wide"], "--image-size has 'wide'"),

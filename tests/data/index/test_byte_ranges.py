@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.index.byte_ranges import Window, file_of, path_in
+from rankless.data.index.byte_ranges import LocalFile, Window, file_of, path_in
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_window_is_a_file(tmp_path_factory, moves, buffered):
     content = bytes(range(100))
     path.write_bytes(content)
     file = os.open(path, os.O_RDONLY)
-    window, known = Window(file, 30, 25), io.BytesIO(content[30:55])
+    window, known = Window(LocalFile(file), 30, 25), io.BytesIO(content[30:55])
     seen = io.BufferedReader(window, 7) if buffered else window
     for offset, whence, count in moves:
         offset = -min(offset, 25) if whence == os.SEEK_END else offset

@@ -152,7 +152,8 @@ def _first(findings: Findings) -> list[object]:
 def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
     much = sum(map(size_of, chosen)) > _MUCH
     items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
-    return scan(index, items, "shards", chunk=1 if much else len(items))
+    # A chunk may be shorter than was asked for, so little is said not to be worth other processes as well.
+    return scan(index, items, "shards", chunk=1 if much else len(items), processes=None if much else 1)
 
 
 def index(items: list[tuple[str, ...]]) -> Raw:
