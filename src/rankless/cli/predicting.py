@@ -276,8 +276,7 @@ def _print(report: PredictionReport, confidence: float) -> None:
         say(f"… and {len(report.images) - _SHOWN:,} more")
     for note in report.notes:
         say(f"note: {note}")
-    answered, found = False, Counter[str]()
-    frames = 0
+    answered, frames, found = False, 0, Counter[str]()
     for image in report.images:
         answered |= _is_answered(image)
         found.update(each["name"] for each in image.detections)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rankless.errors import UserError, counted, nearest, one_of
+from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
 from rankless.interop.class_names import read_class_names
+from rankless.interop.imported_recipe import PRECISION, build_any, recipe_for
 from rankless.interop.published import checked_name
-from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
 from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
@@ -23,23 +23,17 @@ from rankless.models.checkpoints.fit import by_order as in_order
 from rankless.models.checkpoints.foreign import read_checkpoint
 from rankless.models.checkpoints.ports import from_port, port_named
 from rankless.models.checkpoints.unwrapping import Checkpoint
-from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Yolo
 from rankless.models.darknet.reshape import with_classes
 from rankless.models.detectors import darknet
-from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 
 Head = Mapping[str, tuple[int, int]]
-_PRECISION = "precision=fp32"  # the numbers that were published are those of single precision
 _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")
-# ImageNet's classifiers are scored on the middle of the image; training crops the published part of it.
-_CROP = "data.augment.crop=0.08"
-_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the whole image
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ def import_weights(
             given = counted(len(class_names), "name")
             raise UserError(f"--names {names}: {given}, but the network has {known}")
     else:
-        recipe = _recipe(model, overrides)
+        recipe = recipe_for(model, overrides)
         checkpoint = read_checkpoint(source, key)
     fitted, class_names, notes = _fitted(
         checkpoint, recipe, class_names or classes, source, by_order=by_order, partial=partial
@@ -165,52 +159,6 @@ def _fitted(
     return fitted, classes, notes + fitted.notes
 
 
-def build_any(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the recipe's model on the CPU, initialized by the recipe's seed as in training.
-
-    Raises:
-        UserError: no such model, or it cannot be built with these options.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(recipe.seed, "model"))
-        if recipe.task == "classify":
-            return build_classifier(recipe.model, classes)
-        return zoo.build(recipe.model, classes)
-
-
-def _task_of(name: str) -> str:
-    """Return the task of the model called ``name``; other names than the detectors' are of classifiers."""
-    return "detect" if name in zoo.MODELS else "classify"
-
-
-def _recipe(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to write: the defaults, the model and the overrides."""
-    named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
-    if model is not None and named:
-        raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
-    name = model or (named[-1] if named else None)
-    if name is None and any(word.startswith("model.cfg=") for word in overrides):
-        return load.default([_PRECISION, *overrides])
-    if name is None:
-        raise UserError(
-            "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
-            "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
-        )
-    stem = name.removesuffix(".cfg")
-    if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
-        near = nearest(name, zoo.MODELS)
-        raise UserError(
-            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another network "
-            f"of Darknet's give its cfg: --cfg {stem}.cfg"
-        )
-    task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
-    options = [*task, f"model.name={json.dumps(name)}", _PRECISION]
-    recipe = load.default([*options, *overrides])
-    if recipe.task == "classify" and variant(recipe.model).side >= _LEAST_CROPPED:
-        recipe = load.default([*options, _CROP, *overrides])
-    return recipe
-
-
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
@@ -229,7 +177,7 @@ def _from_darknet(
         facts += described.notes
         options = [f"model.cfg={json.dumps(write_cfg(network, letterbox=letterbox, nms=nms))}"]
     else:
-        named = _recipe(model, overrides).model
+        named = recipe_for(model, overrides).model
         known = darknet.MODELS.get(named.name)
         if known is None or known.anchor_free:
             raise UserError(f"{source}: Darknet has no {named.name}; give the model of the weights")
@@ -241,7 +189,7 @@ def _from_darknet(
         options = [f"model.name={named.name}"]
     fit_options = [f"data.fit={'letterbox' if letterbox else 'stretch'}", *_DARKNET_PLACING]
     others = [word for word in overrides if not word.startswith("model.name=")]
-    options += [*fit_options, f"evaluate.nms={nms}", "evaluate.iou=0.45", _PRECISION]
+    options += [*fit_options, f"evaluate.nms={nms}", "evaluate.iou=0.45", PRECISION]
     recipe = load.default([*options, *others])
     read = read_weights(source, network)
     facts.append(
@@ -273,7 +221,7 @@ def _from_port(
         described = read_cfg(str(cfg))
         text = write_cfg(described.network, letterbox=described.letterbox, nms=described.nms)
         options.insert(0, f"model.cfg={json.dumps(text)}")
-    recipe = _recipe(model, options)
+    recipe = recipe_for(model, options)
     checkpoint = read_checkpoint(source, key)
     network = darknet.network(recipe.model, 2)
     ours = build_any(recipe, 2).state_dict()
