@@ -164,10 +164,15 @@ def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
     for place, (axis, times) in zip(np.ravel(figure.subplots(3, 3)), found, strict=True):
         sizes = axis.sizes[: len(times)]
         place.loglog(sizes, times, "o-")
-        place.loglog(sizes, [times[-1] * size / sizes[-1] for size in sizes], ":", color="gray")
+        place.loglog(
+            sizes, [times[-1] * size / sizes[-1] for size in sizes], ":", color="gray", label="in proportion"
+        )
+        place.minorticks_off()
+        place.set_xticks(sizes, [f"{size:,}".replace(",000,000", "M") for size in sizes], fontsize=8)
         place.set_title(axis.what, fontsize=10)
         place.set_xlabel(axis.of)
         place.set_ylabel("CPU seconds")
+    figure.axes[0].legend(fontsize=8)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth"}):
         figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 

@@ -168,7 +168,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),
         ("device: 0", "key 'device': no such key; here it is --devices N on the command line: where a run "
          "happens is no part of a recipe"),
-        ("patience: 5", "key 'patience': no such key; here it is nothing: no run ends early, and the best "
+        ("patience: 5", "key 'patience': no such key; not needed here: no run ends early, and the best "
          "weights of a run are kept"),
         ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
          "'batch.images'?"),

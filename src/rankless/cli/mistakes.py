@@ -54,7 +54,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 def _from_elsewhere(option: str, names: Collection[str]) -> str:
     """Return what is written here for an option of a training script's, after a semicolon; else nothing."""
-    from rankless.recipe.familiar import ELSEWHERE, OPTIONS
+    from rankless.recipe.familiar import ELSEWHERE, OPTIONS, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
     if name.startswith("conf") and "--confidence" in names:
@@ -62,7 +62,7 @@ def _from_elsewhere(option: str, names: Collection[str]) -> str:
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
     if not meant or "--run" not in names:  # a command that takes no recipe
         return ""
-    return f"; here it is {meant}{'=VALUE' if re.fullmatch(r'[a-z_.]+', meant) else ''}"
+    return f"; {answer(meant)}{'=VALUE' if re.fullmatch(r'[a-z_.]+', meant) else ''}"
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:

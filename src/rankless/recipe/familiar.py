@@ -6,11 +6,19 @@ from collections.abc import Mapping
 
 _DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
 _RUN = "--run runs/NAME on the command line"
-_CLASSES = "nothing: the classes are those of the data, or those of data.classes"
+_MICRO = "batch.images for a step of all devices together, batch.micro for a forward pass"
+_IN_FLOAT32 = "not needed: weights, batch norms and optimizer stay in float32"
+_RANKS = "not needed: the launcher, or --devices N, says it"
+_CLASSES = "not needed: the classes are those of the data, or those of data.classes"
 
 ELSEWHERE: Mapping[str, str] = {
-    "accumulate": "batch.images for a step, batch.micro for a forward pass",
-    "gradient_accumulations": "batch.images for a step, batch.micro for a forward pass",
+    "accumulate": _MICRO,
+    "accumulate_grad_batches": _MICRO,
+    "accumulation_steps": _MICRO,
+    "grad_accum": _MICRO,
+    "gradient_accumulation": _MICRO,
+    "gradient_accumulation_steps": _MICRO,
+    "gradient_accumulations": _MICRO,
     "amp": "precision",
     "half": "precision",
     "batch_size": "batch.images",
@@ -19,6 +27,7 @@ ELSEWHERE: Mapping[str, str] = {
     "conf": "evaluate.confidence",
     "conf_thres": "evaluate.confidence",
     "cos_lr": "schedule.name=cosine",
+    "delay_allreduce": "reduce: exact and fast both send gradients while others are computed",
     "degrees": "data.augment.rotate",
     "device": _DEVICES,
     "devices": _DEVICES,
@@ -36,8 +45,11 @@ ELSEWHERE: Mapping[str, str] = {
     "imgsz": "model.image_size",
     "input_size": "model.image_size",
     "iou_thres": "evaluate.iou",
+    "keep_batchnorm_fp32": _IN_FLOAT32,
     "label_smoothing": "loss.smoothing",
     "learning_rate": "optim.lr",
+    "local_rank": _RANKS,
+    "loss_scale": "not needed: precision fp16 scales its loss by itself, and bf16 needs no scale",
     "lr0": "optim.lr",
     "lrf": "schedule.final",
     "max_epochs": "epochs",
@@ -45,13 +57,15 @@ ELSEWHERE: Mapping[str, str] = {
     "names": "data.classes",
     "num_classes": _CLASSES,
     "num_workers": "workers",
+    "opt_level": "precision: O0 is fp32, O1 is fp16 or bf16",
     "optimizer": "optim.name",
-    "patience": "nothing: no run ends early, and the best weights of a run are kept",
+    "patience": "not needed: no run ends early, and the best weights of a run are kept",
     "rect": "evaluate.rectangular",
     "resume": "--resume --run RUN on the command line",
     "save_period": "checkpoint.every",
     "sync_bn": "batch_norm=sync",
     "val_interval": "evaluate.every",
+    "world_size": _RANKS,
     "warmup_epochs": "schedule.warmup='3 epochs'",
     "weights": "model.pretrained",
 }
@@ -86,7 +100,6 @@ OPTIONS: Mapping[str, str] = {
     "lr": "optim.lr",
     "momentum": "optim.momentum",
     "nproc_per_node": _PLAN,
-    "opt_level": "precision: O0 is fp32, O1 is fp16 or bf16",
     "output_dir": _RUN,
     "pretrained": "model.pretrained",
     "save_dir": _RUN,
@@ -99,8 +112,20 @@ OPTIONS: Mapping[str, str] = {
 """Further names, of the command lines of training scripts, to what is written here."""
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
+_SYNC = "here it is sync"
 
 VALUES: Mapping[tuple[str, str], str] = {
-    ("precision", word): _WHOLE for word in ("O1", "O2", "O3", "bf16-pure", "fp16-pure")
+    **{("precision", word): _WHOLE for word in ("O2", "O3", "bf16-pure", "fp16-pure")},
+    ("precision", "O0"): "here it is fp32",
+    ("precision", "O1"): "here it is bf16 or fp16",
+    **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
 }
 """A key and a value from elsewhere to what has to be known about it."""
+
+
+def answer(meant: str) -> str:
+    """Say what a name of :data:`ELSEWHERE` or :data:`OPTIONS` is here, as the end of a message."""
+    nothing = "not needed"
+    return (
+        f"{nothing} here{meant.removeprefix(nothing)}" if meant.startswith(nothing) else f"here it is {meant}"
+    )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import TypeAdapter
 
 from rankless.errors import nearest, one_of, similar
-from rankless.recipe.familiar import ELSEWHERE, VALUES
+from rankless.recipe.familiar import ELSEWHERE, VALUES, answer
 from rankless.recipe.kinds import KINDS, foreign, losses_of
 from rankless.recipe.loss_kinds import loss_kind
 from rankless.recipe.model_kinds import model_kind
@@ -110,7 +110,7 @@ def instead_of(path: KeyPath) -> str:
     beside = [other[-1] for other in every if other[:-1] == path[:-1]]
     lasts = [other[-1] for other in every]
     if path[-1] not in lasts and path[-1].lower() in ELSEWHERE:
-        return f"; here it is {ELSEWHERE[path[-1].lower()]}"
+        return f"; {answer(ELSEWHERE[path[-1].lower()])}"
     meant = [path[-1]] if path[-1] in lasts else similar(path[-1], beside) or similar(path[-1], lasts)
     if same := [".".join(other) for other in every if other[-1] in meant]:
         return f"; did you mean '{difflib.get_close_matches(dotted, same, n=1, cutoff=0)[0]}'?"
