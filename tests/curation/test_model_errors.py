@@ -159,7 +159,7 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     lines = printed.out.splitlines()
     assert lines[:2] == ["3 images of 5 with errors (val)", "errors: 1 background, 1 class, 1 missed"]
     assert any("1.png: 1 wrong class" in line for line in lines) and lines[-1] == f"drawn: {out}"
-    assert "3 labels to check: the model is sure of something else" in lines
+    assert "3 labels to check, where the model disagrees (the surest first)" in lines
     assert any("red: 90%, labeled green at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()

@@ -115,5 +115,5 @@ def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
         Collected(tmp_path / "nothing").refresh()
     assert str(caught.value) == (
         f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected a "
-        "folder that rankless train wrote, such as runs/digits"
+        "folder of rankless train, which makes it some seconds after its start"
     )

@@ -198,15 +198,21 @@ def _print_errors(found: ModelErrors, count: int) -> None:
     if kinds:
         say(f"errors: {kinds}")
     if found.images:
-        say("\nworst images (the sum of what the model was wrong by)")
+        say(f"\nworst images (the sum of what the model was wrong by{_first(len(found.images), count)})")
     for image in found.images[:count]:
         say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
     if doubtful := found.doubtful():
-        say(f"\n{counted(len(doubtful), 'label')} to check: the model is sure of something else")
+        what = f"{counted(len(doubtful), 'label')} to check, where the model disagrees"
+        say(f"\n{what} (the surest first{_first(len(doubtful), count)})")
     for wrong, one in doubtful[:count]:
         where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
         said = text(found, one) if where else summary(found, wrong)
         say(f"{one.doubt:6.2f}  {wrong.source}: {said}{where}")
+
+
+def _first(there: int, count: int) -> str:
+    """Say that not all are listed."""
+    return f"; {count:,} of {there:,}" if there > count else ""
 
 
 def _words(text: str) -> list[str]:

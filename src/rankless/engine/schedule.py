@@ -149,5 +149,5 @@ class StepSchedule:
 
 
 def _steps(number: float) -> str:
-    shown = f"{number:.2g}"
+    shown = f"{number:.3g}"
     return f"{shown} step" if shown == "1" else f"{shown} steps"

@@ -114,7 +114,7 @@ def state_of(url: str) -> State:
 
 
 def forget_states() -> None:
-    """Ask again for what objects are, because data is opened anew."""
+    """Ask again for what objects are, because data is opened again."""
     _state.cache_clear()
 
 
@@ -179,7 +179,8 @@ def _file_system(process: int, scheme: str) -> Any:
 
 def _tried(call: Callable[[], Value], url: str) -> Value:
     """Call until it works, a few times; an error becomes an OSError with a sentence."""
-    for number in range(TRIES):
+    number = 1
+    while True:
         try:
             return call()
         except UserError:
@@ -187,11 +188,11 @@ def _tried(call: Callable[[], Value], url: str) -> Value:
         except Exception as error:  # of aiohttp's, botocore's, sockets' …
             if problem := _lasting(error, url):
                 raise problem from None
-            if number + 1 == TRIES:
+            if number == TRIES:
                 text = f"it could not be read in {TRIES} tries: {_reason(_cause(error))}"
                 raise OSError(errno.EIO, text, url) from error
-            time.sleep(_PAUSE * 2**number)
-    raise RuntimeError("no try was made")
+            time.sleep(_PAUSE * 2 ** (number - 1))
+            number += 1
 
 
 def _lasting(error: Exception, url: str) -> OSError | None:

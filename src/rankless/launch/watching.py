@@ -76,7 +76,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     except FileNotFoundError:
         raise UserError(
             f"{run}: not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY; rankless runs "
-            "lists those in a folder"
+            "lists those in a folder, and a training makes its own some seconds after its start"
         ) from None
     except OSError as error:
         raise UserError(f"{run}: cannot be read ({error.strerror or error}); give another run") from None

@@ -41,7 +41,7 @@ def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
         if len(runs) == 1:
             _line(loss, points, _GRAY, lw=0.6, alpha=0.5)
         _line(loss, smoothed(points), color, label="training" if len(runs) == 1 else name)
-        label = "validation" if len(runs) == 1 else None
+        label = "validation" if len(runs) == 1 else f"{name}, validation"
         other = _COLORS[1] if len(runs) == 1 else color
         _line(loss, score_points(run, "loss"), other, label=label, ls="--", marker="o", ms=3)
         shown = [name for name in (run.score_name, "AP50", "AP75", "top5") if name] if len(runs) == 1 else []

@@ -34,7 +34,7 @@ pytest.importorskip("aiohttp")
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, with ranges; counts requests, and fails as often as it is told to."""
+    """Serves a folder, with ranges; counts requests, and fails as often as it is asked to."""
 
     requests: ClassVar[Counter[str]] = Counter()
     failures: ClassVar[list[int]] = []
@@ -197,9 +197,9 @@ def test_a_shard_that_changes_is_noticed(server: str, folder: Path) -> None:
     shard.write_bytes(shard.read_bytes() + bytes(1024))
     with pytest.raises(UnreadableImage, match="it has changed since the data was opened; start again"):
         content(data, 1)
-    anew = open_annotations(server, "val")  # read again, though its name and its samples are the same
-    assert anew.path(0) != data.path(0) and anew.digest() == data.digest()
-    assert content(anew, 0) == content(data, 0)
+    again = open_annotations(server, "val")  # read again, though its name and its samples are the same
+    assert again.path(0) != data.path(0) and again.digest() == data.digest()
+    assert content(again, 0) == content(data, 0)
 
 
 def test_a_shard_that_goes_is_noticed(server: str, folder: Path) -> None:

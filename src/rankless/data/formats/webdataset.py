@@ -80,7 +80,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         raw.rename(_numbered(sorted(named)))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
-    if isinstance(root, RemotePath):  # whether it has changed is told by its fingerprint
+    if isinstance(root, RemotePath):  # its fingerprint says whether it has changed
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
