@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import json
 import struct
 import subprocess
 import sys
 import tracemalloc
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -79,6 +83,54 @@ def test_equal_weights_give_equal_bytes_in_other_processes(path):
     again, turned = path.with_name("again.safetensors"), path.with_name("turned.safetensors")
     subprocess.run([sys.executable, "-c", program, path, again, turned], check=True, timeout=120)
     assert again.read_bytes() == turned.read_bytes() == path.read_bytes()
+
+
+def summed(path: Path, key: str, checksum: Callable[[bytes], str]) -> bytes:
+    """The file with the checksum ``key`` in place of its own, as another program would write it."""
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header["__metadata__"].pop("crc32")
+
+    def encoded() -> bytes:
+        return json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    header["__metadata__"][key] = checksum(encoded() + data)
+    padded = encoded() + b" " * (-len(encoded()) % 8)
+    return struct.pack("<Q", len(padded)) + padded + data
+
+
+def test_the_checksum_in_the_header_by_hand(path):
+    assert summed(path, "crc32", lambda content: f"{binascii.crc32(content):08x}") == path.read_bytes()
+
+
+@pytest.mark.parametrize("key", ["crc32", "sha256"])
+def test_a_flipped_bit_is_found_in_files_of_this_version_and_the_last(path, key):
+    if key == "sha256":
+        path.write_bytes(summed(path, key, lambda content: hashlib.sha256(content).hexdigest()))
+    whole = path.read_bytes()
+    loaded = weights.load(path)
+    assert loaded.extra == EXTRA and torch.equal(loaded.state["same.memory"], state()["same.memory"])
+    for at in range(len(whole) - 1, len(whole) - 400, -7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(UserError, match="is damaged, or was changed by another program"):
+            weights.load(path)
+
+
+def test_writing_copies_one_tensor_at_a_time(tmp_path, monkeypatch):
+    """Where no tensor lies as in the file: a net twice in memory would be too much."""
+    alive: list[int] = []
+    copies: list[weakref.ref[Any]] = []
+    raw = tensor_file.raw
+
+    def counting(tensor: torch.Tensor) -> Any:
+        copies.append(weakref.ref(copy := raw(tensor)))
+        alive.append(sum(one() is not None for one in copies))
+        return copy
+
+    monkeypatch.setattr(tensor_file, "raw", counting)
+    tensor_file.write(tmp_path / "w", {str(n): torch.zeros(9, 9).T for n in range(20)})
+    assert len(alive) == 20 and max(alive) <= 2  # the one before goes when the next is there
 
 
 def test_saving_leaves_the_state_alone(tmp_path):
@@ -280,7 +332,7 @@ def test_wrong_headers_are_refused(tmp_path, begin, end, shape, dtype):
 def test_tensors_that_do_not_lie_side_by_side_are_refused(path, offsets, size):
     """In a file that is whole in all else, wherever it is read."""
     metadata = tensor_file.metadata_of(path)
-    metadata.pop("sha256")
+    metadata.pop("crc32")
     header = {"__metadata__": metadata}
     for name, place in zip("ab", offsets, strict=True):
         header[name] = {"dtype": "F32", "shape": [2], "data_offsets": list(place)}

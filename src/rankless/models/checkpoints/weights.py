@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.models.checkpoints.fit import compare, mismatch
-from rankless.models.checkpoints.tensor_file import CHECKSUM, metadata_of, raw, read, write
+from rankless.models.checkpoints.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 
 FORMAT = "rankless 1"
 _NEEDED = frozenset({"format", "recipe", "class_names"})
-_RESERVED = _NEEDED | {CHECKSUM}
+_RESERVED = _NEEDED | {CHECKSUM, OLD_CHECKSUM}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def save(
         state: tensors of any shape, device and layout.
         recipe: of the training.
         class_names: a name per class id.
-        extra: more texts, under other keys than ``format``, ``recipe``, ``class_names``, ``sha256``.
+        extra: more texts, under other keys than ``format``, ``recipe``, ``class_names``, ``crc32`` and
+            ``sha256``.
 
     Returns:
         The SHA-256 of the file.
