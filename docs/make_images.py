@@ -3,12 +3,14 @@
     python docs/make_images.py runs/digits
 
 Nothing in them is made up. ``found.jpg`` has eight scenes that the run has never seen, with what it finds in
-them; ``report.png`` is the top of the run's report, as Chromium shows it; ``terminal.svg`` is what a command
-prints here and now, line by line, with the speed of this machine: let nothing else run on it.
+them; ``report.png`` is the top of the run's report, as Chromium shows it, and ``report-evaluation.png`` what
+it says about the best evaluation; ``terminal.svg`` is what a command prints here and now, line by line, with
+the speed of this machine: let nothing else run on it.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,8 @@ from PIL import Image
 IMAGES = Path(__file__).parent / "images"
 COMMANDS = ["rankless verify digits --worlds 1,2,3 --steps 4"]
 BROWSER = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=4000"]
-REPORT = (1280, 578)  # pixels
+REPORT, EVALUATION = (1280, 578), (1280, 1806)  # pixels
+BEFORE_EVALUATION = re.compile(r"<header>.*(?=<h2>Best evaluation)", re.DOTALL)
 WIDTH, LINE, LEFT, TOP = 92, 21, 20, 58  # characters of a line; pixels
 PAUSE = 0.7  # seconds from line to line
 DOTS = ("#f87171", "#fbbf24", "#34d399")
@@ -93,20 +96,25 @@ def found(run: Path) -> Image.Image:
     return whole
 
 
-def report(run: Path) -> Image.Image:
-    """The top of the run's report."""
+def report(run: Path) -> list[Image.Image]:
+    """The top of the run's report, and its best evaluation."""
+    shots = []
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "report.html"), Path(folder, "report.png")
         subprocess.run([sys.executable, "-m", "rankless", "report", str(run), "--out", str(page)], check=True)
-        size = f"--window-size={REPORT[0]},{REPORT[1]}"
-        subprocess.run([*BROWSER, size, f"--screenshot={shot}", page.as_uri()], check=True)
-        return Image.open(shot).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        for wide, high in (REPORT, EVALUATION):
+            size = f"--window-size={wide},{high}"
+            subprocess.run([*BROWSER, size, f"--screenshot={shot}", page.as_uri()], check=True)
+            shots.append(Image.open(shot).convert("RGB").quantize(128, dither=Image.Dither.NONE))
+            page.write_text(BEFORE_EVALUATION.sub("<main>", page.read_text()))
+    return shots
 
 
 def main() -> None:
     run = Path(sys.argv[1])
     found(run).save(IMAGES / "found.jpg", quality=88, optimize=True)
-    report(run).save(IMAGES / "report.png", optimize=True)
+    for name, shot in zip(("report.png", "report-evaluation.png"), report(run), strict=True):
+        shot.save(IMAGES / name, optimize=True)
     (IMAGES / "terminal.svg").write_text(drawing(transcript(COMMANDS)), encoding="utf-8")
 
 
