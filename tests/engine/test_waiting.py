@@ -6,8 +6,8 @@ from rankless.engine.waiting import Waiting
 
 
 def advice(waited: list[float]) -> list[int]:
-    waiting = Waiting()
-    return [step for step, seconds in enumerate(waited, 1) if waiting.step(1.0, seconds)]
+    waiting = Waiting(images=8)
+    return [step for step, part in enumerate(waited, 1) if waiting.step({"seconds": 1.0, "waited": part})]
 
 
 def test_when_it_is_reported() -> None:
@@ -19,14 +19,17 @@ def test_when_it_is_reported() -> None:
 
 
 def test_the_summary_is_of_the_whole_run() -> None:
-    waiting = Waiting()
-    assert waiting.summary() == "0% of 0.0 s went by waiting for images"
-    for waited in (0.0, 1.0, 0.5):
-        waiting.step(2.0, waited)
-    assert waiting.summary() == "25% of 6.0 s went by waiting for images"
+    waiting = Waiting(images=8)
+    assert waiting.summary() == "0 steps in 0.0 s, evaluations not counted"
+    for seconds, waited in ((30.0, 0.9), (1.0, 1.0), (3.0, 0.0)):
+        waiting.step({"seconds": seconds, "waited": waited})
+    assert waiting.summary() == (
+        "3 steps in 34.0 s, evaluations not counted; after the first, 4 images/s and 25% of the time waiting "
+        "for images"
+    )
 
 
 def test_it_says_what_to_do() -> None:
-    waiting = Waiting()
-    said = [waiting.step(2.0, 1.0) for _ in range(100)][-1]
+    waiting = Waiting(images=8)
+    said = [waiting.step({"seconds": 2.0, "waited": 0.5}) for _ in range(100)][-1]
     assert said.startswith("50% of the last 100 steps' time") and "workers" in said and "data.cache" in said

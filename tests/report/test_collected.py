@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from rankless.engine.sinks.rows import Rows
+from rankless.engine.waiting import Waiting
 from rankless.errors import UserError
+from rankless.report import overview
 from rankless.report.collected import Collected
 from rankless.runs.journal import Follower, Journal
 
@@ -104,10 +107,30 @@ def test_the_state_is_that_of_the_last_ending(tmp_path: Path, events: list[str],
     assert Collected(tmp_path).refresh().state == state
 
 
-def test_speed_is_that_of_the_median_step(tmp_path: Path) -> None:
+def test_speed_is_that_of_all_steps_but_the_first_of_each_start(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("batch: {images: 16, micro: 4}\n")
-    write(tmp_path / "journal.jsonl", step(1, seconds=60), *(step(number) for number in range(2, 10)))
-    assert Collected(tmp_path).refresh().images_per_second == 32
+    start, resume = ({"event": name, "at": 0} for name in ("start", "resume"))
+    first = (step(1, seconds=60, waited=0.9), step(2), step(3, seconds=0.1, waited=1.0))
+    write(tmp_path / "journal.jsonl", start, *first, resume, step(4, seconds=60), step(5))
+    run = Collected(tmp_path).refresh()
+    assert run.images_per_second == pytest.approx(3 * 16 / 1.1)
+    assert run.pace.waited == pytest.approx((0.1 + 0.1 + 0.1) / 1.1)
+
+
+def test_the_rows_the_end_and_the_report_agree_on_the_speed(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("batch: {images: 16, micro: 4}\n")
+    entries = [step(number, seconds=0.3 * number, waited=0.1 * number) for number in range(1, 8)]
+    write(tmp_path / "journal.jsonl", *entries)
+    rows, waiting = Rows(1, 7, 16), Waiting(16)
+    for entry in entries:
+        rows.step(entry)
+        waiting.step(entry["timing"])
+    run = Collected(tmp_path).refresh()
+    _, row = rows.scores(7, {}, False)
+    assert row.split()[-1] == "12"  # 6 × 16 images in 8.1 s
+    assert "12 images/s and 51% of the time waiting for images" in waiting.summary()
+    top = overview.claim(run, None)
+    assert "<b>12</b><span>images/s" in top and "<b>51%</b><span>waited for images" in top
 
 
 def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:

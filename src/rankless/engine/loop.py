@@ -127,7 +127,7 @@ class _Loop:
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
         self.stragglers = Stragglers(self.world, len(mine))
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
-        self.waiting = Waiting()
+        self.waiting = Waiting(self.recipe.batch.images)
 
     def run(self) -> bool:
         """Train up to the last step; False after a stop request, with the state saved."""
@@ -205,7 +205,7 @@ class _Loop:
                 "timing": timing,
             }
         )
-        if advice := self.waiting.step(seconds, waits["waited"]):
+        if advice := self.waiting.step(timing):
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+
+from rankless.errors import counted
+from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
 """Advice needs at least this many steps: the first ones wait for the loader processes to start."""
@@ -11,22 +15,25 @@ MUCH = 0.2
 
 
 class Waiting:
-    """The seconds of this rank, step by step.
+    """The time of this rank since the start, step by step.
 
-    Attributes:
-        seconds, waited: of all steps so far, and those of them spent waiting.
+    Args:
+        images: of a step.
     """
 
-    def __init__(self) -> None:
-        self.seconds = self.waited = 0.0
+    def __init__(self, images: int) -> None:
+        self.images, self.steps, self.seconds = images, 0, 0.0
+        self.pace = Pace()
         self.recent: deque[tuple[float, float]] = deque(maxlen=STEPS)
         self.advised = False
 
-    def step(self, seconds: float, waited: float) -> str:
-        """Count one step; the advice to give now, once in a run at most."""
+    def step(self, timing: Mapping[str, float]) -> str:
+        """Count one step by its timing in the journal; the advice to give now, once in a run at most."""
+        seconds, waited = timing["seconds"], timing["waited"]
+        self.steps += 1
         self.seconds += seconds
-        self.waited += waited
-        self.recent.append((seconds, waited))
+        self.pace.add(seconds, waited)
+        self.recent.append((seconds, seconds * waited))
         if self.advised or len(self.recent) < STEPS:
             return ""
         fraction = sum(w for _, w in self.recent) / max(sum(s for s, _ in self.recent), 1e-9)
@@ -40,5 +47,11 @@ class Waiting:
 
     def summary(self) -> str:
         """A sentence for the end."""
-        fraction = self.waited / self.seconds if self.seconds else 0.0
-        return f"{fraction:.0%} of {self.seconds:.1f} s went by waiting for images"
+        said = f"{counted(self.steps, 'step', 'steps')} in {self.seconds:.1f} s, evaluations not counted"
+        speed = self.pace.images_per_second(self.images)
+        if speed is None:
+            return said
+        return (
+            f"{said}; after the first, {speed_text(speed)} images/s and {self.pace.waited:.0%} of the time "
+            "waiting for images"
+        )

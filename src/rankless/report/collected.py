@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import statistics
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from rankless.report.binned import Binned
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
+from rankless.runs.pace import Pace
 from rankless.runs.scoring import is_better, name_of_best
 
 _LONGEST = 64 * MIB  # bytes of environment.json and evaluation.json
@@ -46,6 +45,7 @@ class Collected:
         recipe_text: ``recipe.yaml`` as it is.
         starts: entries of ``environment.json``.
         details: of the best evaluation, ``evaluation.json``; empty without.
+        pace: of all steps.
         times: when the first and the last step ended or began, in seconds since 1970; None if unknown.
     """
 
@@ -65,7 +65,7 @@ class Collected:
         self.events: list[dict[str, Any]] = []
         self.spread: list[tuple[int, list[float]]] = []
         self.times: tuple[float, float] | None = None
-        self._pace: deque[float] = deque(maxlen=200)
+        self.pace = Pace()
 
     def refresh(self) -> Collected:
         """Read what is new; itself.
@@ -93,6 +93,8 @@ class Collected:
             self.evaluations.append((int(entry["evaluation"]), dict(entry["scores"])))
         elif isinstance(entry.get("event"), str):
             when = _number(entry.get("timing", {}).get("time"))
+            if entry["event"] in ("start", "resume"):
+                self.pace.begins = True
             self.events.append({**entry, "step": max(_whole(entry.get("at")), 0), "when": when})
 
     def _take_step(self, step: int, entry: Mapping[str, Any]) -> None:
@@ -108,7 +110,7 @@ class Collected:
         if seconds is not None:
             values["waited"] = seconds * (_number(timing.get("waited")) or 0.0)
             values["network"] = seconds * (_number(timing.get("network")) or 0.0)
-            self._pace.append(seconds)
+            self.pace.add(seconds, _number(timing.get("waited")) or 0.0)
         if (now := _number(timing.get("time"))) is not None:
             first, last = self.times or (now - (seconds or 0.0), now)
             self.times = (first, max(last, now))  # a clock that was set back
@@ -151,10 +153,9 @@ class Collected:
 
     @property
     def images_per_second(self) -> float | None:
-        """The speed of all ranks together over the last 200 steps, by the median step."""
+        """The speed of all ranks together over the whole run."""
         images = _number(self.recipe.get("batch.images"))
-        median = statistics.median(self._pace) if self._pace else 0.0
-        return images / median if images and median else None
+        return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
         """Seconds from the beginning of the first step to the end of ``step``, or to the time ``when``."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankless.report.collected import Collected
 from rankless.report.markup import card, duration, number, table, text
+from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
 """The SHA-256 of a run's weights by its path; of a run that still trains there is none."""
@@ -28,7 +29,9 @@ def claim(run: Collected, digest: str | None) -> str:
             tiles.append(_tile(name, value, "main" if not place else ""))
     tiles.append(_tile("training time", _spent(run)))
     if (speed := run.images_per_second) is not None:
-        tiles.append(_tile("images/s", f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"))
+        tiles.append(_tile("images/s", speed_text(speed)))
+    if run.pace.waited is not None:
+        tiles.append(_tile("waited for images", f"{run.pace.waited:.0%}"))
     if run.ranks:
         tiles.append(_tile("ranks", f"{run.ranks}"))
     steps = f"{run.step:,}"
@@ -36,17 +39,17 @@ def claim(run: Collected, digest: str | None) -> str:
     sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
     if run.best is not None:
         sentence += f", best at step {run.best[0]:,}"
-    shown = (
+    below = (
         f'<p class="digest"><span>SHA-256 of the weights</span> <code>{text(digest)}</code></p>'
         if digest
         else ""
     )
     if run.recipe_text:
         written = "\n".join(map(text, run.recipe_text.splitlines()))
-        shown += (
+        below += (
             f'<details class="recipe"><summary>Recipe</summary><pre class="scroll">{written}</pre></details>'
         )
-    return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{shown}'
+    return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{below}'
 
 
 def _tile(name: str, value: str, kind: str = "") -> str:
@@ -76,7 +79,7 @@ def comparison(runs: Sequence[Collected], digests: Digests) -> str:
     rows.append(["steps", *(f"{run.step:,}" for run in runs)])
     rows.append(["training time", *map(_spent, runs)])
     speeds = [run.images_per_second for run in runs]
-    rows.append(["images/s", *(f"{speed:,.3g}" if speed else "–" for speed in speeds)])
+    rows.append(["images/s", *(speed_text(speed) if speed else "–" for speed in speeds)])
     rows.append(["ranks", *(str(run.ranks or "–") for run in runs)])
     if digests:
         shown = [digests.get(str(run.run.path)) for run in runs]

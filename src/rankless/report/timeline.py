@@ -60,6 +60,7 @@ def time_charts(run: Collected) -> str:
         if (rest := clock.whole - steps) >= 1:
             note += f"; in {duration(rest)} more no step was done: evaluations, checkpoints, pauses"
         note += "."
+    note += " Images/s and waiting above are those of all steps but the first of each start."
     return stacked_chart("Time of a step in ms", smooth, clock.axes(), note) + _spread(run, clock)
 
 

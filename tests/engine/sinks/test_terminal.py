@@ -40,7 +40,7 @@ def test_an_epoch_is_one_row_under_one_header_with_the_means_of_its_steps() -> N
         "epoch", "loss", "val loss", "AP", "AP50", "AP75", "lr", "images/s", "best",
     ]  # fmt: skip
     assert cells(row) == [
-        "1/2", "2.5", "1.23e+05", "0.1235", "0.1235", "0.1235", "1.00e-02", "8", "*",
+        "1/2", "2.5", "1.23e+05", "0.1235", "0.1235", "0.1235", "1.00e-02", "5.3", "*",
     ]  # fmt: skip
     assert header.index("lr") + len("lr") == row.index("e-02") + len("e-02")  # numbers end below names
     assert not rows.step(entry(3, 1.5)) and not rows.step(entry(4, 2.0))
@@ -118,7 +118,20 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
         "training", "note:", "2", "training:", "training:", "training:", "warning:", "epoch", "epoch",
         "epoch", "1/1",
     ]  # fmt: skip
-    assert lines[7].startswith("epoch 0.50/1  step 1/2  loss 2  lr 1.00e-02  32 images/s")
+    assert lines[7].startswith("epoch 0.50/1  step 1/2  loss 2  lr 1.00e-02")
+    assert lines[8].startswith("epoch 1.00/1  step 2/2  loss 2  lr 1.00e-02  32 images/s  waited 10%")
+
+
+def test_the_bar_ends_with_the_means_of_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(images=16)
+    terminal.start(RunStart(Path("run"), {"epochs": 1, "precision": "fp32"}, 0, 4, 1))
+    for step, (loss, seconds) in enumerate([(9.0, 60.0), (3.0, 1.0), (5.0, 2.0), (1.0, 3.0)], 1):
+        terminal.step(entry(step, step / 4, loss, seconds))
+    terminal.scores(4, {"AP": 0.5}, True)
+    terminal.close()
+    *_, bar, _, row = capsys.readouterr().out.splitlines()
+    assert "loss 4.5 " in bar and " 8 images/s" in bar and "waited 10%" in bar  # 3 × 16 images in 6 s
+    assert cells(row) == ["1/1", "4.5", "0.5000", "1.00e-02", "8", "*"]
 
 
 def test_a_stop_prints_the_epoch_that_was_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:

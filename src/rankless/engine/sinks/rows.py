@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankless.runs.pace import Pace, speed_text
+
 _HEADER_EVERY = 40
 """Rows between two headers: on a long run the first one has left the screen."""
 _SCORES = 3
@@ -22,6 +24,9 @@ class Rows:
         images: of a step.
         best: the score by which the best weights are chosen, as in ``evaluate.best``.
         width: columns of the terminal; a row is narrower.
+
+    Attributes:
+        pace: of the steps of the row under way.
     """
 
     def __init__(self, epochs: int, steps: int, images: int, best: str = "auto", width: int = 80) -> None:
@@ -30,13 +35,16 @@ class Rows:
         self._header: list[str] = []
         self._since_header = 0
         self._epoch = 0.0
-        self._whole: int | None = None  # the epoch that the last step finished
+        self.pace = Pace()
         self._clear()
 
     def _clear(self) -> None:
-        self._losses: list[float] = []
-        self._seconds = self._lr = 0.0
-        self._whole = None
+        """Begin a row."""
+        self.pace = Pace(begins=self.pace.begins)
+        self._loss = self._lr = 0.0
+        self._parts: dict[str, float] = {}
+        self._steps = 0
+        self._whole: int | None = None  # the epoch that the last step finished
 
     def step(self, entry: Mapping[str, Any]) -> list[str]:
         """Take the journal's entry of a step; the lines of an epoch that has ended without an evaluation."""
@@ -45,10 +53,23 @@ class Rows:
         # The first step after a resume is compared with nothing: it may be in the midst of an epoch.
         if math.floor(self._epoch) > math.floor(before) and (before or self._is_first_epoch(entry)):
             self._whole = math.floor(self._epoch)
-        self._losses.append(float(entry["loss"]))
-        self._seconds += entry["timing"]["seconds"]
+        self._steps += 1
+        self._loss += float(entry["loss"])
+        for name, value in entry["parts"].items():
+            self._parts[name] = self._parts.get(name, 0.0) + float(value)
+        self.pace.add(entry["timing"]["seconds"], entry["timing"]["waited"])
         self._lr = float(entry["lr"])
         return lines
+
+    @property
+    def loss(self) -> float:
+        """The mean of the steps of the row under way, of which there is one at least."""
+        return self._loss / self._steps
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The means of the loss's parts."""
+        return {name: total / self._steps for name, total in self._parts.items()}
 
     def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
         """Whether the run's first step was its first epoch, or several of a few images."""
@@ -62,7 +83,7 @@ class Rows:
             shown["val loss"] = _loss(loss)
         first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # stable: the task's order
         shown |= {name: _score(plain[name]) for name in plain if name in first}
-        if not self._losses:  # made up for after a resume
+        if not self._steps:  # made up for after a resume
             self._epoch = step / self.steps * self.epochs
         return self._row(shown, is_best)
 
@@ -71,10 +92,10 @@ class Rows:
         return self._row({}, False) if self._whole is not None else []
 
     def _row(self, scores: dict[str, str], is_best: bool) -> list[str]:
-        seconds, steps = self._seconds, len(self._losses)
-        loss = _loss(sum(self._losses) / steps) if steps else "–"
-        speed = f"{steps * self.images / seconds:,.0f}" if seconds else "–"
-        rate = f"{self._lr:.2e}" if steps else "–"
+        loss = _loss(self.loss) if self._steps else "–"
+        per_second = self.pace.images_per_second(self.images)
+        speed = "–" if per_second is None else speed_text(per_second)
+        rate = f"{self._lr:.2e}" if self._steps else "–"
         names = list(scores) or self._header[2:-3]
         cells = ["epoch", "loss", *names, "lr", "images/s", "best"]
         values = [self._label(), loss, *(scores.get(name, "") for name in names), rate, speed]

@@ -19,11 +19,12 @@ from rankless.engine.sinks.rows import Rows
 from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.errors import counted, escaped
 from rankless.printing import ProgressBar, console_for, discard_output, filled
+from rankless.runs.pace import speed_text
 
 if TYPE_CHECKING:
     from rankless.structures import Scores
 
-_SMOOTHING = 0.9  # of the speed, per step
+_SMOOTHING = 0.9  # per step
 _PATIENCE = 3.0  # seconds without a bar and a first step, before it is said what takes so long
 _MOST_NOTES = 6  # lines about the data; the journal has them all
 _AS_IT_IS = ("pretrained",)
@@ -51,7 +52,7 @@ class Terminal(Sink):
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
-        self.speed: float | None = None
+        self.seconds: float | None = None  # of a step, smoothed: for the time that is left
         self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
@@ -76,25 +77,27 @@ class Terminal(Sink):
             self._patience.start()
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Show the numbers of a step, and the row of an epoch that ended with the one before."""
+        """Show the means of the row under way, and the row of an epoch that ended with the step before."""
         self._patience.cancel()
         self._print_all(self.rows.step(entry))
-        done, timing = int(entry["step"]), entry["timing"]
-        now = self.images / max(timing["seconds"], 1e-4)
-        is_first = self.speed is None
-        self.speed = now if self.speed is None else _SMOOTHING * self.speed + (1 - _SMOOTHING) * now
+        done, took = int(entry["step"]), entry["timing"]["seconds"]
+        is_first = self.seconds is None
+        self.seconds = took if self.seconds is None else _SMOOTHING * self.seconds + (1 - _SMOOTHING) * took
         if self.bar is None:
             return
-        loss = [f"loss {entry['loss']:.4g}"]
-        parts = [f"{name} {value:.3g}" for name, value in entry["parts"].items()]
-        usual = [f"lr {entry['lr']:.2e}", f"{self.speed:,.0f} images/s", f"waited {timing['waited']:.0%}"]
+        rows, pace = self.rows, self.rows.pace
+        loss = [f"loss {rows.loss:.4g}"]
+        parts = [f"{name} {value:.3g}" for name, value in rows.parts.items()]
+        usual = [f"lr {entry['lr']:.2e}"]
+        if speed := pace.images_per_second(self.images):
+            usual += [f"{speed_text(speed)} images/s", f"waited {pace.waited:.0%}"]
         if memory := _memory_gib():
             usual.append(f"{memory:.1f} GiB")
         self.bar.update(
             done,
             # The last step may go on into an epoch that is not asked for.
             f"epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}  step {done:,}/{self.steps:,}",
-            (self.steps - done) * self.images / self.speed,
+            (self.steps - done) * self.seconds,
             filled([*loss, *parts, *usual], self.console.width)
             if self.bar.is_live
             else "  ".join([*loss, *usual]),
