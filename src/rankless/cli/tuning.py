@@ -47,7 +47,7 @@ def tune(
     search: Annotated[
         tuple[str, ...],
         Parameter(
-            help="What is varied: KEY=LOW..HIGH or 'KEY=A|B|C'; repeatable. If not given: learning rate, "
+            help="What to search: KEY=LOW..HIGH or 'KEY=A|B|C'; repeatable. If not given: learning rate, "
             "weight decay, strength of the augmentation, weights of the loss.",
             negative="",
             metavar="RANGE",

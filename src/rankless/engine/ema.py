@@ -51,10 +51,10 @@ def _slots(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """
     seen: set[int] = set()
     for module in model.modules():
-        kept = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
-        for held, names in ((module._parameters, module._parameters), (module._buffers, kept)):
+        persistent = {n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        for tensors, names in ((module._parameters, module._parameters), (module._buffers, persistent)):
             for name in names:
-                tensor = held[name]
+                tensor = tensors[name]
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    yield held, name
+                    yield tensors, name

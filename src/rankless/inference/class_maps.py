@@ -42,7 +42,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Inside, the last output of a module that lies over the image is kept; none if tokens follow it."""
+    """Inside, the last output of a module that lies over the image is used; none if tokens follow it."""
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 

@@ -154,8 +154,10 @@ class BoxFinder:
     def _wanted(self, found: Detections) -> Detections:
         if not self.wanted:
             return found
-        kept = torch.isin(found.labels, torch.tensor(self.wanted)).nonzero().squeeze(1)[: self.most]
-        return replace(found, boxes=found.boxes[kept], scores=found.scores[kept], labels=found.labels[kept])
+        chosen = torch.isin(found.labels, torch.tensor(self.wanted)).nonzero().squeeze(1)[: self.most]
+        return replace(
+            found, boxes=found.boxes[chosen], scores=found.scores[chosen], labels=found.labels[chosen]
+        )
 
 
 class _Watched:

@@ -97,8 +97,8 @@ class WithNms(nn.Module):
         shifts = groups.double() * (wide.amax() - wide.amin() + 1)
         (chosen,) = torch.where((best > self.confidence).flatten())
         apart = (wide + shifts.unsqueeze(-1)).flatten(0, 1)[chosen]
-        kept = torch.ops.torchvision.nms(apart, best.flatten()[chosen].double(), self.iou)
-        rows = chosen[kept].sort().values  # image by image, best first in each
+        survivors = torch.ops.torchvision.nms(apart, best.flatten()[chosen].double(), self.iou)
+        rows = chosen[survivors].sort().values  # image by image, best first in each
         columns = (images_of.flatten()[rows], best.flatten()[rows], labels.flatten()[rows])
         image, score, label = (one.to(boxes.dtype).unsqueeze(1) for one in columns)
         return torch.cat((image, boxes.flatten(0, 1)[rows], score, label), 1)

@@ -85,7 +85,7 @@ def _job_and_path(world: World, start: Start) -> tuple[str, Path]:
     """The job's name, "" where nothing shows that two starts are one job's; and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")
-    if not name and world.kept is not None:
+    if not name and world.launcher_store is not None:
         name = uuid.uuid4().hex
         world.remember("job", name)
     before = world.recall("run")

@@ -151,10 +151,10 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
         elif best not in taken:
             pascal[row] = RIGHT
             taken.add(best)
-    kept = image.counts
+    real = image.counts
     return (
         np.full(len(coco), number), image.found, image.scores, coco, pascal,
-        np.full(int(kept.sum()), number), image.labels[kept], image.areas[kept], truth_score[kept],
+        np.full(int(real.sum()), number), image.labels[real], image.areas[real], truth_score[real],
     )  # fmt: skip
 
 
@@ -184,9 +184,9 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:
-        kept = image.scores >= threshold
-        found, overlaps = image.found[kept], image.overlaps[kept]
-        ignored = np.asarray((image.same[kept] & ~image.counts).any(1))
+        confident = image.scores >= threshold
+        found, overlaps = image.found[confident], image.overlaps[confident]
+        ignored = np.asarray((image.same[confident] & ~image.counts).any(1))
         rows, columns = np.nonzero((overlaps > IOU) & image.counts)
         differs = (found[rows] - image.labels[columns]).astype(bool)
         free_rows, free_columns = np.ones(len(found), bool), image.counts.copy()

@@ -21,7 +21,7 @@ from rankless.metrics.topk import MOST_CONFUSED
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Where the ranges of object sizes begin: the root of the area, in pixels. 32 and 96 are COCO's bounds."""
 SHOWN_PAIRS = 50
-"""With many classes, the most frequent confusions that are kept in place of the matrix."""
+"""With many classes, the most frequent confusions that are stored in place of the matrix."""
 Integers = NDArray[np.int64]
 
 
@@ -76,8 +76,8 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
             curves[label] = rounded(curve)
         right_by_voc = matches.pascal[by_voc] == RIGHT
         pascal[label] = voc_average_precision(*precision_recall(matches.score[by_voc], right_by_voc, count))
-        kept = matches.score[coco] >= threshold
-        hits, answers = int((right & kept).sum()), int(kept.sum())
+        confident = matches.score[coco] >= threshold
+        hits, answers = int((right & confident).sum()), int(confident.sum())
         at_best[label] = [hits / answers if answers else None, hits / count]
     known = [pair for pair in pascal if pair is not None]
     means = {name: float(np.mean([pair[at] for pair in known])) for at, name in enumerate(("AP11", "AP"))}

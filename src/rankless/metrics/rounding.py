@@ -1,4 +1,4 @@
-"""Numbers as they are kept for a report."""
+"""Numbers as they are stored for a report."""
 
 from __future__ import annotations
 

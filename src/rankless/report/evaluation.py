@@ -227,16 +227,16 @@ def size_charts(run: Collected) -> str:
         return ""
     training = run.details.get("training", {}).get("sizes")
     rows = [sizes["truths"], *([training] if training else [])]
-    kept = max(
+    last = max(
         at for row in rows for at, count in enumerate((1, *row)) if count
     )  # no empty ranges at the end
-    edges = [str(side) for side in sizes["sides"][:kept]]
+    edges = [str(side) for side in sizes["sides"][:last]]
     recalls = [
         (
             name,
             [
                 part / whole if whole else None
-                for part, whole in zip(sizes[key][:kept], sizes["truths"][:kept], strict=True)
+                for part, whole in zip(sizes[key][:last], sizes["truths"][:last], strict=True)
             ],
         )
         for name, key in (("at the best threshold", "found"), ("at any threshold", "found_at_any"))
@@ -246,7 +246,7 @@ def size_charts(run: Collected) -> str:
     shares = [("evaluation", sizes["truths"])]
     if training:
         shares.insert(0, ("training", training))
-    as_shares = [(name, [100 * one / (sum(row) or 1) for one in row[:kept]]) for name, row in shares]
+    as_shares = [(name, [100 * one / (sum(row) or 1) for one in row[:last]]) for name, row in shares]
     parts.append(column_chart("Object sizes", edges, as_shares, "% of objects", note))
     return "".join(parts)
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # it brings torchvision, which detectors do without
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""Best images, and as many worst ones, that are kept."""
-_SIDE = 384  # pixels of the longer side of a kept image
+"""Best images, and as many worst ones, that are stored."""
+_SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
-_MOST_BOXES = 100  # of a kept image
-_LIKELIEST = 3  # classes of a kept image
+_MOST_BOXES = 100  # of a stored image
+_LIKELIEST = 3  # classes of a stored image
 
 
 def of_detections(
@@ -72,9 +72,10 @@ def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """F1, errors and right detections of each image at the threshold, (images,); F1 is NaN without boxes."""
-    kept = matches.score >= threshold
+    confident = matches.score >= threshold
     right, wrong = (
-        np.bincount(matches.image[kept & (matches.coco == what)], minlength=images) for what in (RIGHT, 0)
+        np.bincount(matches.image[confident & (matches.coco == what)], minlength=images)
+        for what in (RIGHT, 0)
     )
     truths = np.bincount(matches.truth_image, minlength=images)
     total = right + wrong + truths
@@ -117,11 +118,11 @@ def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str,
     size, matches = np.array([truth.width, truth.height] * 2, np.float64), match([image])
     states = np.full(len(image.labels), IGNORED)
     states[image.counts] = matches.truth_score >= max(threshold, 0.0)
-    kept = image.scores >= threshold
-    found = zip(image.scores[kept].round(4).tolist(), matches.coco[kept].tolist(), strict=True)
+    confident = image.scores >= threshold
+    found = zip(image.scores[confident].round(4).tolist(), matches.coco[confident].tolist(), strict=True)
     return {
         "truth": _rows(image.truths / size, image.labels, zip(states.tolist(), strict=True)),
-        "found": _rows(image.boxes[kept] / size, image.found[kept], found),
+        "found": _rows(image.boxes[confident] / size, image.found[confident], found),
     }
 
 

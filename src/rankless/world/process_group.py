@@ -50,7 +50,7 @@ class World:
         size: how many processes.
         device: where this rank computes.
         local_rank: its number among the ranks of its machine.
-        kept: a store of the launcher's that outlives the ranks; None where it has none.
+        launcher_store: a store of the launcher's that outlives the ranks; None where it has none.
         local_size: how many ranks this machine has.
         inline: whether this is a process of the caller's, in which no rank was to be started.
         transport: carries tensors to the other ranks.
@@ -60,7 +60,7 @@ class World:
     size: int
     device: torch.device
     local_rank: int = 0
-    kept: dist.Store | None = field(default=None, compare=False, repr=False)
+    launcher_store: dist.Store | None = field(default=None, compare=False, repr=False)
     local_size: int = 1
     inline: bool = False
     transport: Transport = field(default=PROCESS_GROUP, compare=False, repr=False)
@@ -135,13 +135,17 @@ class World:
         return gathered
 
     def recall(self, key: str) -> str:
-        """What :meth:`remember` has kept under ``key``, by ranks of an earlier start even; "" if nothing."""
-        return self.kept.get(key).decode() if self.kept is not None and self.kept.check([key]) else ""
+        """What :meth:`remember` stored under ``key``, by ranks of an earlier start even; "" if nothing."""
+        return (
+            self.launcher_store.get(key).decode()
+            if self.launcher_store is not None and self.launcher_store.check([key])
+            else ""
+        )
 
     def remember(self, key: str, text: str) -> None:
         """Keep a text for ranks that the launcher starts again, where it has a store that outlives them."""
-        if self.kept is not None:
-            self.kept.set(key, text)
+        if self.launcher_store is not None:
+            self.launcher_store.set(key, text)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -187,7 +191,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     here = ranks_here()
     alone = meeting is not None or here == size
-    kept = None if meeting else launchers_store(address, _port(), TIMEOUT)
+    launcher_store = None if meeting else launchers_store(address, _port(), TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
         if size == 1:
             store: dist.Store = dist.HashStore()
@@ -195,16 +199,16 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             store = dist.FileStore(str(meeting), size)
             _UNDYING.append(store)
         else:
-            outer = kept or ranks_store(address, _port(), rank, alone, TIMEOUT)
+            outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
         backend = _backend(store, rank, size, device)
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
         try:
-            kept = None if kept is None else of_this_job(kept)
+            launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
-            yield World(rank, size, device, local_rank, kept, here, inline)
+            yield World(rank, size, device, local_rank, launcher_store, here, inline)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
             gc.collect()

@@ -90,7 +90,7 @@ def with_classes(
         label for label, name in enumerate(names) if name in known
     ]
     labels = new[np.asarray(whole.labels)]
-    kept = labels >= 0
+    selected = labels >= 0
     left_out = {
         whole.class_names[label]: count
         for label, count in enumerate(np.bincount(np.asarray(whole.labels), minlength=len(known)).tolist())
@@ -98,15 +98,15 @@ def with_classes(
     }
     note = _note(whole, names, left_out)
     if not whole.has_boxes:
-        if not kept.any():
+        if not selected.any():
             raise UserError(
                 f"{where}: no image of the split has one of the classes {listed(names)}; expected some; "
                 "correct data.classes"
             )
-        made, labels = subset(whole, np.flatnonzero(kept)), labels[kept]
+        made, labels = subset(whole, np.flatnonzero(selected)), labels[selected]
         made = replace(made, findings=whole.findings)
     else:
-        made, labels = _with_boxes(whole, kept), labels[kept]
+        made, labels = _with_boxes(whole, selected), labels[selected]
     return replace(
         made,
         class_names=tuple(names),
@@ -133,13 +133,13 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
         raise UserError([*sentences, f"{where}: {has}; {expected}"])
 
 
-def _with_boxes(whole: Annotations, kept: Any) -> Annotations:
-    """Only the boxes that are ``kept``, bool (T,)."""
-    rows = np.concatenate(([0], np.cumsum(kept)))
+def _with_boxes(whole: Annotations, selected: Any) -> Annotations:
+    """Only the boxes that are ``selected``, bool (T,)."""
+    rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         whole,
         offsets=rows[np.asarray(whole.offsets)].astype(np.int64),
-        **{name: getattr(whole, name)[kept] for name in ("boxes", "labels", "flags", "areas")},
+        **{name: getattr(whole, name)[selected] for name in ("boxes", "labels", "flags", "areas")},
     )
 
 

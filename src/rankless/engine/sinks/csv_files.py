@@ -44,13 +44,13 @@ class _Table:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             self.columns = list(rows[0]) if rows else []
-            kept = io.StringIO()
-            writer = csv.DictWriter(kept, self.columns, extrasaction="ignore", lineterminator="\n")
+            text = io.StringIO()
+            writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows(
                 row for row in rows if (row.get("step") or "").isdigit() and int(row["step"]) <= step
             )
-            write_atomically(path, kept.getvalue() if self.columns else "")
+            write_atomically(path, text.getvalue() if self.columns else "")
         self._path = path
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ def begin(
 
 
 class Watcher:
-    """Is told about trials; this one does nothing."""
+    """Hears about trials; this one does nothing."""
 
     def began(self, trial: Trial) -> None:
         """Take a trial that is about to run, or to go on."""
