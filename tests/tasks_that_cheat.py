@@ -31,7 +31,7 @@ class LossByRank(Detect):
 
 
 class AugmentByRank(Detect):
-    """Images varied by a generator that the rank seeds."""
+    """Images augmented by a generator that the rank seeds."""
 
     def training_data(self) -> DetectionExamples:
         examples = super().training_data()

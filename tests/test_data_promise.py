@@ -1,4 +1,4 @@
-"""The promise as far as data goes: what is read and varied is a function of images and recipe alone.
+"""The promise as far as data goes: what is read and augmented is a function of images and recipe alone.
 
 One small data set with some dirt in it, everything on that varies images. The same weights come from any
 number of loader processes and ranks, from kept images, from tar shards, from other formats, and from a run

@@ -43,7 +43,7 @@ def dry_run_steps(world: World, recipe: str, run: str, steps: int, traces: str) 
 
 @pytest.fixture
 def on_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``verify`` in this process, its ranks those of the tests: much quicker than starting anew."""
+    """``verify`` in this process, its ranks those of the tests: much quicker than starting new ones."""
 
     def launched(
         recipe: Recipe, run: Path, *, devices: int, resume: bool, dry_run_steps: int, traces: Path

@@ -1,4 +1,4 @@
-"""What a check finds, and that a mended copy has nothing left to find."""
+"""What a check finds, and that a fixed copy has nothing left to find."""
 
 import json
 import shutil

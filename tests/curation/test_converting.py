@@ -1,4 +1,4 @@
-"""Data in another format reads back the same, and whatever does not is told."""
+"""Data in another format reads back the same, and whatever does not is reported."""
 
 import json
 from pathlib import Path

@@ -136,7 +136,7 @@ def test_a_run_goes_on_with_other_ranks(
     words = recipe_words(name, 0, small_recipe)
     assert ranks(sizes[0], work, words, str(tmp_path), False, 3) == [["False"]] * sizes[0]
     run = RunDirectory(tmp_path)
-    assert run.pointed("last") == 4  # asked after 3, told to all in the step after
+    assert run.pointed("last") == 4  # asked after 3, known to all a step later
     answers = ranks(sizes[1], work, words, str(tmp_path), True, 0)
     assert all(answer[0] == "True" for answer in answers)
     found, lines = outcome(name, tmp_path)

@@ -270,7 +270,7 @@ def test_fine_tuning_holds_what_was_trained_before_and_needs_it_only_once(ranks:
 
 
 def begins(world: World, place: str) -> list[str]:
-    """What model and average begin with, or what is told."""
+    """What model and average begin with, or what is reported."""
     settings = recipe(model=Model(pretrained=place.replace("RANK", str(world.rank))))
     state = TrainingState(Regress(settings), settings, world, IMAGES)  # type: ignore[arg-type]
     assert state.ema is not None

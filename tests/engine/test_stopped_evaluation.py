@@ -37,7 +37,7 @@ class Asked(Detect):
             self.stop.signal = 15
         elif self.when == "predict":
             known = SharedStop(self.world, lambda: False)
-            while not known():  # the last rank has told it: so the next batch is one too many
+            while not known():  # the last rank has reported it, so the next batch is one too many
                 time.sleep(0.01)
         return super().predict(model, batch)
 

@@ -1,4 +1,4 @@
-"""Damaged images in the data: the same weights on any number of ranks, told once, too many end the run."""
+"""Damaged images in the data: the same weights on any number of ranks, reported once, too many end the run."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_too_many_end_the_run_at_the_same_step_on_every_rank(
             break
     shutil.copy(damaged.parent / "images/train/00.png", damaged.parent / f"images/train/{DAMAGED[0]:02}.png")
     shutil.copy(damaged.parent / "images/val/00.png", damaged.parent / f"images/val/{SCORED:02}.png")
-    assert ranks(2, work, words, str(one.path), True, 0)[0][0] == "True"  # mended, it goes on
+    assert ranks(2, work, words, str(one.path), True, 0)[0][0] == "True"  # repaired, it goes on
 
 
 @pytest.mark.processes
@@ -196,7 +196,7 @@ def test_more_than_the_share_are_too_many_and_twenty_are_named() -> None:
     assert sentences[:2] == ["000.jpg cannot be read: cut short", "001.jpg cannot be read: cut short"]
     assert sentences[20] == "… and 6 more" and sentences[21].startswith("26 of the 1000 training images")
     assert len(sentences) == 22
-    assert not met(26).trained  # a run that ended for them counts anew when it goes on
+    assert not met(26).trained  # a run that ended for them starts counting again when it resumes
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == [Unreadable(4, "v.jpg", "gone")]
     assert full.score([Unreadable(4, "v.jpg", "gone")]) == []
     again = UnreadableImages(1000, 0.5)

@@ -130,7 +130,7 @@ try:
         for batch in batches:
             print(len(batch.values))
 except UserError as error:
-    print("told:", error)
+    print("reported:", error)
 """
 
 
@@ -149,5 +149,5 @@ def test_a_small_shared_memory_is_reported(tmp_path: Path, size: str) -> None:
     last = done.stdout.splitlines()[-1:]
     assert last, done.stderr
     limit = {"4k": "4 KiB", "1m": "1 MiB"}[size]
-    assert last[0].startswith(f"told: /dev/shm is full, {limit} in all: loader processes hand over"), done
+    assert last[0].startswith(f"reported: /dev/shm is full, {limit} in all: loader processes hand over"), done
     assert "workers=0" in last[0]

@@ -1,4 +1,4 @@
-"""The number of cores is what a container allows, told by files as the kernel lays them out."""
+"""The number of cores is what a container allows, read from files as the kernel lays them out."""
 
 from __future__ import annotations
 

@@ -106,13 +106,13 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.Monke
         found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
         tell = found.coordinator._send_to_round
 
-        def told(members: Any, what: str, number: int = 0) -> None:
+        def sent(members: Any, what: str, number: int = 0) -> None:
             interrupt(found)  # at the same moment
             tell(members, what, number)
 
         found.when(
             lambda: one.heard.count("round") == 2,
-            lambda: setattr(found.coordinator, "_send_to_round", told),
+            lambda: setattr(found.coordinator, "_send_to_round", sent),
         )
         assert found.coordinator.train() == 130
     assert one.heard.count("request") == 1  # a second one would end them at once

@@ -1,4 +1,4 @@
-"""Weights files: what is saved comes back, in equal bytes; what is broken is told in a sentence."""
+"""Weights files: what is saved comes back, in equal bytes; what is broken is a clear error."""
 
 from __future__ import annotations
 

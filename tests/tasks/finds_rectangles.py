@@ -33,7 +33,7 @@ class Finds(nn.Module):
     """Finds the rectangles that ``sees`` lets it see, with a score of 0.81.
 
     Args:
-        heads: of the task; each rectangle is told by the head that owns the best anchor.
+        heads: of the task; each rectangle is reported by the head that owns the best anchor.
         sees: of a box xyxy in pixels of the input, and the input's width.
         criterion: the loss of its outputs, where one is asked for.
     """

@@ -1,4 +1,4 @@
-"""What a task gives and should not give is told with the task's name and what was expected."""
+"""What a task gives and should not give is reported with the task's name and what was expected."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     beside = write(tmp_path / "far" / "beside.py", TASK)
     script = write(tmp_path / "near" / "script.py", SCRIPT.format(folder=str(beside.parent)))
     found = names(tmp_path, str(script))
-    # A module that only the script's own path leads to is told by its file.
+    # A module that only the script's own path leads to is named by its file.
     assert found[:2] == [f"{script}:Here", f"{beside}:Mine"]
     assert "cannot reach into a function" in found[2] and "inner.<locals>.Local" in found[2]
     assert found[3] == "any:Name"

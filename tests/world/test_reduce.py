@@ -16,7 +16,7 @@ from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
-STEPS = 3  # DDP lays its buckets out anew after the first
+STEPS = 3  # DDP lays its buckets out again after the first
 PER_MICRO = 2
 
 

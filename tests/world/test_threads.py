@@ -168,7 +168,7 @@ def test_the_end_of_one_pass_leaves_the_casts_of_the_others() -> None:
 
     found, _ = together(2, work)
     assert torch.equal(found, expected)
-    # The last one has cleared the cache: other weights in the same memory are cast anew.
+    # The last one has cleared the cache: other weights in the same memory are cast again.
     with torch.no_grad():
         weights[0] *= 2
     with torch.autocast("cpu", torch.bfloat16):

@@ -25,7 +25,7 @@ class Grays(ClassificationImages):
     """Image n is gray of level 10 n, its class n % 3."""
 
     class_names = ("a", "b", "c")
-    notes = ("told",)
+    notes = ("a note",)
 
     def __len__(self) -> int:
         return 20
@@ -49,7 +49,7 @@ def examples(
 
 def test_an_item_is_a_placed_image_and_its_class():
     found = examples()
-    assert len(found) == 20 and found.notes == ("told",)
+    assert len(found) == 20 and found.notes == ("a note",)
     item = found.item(4, 0)
     assert item.index == 4 and item.target.tolist() == [0, 1, 0]
     assert item.image.shape == (3, 8, 8) and item.image.eq(40).all()

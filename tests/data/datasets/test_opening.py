@@ -86,7 +86,7 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
     assert format.times == 1
     said = "read as one box each because data.format says so: 3 images of 'train'"
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
-    Path("data/3.png").touch()  # the data is read anew, and what was kept before is still held
+    Path("data/3.png").touch()  # the data is read again, and what was cached is still there
     assert len(open_annotations("data", "train").paths()) == 4
     assert [Path(path).name for path in pickle.loads(pickle.dumps(again)).paths()] == [
         "0.png",

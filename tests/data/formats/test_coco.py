@@ -409,7 +409,7 @@ def test_any_segmentation_has_a_box_or_none(value):
     assert found is None or len(found) == 4
 
 
-# Any file: faults are told, nothing else is raised.
+# Any file: errors are reported, nothing else is raised.
 
 _ENTRY = st.dictionaries(
     st.sampled_from(

@@ -1,4 +1,4 @@
-"""Darknet data: layouts found, boxes read exactly, and every fault told with its place."""
+"""Darknet data: layouts found, boxes read exactly, and every error reported with its line."""
 
 import contextlib
 import os

@@ -197,7 +197,7 @@ def test_other_data_is_not_taken_for_these(tmp_path, name):
         for file in OTHERS[name]:
             if not file.endswith(
                 ".json"
-            ):  # which is COCO's if it is given by name, and then told what is amiss
+            ):  # which is COCO's if it is given by name, and then rejected with the reason
                 assert page.recognize(tmp_path / file) == ""
 
 

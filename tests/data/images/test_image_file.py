@@ -1,4 +1,4 @@
-"""Reading images: every format against Pillow's own reading, and every kind of damage told."""
+"""Reading images: every format against Pillow's own reading, and every kind of damage reported."""
 
 import pickle
 import warnings
