@@ -1,4 +1,4 @@
-"""Damaged images in the data: the same weights on any number of ranks, reported once, too many end the run."""
+"""Damaged images in the data: equal weights on any number of ranks, reported once; too many end the run."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ def test_half_precision_is_as_close_as_it_can_be(trained: Path, tmp_path: Path) 
     assert opened(done.files[0]).get_outputs()[0].type == "tensor(float)"
 
 
-def test_what_computes_something_else_is_not_kept(
+def test_what_computes_something_else_is_discarded(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make = Plan.with_nms
@@ -392,7 +392,7 @@ def test_what_computes_something_else_is_not_kept(
     words = ["export", str(trained), "--format", "torchscript", "--out", str(tmp_path / "net"), "--force"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "net.torchscript: does not compute what PyTorch computes, and is not kept: compared with" in said
+    assert "net.torchscript: does not compute what PyTorch computes, and is discarded: compared with" in said
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.torchscript", "old")]
 
 

@@ -1,4 +1,4 @@
-"""Starting from trained weights: all of them, or all but a head of other classes; anything else is an error."""
+"""Starting from trained weights: all, or all but a head of other classes; anything else is an error."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_names_that_lead_out_of_the_archive_are_names_alone(tmp_path, monkeypatc
 
 
 def test_every_cut_is_reported(tmp_path):
-    """Wherever an archive ends, but inside the zeros behind its end, it is reported; what is whole is read."""
+    """Wherever an archive ends, but inside the zeros behind its end, it is reported; the rest is read."""
     whole = tar(tmp_path / "a.tar", [("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y")]).read_bytes()
     end = 512 + 1024 + 2 * 1024
     for cut in range(0, end + 512, 128):

@@ -1,4 +1,4 @@
-"""Tar shards: what webdataset's own writer makes is read, labels and class names, and every error is reported."""
+"""Tar shards: what webdataset's own writer makes is read, labels and names too; every error is reported."""
 
 from __future__ import annotations
 
