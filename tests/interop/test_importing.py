@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,6 +136,32 @@ def test_a_mistake_is_reported_and_nothing_is_written(place, capsys, words, sent
     assert all(sentence in captured.err for sentence in sentences), captured.err
     assert "Traceback" not in captured.err
     assert not (place / "o").exists()
+
+
+def test_weights_of_other_classes_than_the_cfg_lead_to_fine_tuning(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, classes in (("coco.cfg", 80), ("mine.cfg", 3), ("other.cfg", 3)):
+        size = 3 if name == "other.cfg" else 1
+        Path(name).write_text(
+            "[net]\nwidth=64\nheight=64\nchannels=3\n"
+            "[convolutional]\nbatch_normalize=1\nfilters=8\nsize=3\nstride=2\npad=1\nactivation=leaky\n"
+            f"[convolutional]\nfilters={5 + classes}\nsize={size}\nstride=1\npad=1\nactivation=linear\n"
+            f"[yolo]\nmask=0\nanchors=8,8\nclasses={classes}\nnum=1\n"
+        )
+    # Darknet's: 20 bytes, then float32: bias, scale, mean, variance, kernels; bias, kernels.
+    Path("coco.weights").write_bytes(
+        np.array([0, 2, 5, 0, 0], "<i4").tobytes() + np.ones(4 * 8 + 8 * 27 + 85 + 85 * 8, "<f4").tobytes()
+    )
+    assert run("coco.weights", "--cfg", "mine.cfg", "--out", "o") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: coco.weights: its heads are of 80 classes, those of --cfg mine.cfg of 3; exp"
+    )
+    assert run("coco.weights", "--cfg", "other.cfg", "--out", "o") == 2
+    assert "belongs to another network" in capsys.readouterr().err
+    line = said.splitlines()[1].replace("ORIGINAL", "coco").split()
+    assert line[:2] == ["rankless", "import"] and cli.main(line[1:]) == 0
+    assert len(weights.load(Path("pretrained.safetensors")).class_names) == 80
 
 
 @pytest.mark.slow

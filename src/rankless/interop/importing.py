@@ -26,7 +26,7 @@ from rankless.models.checkpoints.unwrapping import Checkpoint
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
-from rankless.models.darknet.network import Yolo
+from rankless.models.darknet.network import Network, Yolo
 from rankless.models.darknet.reshape import with_classes
 from rankless.models.detectors import darknet
 from rankless.recipe import load
@@ -191,7 +191,10 @@ def _from_darknet(
     others = [word for word in overrides if not word.startswith("model.name=")]
     options += [*fit_options, f"evaluate.nms={nms}", "evaluate.iou=0.45", PRECISION]
     recipe = load.default([*options, *others])
-    read = read_weights(source, network)
+    try:
+        read = read_weights(source, network)
+    except UserError as error:
+        raise _of_other_classes(source, cfg, network) or error from None
     facts.append(
         f"{source}: Darknet's weights, {read.filled} of the network's {read.convolutions} convolutions, "
         f"trained on {counted(read.seen, 'image')}"
@@ -203,6 +206,20 @@ def _from_darknet(
     whole = read.filled == read.convolutions
     checkpoint = Checkpoint(state, [*facts, *read.notes], read.seen)
     return checkpoint, recipe, network.classes, not whole
+
+
+def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
+    """Return the error about weights of a cfg's network, but with other classes; None if they are not."""
+    known = classes_of(source, network) if cfg else None
+    if known in (None, network.classes):
+        return None
+    return UserError(
+        f"{source}: its heads are of {counted(known or 0, 'class', 'classes')}, those of --cfg {cfg} of "
+        f"{network.classes}; expected the cfg that it was trained with; import it with that one, and train "
+        "your own classes from it, for which new heads are made:\n"
+        f"  rankless import {source} --cfg ORIGINAL.cfg --out pretrained.safetensors\n"
+        "  rankless train fine-tune model.pretrained=pretrained.safetensors data.root=DATA"
+    )
 
 
 def _from_port(
