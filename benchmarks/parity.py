@@ -210,19 +210,21 @@ def _boxes(rows: NDArray[np.float32], view: View, network: Network, kind: Kind) 
     chosen = chosen[np.argsort(-best[chosen], kind="stable")]
     size = np.array(network.size[::-1])
     center = (rows[chosen, :2] * size - view.shift) / view.scale
-    sides = rows[chosen, 2:4] * size / view.scale
-    boxes = np.concatenate((center - sides / 2, center + sides / 2), 1).astype(np.float64)
+    width_height = rows[chosen, 2:4] * size / view.scale
+    boxes = np.concatenate((center - width_height / 2, center + width_height / 2), 1).astype(np.float64)
     kept: list[int] = []
     for number in range(len(chosen)):
         rivals = [one for one in kept if labels[chosen[one]] == labels[chosen[number]]]
         if all(_similarity(boxes[one], boxes[number], kind) <= IOU for one in rivals):
             kept.append(number)
-    found = []
-    for number in kept[:MOST]:
-        box = boxes[number].clip(0, [*view.size, *view.size])
-        if min(box[2:] - box[:2]) >= LEAST:
-            found.append((*box.tolist(), float(best[chosen[number]]), int(labels[chosen[number]])))
-    return found
+    clipped = boxes.clip(0, [*view.size, *view.size]).astype(np.float32)
+    sides = (clipped[:, 2:] - clipped[:, :2]).min(1, initial=np.inf)
+    seen = [number for number in kept if sides[number] > 0][:MOST]  # none outside the image uses up a place
+    return [
+        (*clipped[number].tolist(), float(best[chosen[number]]), int(labels[chosen[number]]))
+        for number in seen
+        if sides[number] >= LEAST
+    ]
 
 
 def _similarity(a: NDArray[np.float64], b: NDArray[np.float64], kind: Kind) -> float:
