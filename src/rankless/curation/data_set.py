@@ -92,7 +92,16 @@ def open_data_set(
         raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
     read: Callable[..., Annotations] = examine if examined else open_annotations
     options: dict[str, Any] = {"classes": classes, "rescan": rescan}
-    return DataSet(root, name, {split: read(root, split, format, **options) for split in wanted})
+    opened: dict[str, Annotations] = {}
+    problems: list[str] = []
+    for split in wanted:
+        try:
+            opened[split] = read(root, split, format, **options)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+    return DataSet(root, name, opened)
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:

@@ -19,7 +19,8 @@ def missing_data(root: str) -> list[str]:
             f"{root}: a name for recipes (data.root={root} data.folder=FOLDER); expected the folder itself "
             "here; give that, such as data/cifar-10-batches-py"
         ]
+    where = f" at {path.absolute()}" if root != str(path.absolute()) else ""
     return [
-        f"{root}: no such file or folder at {path.absolute()}; expected a folder, a file such as "
+        f"{root}: no such file or folder{where}; expected a folder, a file such as "
         "'data.yaml', or 'digits' for the built-in data"
     ]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from rankless.curation.data_set import open_data_set
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.darknet import read, recognize, splits
@@ -299,7 +300,11 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
         ("train: images/none\nnames: [x]\n", "'train: images/none' does not exist"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
         ("train: empty\nnames: [x]\n", "empty for files that end in .bmp"),
-        ("train: images/train\n", "'names' is empty"),
+        (
+            "train: images/train\n",
+            "there are no class names; expected the name of each class, class 0 first; "
+            "write, for example, 'names: [cat, dog]'",
+        ),
         ("train: images/train\nnames: []\n", "'names' is empty"),
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
         ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
@@ -323,6 +328,21 @@ def test_errors_of_data_yaml(tmp_path: Path, text: str, said: str) -> None:
     root = described(tmp_path, text)
     assert said in problems_of(root)
     assert root in problems_of(root) or "list.txt" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["train: images/none\nval: images/nil\nnames: [x]\nnc: 2\n", "train: images/none\nval: images/nil\n"],
+)
+def test_wrong_names_and_wrong_paths_are_reported_at_once(tmp_path: Path, text: str) -> None:
+    put(tmp_path, "train/a")
+    root = described(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        open_data_set(str(root))
+    about_names, *about_paths = caught.value.problems
+    assert ("'nc' is 2" if "nc" in text else "no class names") in about_names
+    looked = f"does not exist; looked in {tmp_path}"
+    assert about_paths == [f"{root}: '{one}' {looked}" for one in ("train: images/none", "val: images/nil")]
 
 
 def test_a_image_listed_twice_counts_once(tmp_path: Path) -> None:

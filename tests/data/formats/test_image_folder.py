@@ -167,7 +167,7 @@ def test_errors(tmp_path, files, split, names, words):
 
 
 def test_errors_of_the_place(tmp_path):
-    with pytest.raises(UserError, match="no such file or folder at"):
+    with pytest.raises(UserError, match="none: no such file or folder; expected"):
         opened(tmp_path / "none", "train")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="a file; expected a folder per class"):

@@ -49,7 +49,10 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
             f"class name a line, or names in brackets, as in data.classes='[{words}]'"
         )
     if file.suffix.lower() in {".yaml", ".yml", ".data"}:
-        return read_description(file).class_names
+        described = read_description(file)
+        if described.problems:
+            raise UserError(described.problems)
+        return described.class_names
     return read_names(file)
 
 

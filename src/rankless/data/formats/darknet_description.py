@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Description:
         splits: name to the folders and lists of its images, as written.
         bases: folders that these may be relative to, the likeliest first.
         depends: further files that were read.
+        problems: what is wrong with the class names, for whoever needs them to report with the rest.
     """
 
     file: Path
@@ -39,6 +40,7 @@ class Description:
     splits: dict[str, list[str]]
     bases: tuple[Path, ...]
     depends: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     def resolve(self, name: str) -> str:
         """The file or folder that an entry means, or nothing.
@@ -79,7 +81,7 @@ def read_description(file: Path) -> Description:
     """Read one; ``file`` is of :func:`description_in`.
 
     Raises:
-        UserError: it cannot be read, or says nothing usable; with all that is wrong.
+        UserError: it cannot be read, or says nothing usable; with all that is wrong but the class names.
     """
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
@@ -114,7 +116,11 @@ def _from_yaml(file: Path) -> Description:
         splits[name] = [each.strip() for each in entries if each.strip()]
     if problems:
         raise UserError(problems)
-    return Description(file, _yaml_names(file, content), splits, tuple(_yaml_bases(file, content)))
+    bases = tuple(_yaml_bases(file, content))
+    try:
+        return Description(file, _yaml_names(file, content), splits, bases)
+    except UserError as error:
+        return Description(file, (), splits, bases, problems=error.problems)
 
 
 def _yaml_bases(file: Path, content: dict[Any, Any]) -> Iterable[Path]:
@@ -135,14 +141,16 @@ def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
     if not names and names != [] and number is not None and 0 < number < 100_000:
         names = [str(each) for each in range(number)]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        given = (
-            f"'{printable(names)}'"
-            if isinstance(names, str) and names
-            else "empty"
-            if not names
-            else "nested"
+        if "names" not in content:
+            what = "there are no class names"
+        elif isinstance(names, str) and names:
+            what = f"'names' is '{printable(names)}'"
+        else:
+            what = "'names' is nested" if names else "'names' is empty"
+        raise UserError(
+            f"{file}: {what}; expected the name of each class, class 0 first; write, for example, "
+            "'names: [cat, dog]'"
         )
-        raise UserError(f"{file}: 'names' is {given}; expected the list of class names")
     if count and number != len(names):
         raise UserError(
             f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}; expected "
@@ -182,6 +190,16 @@ def _from_data(file: Path) -> Description:
     bases = (file.parent, *above, *(base / "data" for base in above))
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
     described = Description(file, (), splits, bases)
+    try:
+        class_names, listed = _listed_names(described, options)
+    except UserError as error:
+        return replace(described, problems=error.problems)
+    return replace(described, class_names=class_names, depends=(os.fspath(listed),))
+
+
+def _listed_names(described: Description, options: dict[str, str]) -> tuple[tuple[str, ...], Path]:
+    """The class names of a ``.data`` file, and the file that lists them."""
+    file = described.file
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:
         raise UserError(
@@ -197,4 +215,4 @@ def _from_data(file: Path) -> Description:
             f"{file}: 'classes' is {printable(options['classes'])}; expected {len(class_names)}, as many as "
             f"{listed} has lines; correct one of the two"
         )
-    return Description(file, class_names, splits, bases, (os.fspath(listed),))
+    return class_names, listed

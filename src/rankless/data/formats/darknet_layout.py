@@ -118,6 +118,8 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     described = read_description(file) if file else None
     if described and described.splits:
         result = _described(described, split)
+    elif described and described.problems:
+        raise UserError(described.problems)
     else:
         result = _from_folders(root.parent if root.is_file() else root, split, described, class_names)
     unique = list(dict.fromkeys(result.paths))
@@ -140,11 +142,11 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
 
 def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
-    result, problems = Split(class_names=described.class_names), []
+    result, problems = Split(class_names=described.class_names), list(described.problems)
     for entry in described.splits[name]:
         path = described.resolve(entry)
         if not path:
-            looked = " and ".join(str(base) for base in described.bases[:2])
+            looked = " and ".join(dict.fromkeys(str(base) for base in described.bases[:2]))
             problems.append(
                 f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}"
             )
