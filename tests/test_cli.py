@@ -208,7 +208,8 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
     see = "; see: rankless train --help"
     found = [one.removesuffix(see) for one in problems(capsys, *words.split())]
     assert found == [
-        "--batch-size: no such option; here it is batch.images=VALUE",
+        "--batch-size: no such option; here it is batch.images=VALUE, the images of a step on all devices "
+        "together (a number per GPU times the GPUs)",
         "-j: no such option; here it is workers=VALUE",
         "--lr: no such option; here it is optim.lr=VALUE",
         "--gpu_ids: no such option; here it is --devices N on the command line: where a run happens is no "
@@ -220,6 +221,52 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
         assert said.startswith(f"{option}: no such option; here it is --confidence; see: ")
 
 
+def test_batch_as_elsewhere_is_told_what_is_counted(calls, capsys):
+    (said,) = problems(capsys, "train", "digits", "batch=8")
+    counts = "the images of a step on all devices together (a number per GPU times the GPUs)"
+    assert said.endswith(f"did you mean 'batch.images', {counts}?")
+
+
+def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
+    about_data, about_recipe = problems(capsys, "train", "data=my.yaml")
+    assert "did you mean 'data.root'?" in about_data
+    assert about_recipe.startswith(
+        "the recipe is missing: expected its name first, as in rankless train yolo"
+    )
+    assert len(problems(capsys, "train", "yolov4-tiny", "data=my.yaml")) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            "detect train data=coco.yaml model=yolov8n.pt epochs=3 imgsz=640 batch=16 device=0",
+            "train yolov4-tiny data.root=coco.yaml epochs=3 model.image_size=640 batch.images=16 "
+            "--devices 0,",
+        ),
+        ("classify train data=flowers model=yolov8n-cls.pt", "train resnet18 data.root=flowers"),
+        (
+            "yolo task=detect mode=train data=x.yaml device=0,1",
+            "train yolov4-tiny data.root=x.yaml --devices 0,1",
+        ),
+        ("detect train data.root=x optim.lr=0.1", "train yolov4-tiny data.root=x optim.lr=0.1"),
+        ("yolo val model=x.pt", "evaluate runs/NAME"),
+        ("val model=x.safetensors", "evaluate x.safetensors"),
+        ("eval runs/x", "evaluate runs/x"),
+        ("yolo detect predict model=x.safetensors source=a.jpg", "predict x.safetensors a.jpg"),
+        ("detect predict model=x.pt", "predict runs/NAME IMAGES"),
+        ("yolo export model=x.pt format=onnx", "export runs/NAME --format onnx --out my"),
+    ],
+)
+def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, ours):
+    (said,) = problems(capsys, *theirs.split())
+    assert said == f"'{theirs.split()[0]}': no such command; write: rankless {ours}"
+    # Ours is understood: what is wrong with it is no word of the command line.
+    cli.main(ours.split())
+    err = capsys.readouterr().err
+    assert not any(one in err for one in ("no such command", "no such option", "no such key", "unexpected"))
+
+
 def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("flowers").mkdir()
@@ -227,13 +274,14 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
         Path(name).write_text("x")
     Path("obj.data").write_text("classes = 1\ntrain = train.txt\nnames = obj.names\n")
     Path("data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat]\n")
+    Path("nameless.yaml").write_text("train: images/train\nval: images/val\n")
     assert problems(capsys, "train", "digits", "flowers", "my.cfg", "my.weights", "none") == [
         "command line: 'flowers': expected key=value; did you mean data.root=flowers?",
         "command line: 'my.cfg': expected key=value; did you mean model.cfg=my.cfg?",
         "command line: 'my.weights': expected key=value; did you mean model.pretrained=my.weights?",
         "command line: 'none': expected key=value, as in optim.lr=0.02",
     ]
-    for name in ("obj.data", "data.yaml"):
+    for name in ("obj.data", "data.yaml", "nameless.yaml"):
         assert problems(capsys, "train", name) == [
             f"{name}: describes a data set, and is no recipe; name it as the data: "
             f"rankless train yolov4-tiny data.root={name}"
@@ -461,13 +509,14 @@ def test_an_output_that_cannot_be_written_is_named():
         (["evaluate", "nope"], ["nope: no such file or directory"]),
         (["predict", "nope", "x"], ["'x': no such file or folder", "nope: no such file or directory"]),
         (["train", "digits", "data.root=nope"], ["nope: no such file or folder at "]),
+        (["train", "digits", "data.root=/no/pe"], ["/no/pe: no such file or folder; expected"]),
         (
             ["train", "digits", "model.pretrained=nope.pt"],
-            ["model.pretrained is 'nope.pt': nope.pt: no such"],
+            ["model.pretrained is 'nope.pt': no such file"],
         ),
         (
             ["train", "digits", "data.root=nope", "model.pretrained=nope.pt"],
-            ["nope: no such file or folder at ", "model.pretrained is 'nope.pt': nope.pt: no such"],
+            ["nope: no such file or folder at ", "model.pretrained is 'nope.pt': no such file"],
         ),
     ],
 )

@@ -171,7 +171,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("patience: 5", "key 'patience': no such key; not needed here: no run ends early, and the best "
          "weights of a run are kept"),
         ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
-         "'batch.images'?"),
+         "'batch.images', the images of a step on all devices together (a number per GPU times the GPUs)?"),
         ("task: ''", "'task' is '': expected text that is not empty"),
         ('task: "\\ud800"', "'task' is '\\ud800': expected text that is not empty"),
         ("model: {image_size: 400}", "'model.image_size' is 400: a detector needs multiples of 32, such as "

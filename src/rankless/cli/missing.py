@@ -46,7 +46,9 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     pretrained = recipe.model.pretrained
     if begins and pretrained not in ("", "timm"):
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
-        problems += [f"model.pretrained is '{pretrained}': {one}" for one in given]
+        problems += [
+            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}" for one in given
+        ]
     if problems:
         raise UserError(problems)
 

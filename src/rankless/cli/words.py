@@ -21,6 +21,10 @@ OPTIONS = Group("Options", sort_key=2)
 
 _MODEL = ("task", "model", "model.name", "model.cfg")
 _PRETRAINED = "model.pretrained"
+_NO_RECIPE = (
+    "the recipe is missing: expected its name first, as in rankless train yolov4-tiny data.root=DATA (boxes) "
+    "or rankless train resnet18 data.root=DATA (a folder per class); see: rankless recipes"
+)
 _OTHER_THAN_DIGITS = ("data.root", "data", *_MODEL)
 
 flag = Parameter(negative="", show_default=False)
@@ -194,5 +198,10 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
     if name is None and _PRETRAINED in keys and not is_named:
         name = "fine-tune"
     if name is None and any(key in _OTHER_THAN_DIGITS for key in keys):
-        return load.default(overrides, check_name=check), "run"
+        try:
+            return load.default(overrides, check_name=check), "run"
+        except UserError as error:
+            if "data" not in keys:  # the name that the data has elsewhere, where a line needs no recipe
+                raise
+            raise UserError([*error.problems, _NO_RECIPE]) from None
     return load.load(name or "digits", overrides, check_name=check), name or "digits"

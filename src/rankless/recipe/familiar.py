@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
 _RUN = "--run runs/NAME on the command line"
+BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"
+_BATCH = f"batch.images, {BATCH}"
 _MICRO = "batch.images for a step of all devices together, batch.micro for a forward pass"
 _IN_FLOAT32 = "not needed: weights, batch norms and optimizer stay in float32"
 _RANKS = "not needed: the launcher, or --devices N, says it"
@@ -21,8 +24,8 @@ ELSEWHERE: Mapping[str, str] = {
     "gradient_accumulations": _MICRO,
     "amp": "precision",
     "half": "precision",
-    "batch_size": "batch.images",
-    "bs": "batch.images",
+    "batch_size": _BATCH,
+    "bs": _BATCH,
     "burn_in": "schedule.warmup",
     "conf": "evaluate.confidence",
     "conf_thres": "evaluate.confidence",
@@ -87,7 +90,7 @@ _PLAN = "--devices N, or --hosts a,b; nothing else has to be set"
 OPTIONS: Mapping[str, str] = {
     "a": "the recipe, as in rankless train resnet18, or model.name",
     "arch": "the recipe, as in rankless train resnet18, or model.name",
-    "b": "batch.images",
+    "b": _BATCH,
     "cfg": "model.cfg",
     "classes_path": "data.classes",
     "data": "data.root",
@@ -121,6 +124,14 @@ VALUES: Mapping[tuple[str, str], str] = {
     **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
 }
 """A key and a value from elsewhere to what has to be known about it."""
+
+
+def key_of(name: str) -> str:
+    """Return the key that holds the same value as a name of other trainers; empty where none does."""
+    if name in SECTIONS:
+        return f"{name}.{SECTIONS[name]}"
+    key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
+    return key if re.fullmatch(r"[a-z_.]+", key) else ""
 
 
 def answer(meant: str) -> str:

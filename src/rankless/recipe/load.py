@@ -210,7 +210,9 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
 
 def _describes_data(tree: Any, name: str) -> bool:
     """Check for Darknet's ``.data`` file and Ultralytics's ``data.yaml``, which people give as a recipe."""
-    return name.endswith(".data") or (isinstance(tree, dict) and {"train", "names"} <= tree.keys())
+    if name.endswith(".data"):
+        return True
+    return isinstance(tree, dict) and "train" in tree and not tree.keys().isdisjoint(("names", "nc", "val"))
 
 
 def _over(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.recipe.familiar import SECTIONS
+from rankless.recipe.familiar import BATCH, SECTIONS
 from rankless.recipe.keys import (
     KeyPath,
     Kinds,
@@ -119,7 +119,8 @@ def collect(
         what = f"'{dotted}' is" if at else "this recipe is"
         what = f"{what} {shown(tree)}: expected a section with keys among {', '.join(sections()[at])}"
         if dotted in SECTIONS and isinstance(tree, str | int | float):
-            what += f"; did you mean '{dotted}.{SECTIONS[dotted]}'?"
+            counts = f", {BATCH}" if dotted == "batch" else ""
+            what += f"; did you mean '{dotted}.{SECTIONS[dotted]}'{counts}?"
         return {}, [Problem(locate(at), what)]
     given: dict[KeyPath, Given] = {}
     problems: list[Problem] = []
