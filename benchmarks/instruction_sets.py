@@ -53,10 +53,10 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
     from rankless.recipe.load import load
     from rankless.recipe.precision import resolve
     from rankless.runs.directory import RunDirectory
-    from rankless.tasks import settled
+    from rankless.tasks import resolve_recipe
     from rankless.world.process_group import join
 
-    recipe = settled(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
+    recipe = resolve_recipe(load(name, [*overrides, f"cpu_isa={cpu_isa}"]))
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu"), cpu_isa))
     times: list[float] = [time.process_time()]
     found: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -100,3 +102,18 @@ def test_the_documentation_is_built_strictly():
     (command,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert "--strict" in command
     assert "-q" not in command.replace("--strict", "")
+
+
+def test_what_scripts_import_exists():
+    """Benchmarks take hours and are run by hand: a name that has moved would show only then."""
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for folder in ("benchmarks", "docs", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rankless"
+        for alias in node.names
+        if not hasattr(importlib.import_module(node.module or ""), alias.name)
+        and importlib.util.find_spec(f"{node.module}.{alias.name}") is None
+    ]
+    assert not missing
