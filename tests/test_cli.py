@@ -327,6 +327,17 @@ def test_an_interruption_exits_with_130(calls, capsys, monkeypatch):
 
 
 @pytest.mark.processes
+def test_an_interruption_while_libraries_are_loaded_shows_no_traceback(tmp_path):
+    slow = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
+    (tmp_path / "cyclopts.py").write_text(slow)  # the first that is imported
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "rankless", "predict", "model", "photo.jpg"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.processes
 def test_a_reader_that_leaves_early_is_no_error():
     code = "import sys; from rankless.cli import main; sys.exit(main(['recipes', '--schema']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 
-from rankless.errors import STOPPED
+from rankless.errors import INTERRUPTED, STOPPED
 
 _LOCAL_RANK = re.compile(r"--local[-_]rank=[0-9]+")
 
@@ -19,10 +19,14 @@ def main() -> int:
     if sys.argv[1:2] == ["train"]:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _end)
+    if listens := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     from rankless import cli
     from rankless.launch import fork_server
 
     fork_server.allow()
+    if listens:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return cli.main()
 
 
@@ -30,6 +34,12 @@ def _end(number: int, _: object) -> None:
     """A request that comes while libraries are still loading ends a training as a later one does."""
     print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by whatever is being imported
+
+
+def _interrupt(*_: object) -> None:
+    """Ctrl-C while libraries are still loading ends a command as a later one does, without a traceback."""
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

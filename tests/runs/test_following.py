@@ -7,14 +7,19 @@ import fcntl
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rankless import cli
+from rankless.errors import UserError
 from rankless.launch import watching
 from rankless.runs import following, journal
 from rankless.runs.following import is_alive, is_held, lines
@@ -165,6 +170,70 @@ def test_how_a_run_ended_is_said(
     run = a_run(tmp_path / "run", *entries)
     assert watching.watch(str(run)) == code
     assert f"{run}: {end}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_that_is_about_to_begin_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda _: a_run(run, *WHOLE))
+    monkeypatch.setattr(following, "time", clock)
+    assert watching.watch(str(run)) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == f"{run}: no training here yet; waiting for one to begin, 60 s at most"
+    assert last == f"{run}: finished after step 4"
+
+
+def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PATIENCE", 0.1)
+    (tmp_path / "empty").mkdir()
+    for words in ([], ["--web"]):
+        for name in ("typo", "empty"):
+            with pytest.raises(UserError, match=f"{name}: no training has begun here in 0 s"):
+                cli.app(["watch", str(tmp_path / name), *words], exit_on_error=False)
+
+
+def test_nothing_is_waited_for_where_no_run_can_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "begins", lambda run: pytest.fail("waits"))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").touch()
+    for path in (tmp_path / "photos", tmp_path / "photos" / "one.jpg", tmp_path / "no" / "run"):
+        with pytest.raises(UserError, match=r"not a run directory|cannot be read"):
+            watching.watch(str(path))
+
+
+def test_a_run_that_holds_its_directory_may_take_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "PATIENCE", 0.0)
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert following.may_begin(tmp_path)
+        threading.Timer(0.3, (tmp_path / "journal.jsonl").touch).start()
+        assert following.begins(tmp_path, poll=0.01)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [[], ["--web"]])
+def test_ctrl_c_ends_the_watching_and_nothing_else(tmp_path: Path, words: list[str]) -> None:
+    run = a_run(tmp_path / "run", *WHOLE[:3])
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it trains
+        command = [sys.executable, "-u", "-m", "rankless", "watch", str(run), *words]
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **both, text=True, start_new_session=True) as process:  # type: ignore[call-overload]
+            shown = process.stdout.readline()
+            os.killpg(process.pid, signal.SIGINT)
+            shown += process.stdout.read()
+        assert process.returncode == 0
+        assert ("the report of" if words else "the training goes on") in shown
+        assert "Traceback" not in shown and "error" not in shown
+        assert is_alive(run, "start")
+    (run / ".lock").unlink()
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
 @pytest.mark.processes

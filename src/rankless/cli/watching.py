@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,7 @@ def watch(
 
 def _on_a_page(target: str, port: int | None) -> int:
     """Serve the report of a run until Ctrl-C."""
+    from rankless.launch.watching import wait_for
     from rankless.report.live import HOST, served
 
     run = Path(target)
@@ -121,14 +123,12 @@ def _on_a_page(target: str, port: int | None) -> int:
             f"--web: {target} lies on another machine; expected a run here; with --ssh as it is usual: "
             f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
         )
-    with served(run, port) as server:
-        where = f"http://{HOST}:{server.server_port}/"
-        say(f"the report of {run}: {where} (Ctrl-C closes it and leaves the training running)")
+    wait_for(run)
+    with suppress(KeyboardInterrupt), served(run, port) as server:
+        say(f"the report of {run}: http://{HOST}:{server.server_port}/")
+        say("Ctrl-C closes it and leaves the training running")
         sys.stdout.flush()
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            say()
+        server.serve_forever()
     return 0
 
 

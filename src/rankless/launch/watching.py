@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,8 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         run, coordinator = Path(there), Coordinator(host, ssh, python or "python3", ".")
     elif not (run / "journal.jsonl").exists() and (run / DETACHED).exists():
         coordinator = recorded(run)
+    if coordinator is None:
+        wait_for(run)
     source = _here(run) if coordinator is None else _there(run, coordinator)
     try:
         with source as (head, lines):
@@ -68,6 +71,23 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
     return 1
 
 
+def wait_for(run: Path) -> None:
+    """Wait for the journal of a run of this machine, where a training may be about to begin one.
+
+    Raises:
+        UserError: none came.
+    """
+    if (run / "journal.jsonl").exists() or not following.may_begin(run):
+        return
+    say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")
+    sys.stdout.flush()
+    if not following.begins(run):
+        raise UserError(
+            f"{run}: no training has begun here in {following.PATIENCE:.0f} s; expected a run directory; "
+            "rankless runs lists those in a folder"
+        )
+
+
 @contextmanager
 def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     """The recipe and the record of a run of this machine, and the lines of its journal."""
@@ -76,7 +96,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     except FileNotFoundError:
         raise UserError(
             f"{run}: not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY; rankless runs "
-            "lists those in a folder, and a training makes its own some seconds after its start"
+            "lists those in a folder"
         ) from None
     except OSError as error:
         raise UserError(f"{run}: cannot be read ({error.strerror or error}); give another run") from None

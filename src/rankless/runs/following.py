@@ -16,6 +16,8 @@ from pathlib import Path
 
 POLL = 0.5
 """Seconds between two looks at the journal."""
+PATIENCE = 60.0
+"""So many seconds a run that was just started gets to write its first line."""
 SILENCE = 120.0
 """A run of another machine goes on if its journal has grown within so many seconds."""
 _RECIPE = 1 << 22  # bytes; a recipe has some thousand
@@ -106,6 +108,26 @@ def _began_on(run: Path) -> str | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return host if isinstance(host, str) else None
+
+
+def may_begin(run: Path) -> bool:
+    """Whether a training may be about to write the first line of its journal in a folder.
+
+    It makes the folder itself, and the default one around it too.
+    """
+    if run.is_dir():
+        return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
+    return not run.exists() and (run.parent.is_dir() or run.parent == Path("runs"))
+
+
+def begins(run: Path, poll: float = POLL) -> bool:
+    """Wait until there is a journal; False where none came in :data:`PATIENCE`, and nobody holds the run."""
+    until = time.monotonic() + PATIENCE
+    while not (run / "journal.jsonl").exists():
+        if time.monotonic() > until and not is_held(run / ".lock"):
+            return False
+        time.sleep(poll)
+    return True
 
 
 def lines(run: Path, poll: float = POLL) -> Iterator[str]:
