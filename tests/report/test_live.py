@@ -102,8 +102,8 @@ def test_mistakes(growing: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sentence in capsys.readouterr().err
     assert cli.main(["watch", "gpu1:runs/my", "--web"]) == 2
     assert "ssh -L 8765:127.0.0.1:8765 gpu1 rankless watch runs/my --web" in capsys.readouterr().err
-    assert cli.main(["watch", str(growing / "gone"), "--web"]) == 2
-    assert str(growing / "gone") in capsys.readouterr().err
+    assert cli.main(["watch", str(growing / "gone" / "run"), "--web"]) == 2
+    assert str(growing / "gone" / "run") in capsys.readouterr().err
 
 
 def test_it_is_what_runs_calls_running(growing: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,12 @@ def test_a_run_that_is_about_to_begin_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda _: a_run(run, *WHOLE))
-    monkeypatch.setattr(following, "time", clock)
+    monkeypatch.setattr(following, "SILENCE", -1.0)
+
+    def sleep(_: float) -> None:
+        a_run(run, *WHOLE)
+
+    monkeypatch.setattr(following, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
     assert watching.watch(str(run)) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"{run}: no training here yet; waiting for one to begin, 60 s at most"
