@@ -88,3 +88,14 @@ def test_what_is_printed(asked, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "b.mp4 at 0.30 s: red 90%" and lines[20] == "… and 2 more"
     assert lines[-1].startswith("22 frames; ")
+
+
+def test_where_no_source_can_be_read_there_is_only_the_error(asked, capsys):
+    asked.report.failed.append(("talk.mp4", "not a video"))
+    assert cli.main(["predict", "w.safetensors", "a.jpg"]) == 2
+    assert capsys.readouterr() == ("", "error: talk.mp4: not a video\n")
+
+
+def test_a_number_is_told_from_a_camera(asked, capsys):
+    assert cli.main(["predict", "w.safetensors", "0"]) == 2
+    assert capsys.readouterr().err == "error: '0': no such file or folder; a camera is webcam:0\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -160,10 +161,12 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert lines[:2] == ["3 images of 5 with errors (val)", "errors: 1 background, 1 class, 1 missed"]
     assert any("1.png: 1 wrong class" in line for line in lines) and lines[-1] == f"drawn: {out}"
     assert "3 labels to check, where the model disagrees (the surest first)" in lines
-    assert any("red: 90%, labeled green at 16, 20, 56, 70" in line for line in lines)
+    assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()
     page.feed(out.read_text())
+    pictures = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
+    assert pictures == ["Worst images", "", "", "", "Labels to check, the surest first", "", "", ""]
     assert page.loaded == ["data:image/jpeg;base64"] * 6, "three images, and three labels from near"
     png = tmp_path / "errors.png"
     assert cli.main(["errors", str(planted), "--out", str(png), "--count", "1", "--json"]) == 0
@@ -217,11 +220,13 @@ def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
     assert [Path(image.source).name for image in found.images] == ["dog1.png", "dog0.png"]
     assert [round(image.cost, 2) for image in found.images] == [0.9, 0.6]
     assert [round(one.doubt, 2) for _, one in found.doubtful()] == [0.9, 0.6]
-    assert errors_sheet.summary(found, found.images[0]) == "labeled dog, predicted cat: 90%"
+    assert errors_sheet.summary(found, found.images[0]) == "labeled dog, predicted cat (90%)"
     assert [cell.caption for cell in errors_sheet.shown(found, opened, 1)] == [
-        "labeled dog, predicted cat: 90% · dog1.png",
-        "label? dog, cat: 90% · dog1.png",
+        "labeled dog, predicted cat (90%) · dog1.png",
+        "labeled dog, predicted cat (90%) · dog1.png",
     ]
+    headings = [cell.heading for cell in errors_sheet.shown(found, opened, 2)]
+    assert headings == ["Worst images", "", "Labels to check, the surest first", ""]
 
 
 def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):

@@ -185,6 +185,11 @@ def test_a_source_in_the_output_folder_is_refused(target):
     assert source.read_bytes() == before
 
 
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(target):
+    with pytest.raises(UserError, match=r"--out /proc/no: cannot be made \(No such file or directory\)"):
+        page.predict(target, ["digits:val:0"], out=Path("/proc/no"), device="cpu")
+
+
 def test_unreadable_images_are_named_and_the_others_go_on(target):
     root = target.with_name("images")
     image(root / "a.png")

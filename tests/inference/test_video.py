@@ -113,7 +113,10 @@ def test_what_is_no_video_is_named_and_the_others_go_on(colors, clip, tmp_path):
     names = [str(tmp_path / name) for name in ("bad.mp4", "empty.avi", "sound.mkv", "clip.mp4")]
     report = predict(colors, names, out=tmp_path / "out", device="cpu")
     assert [Path(source).name for source, _ in report.failed] == ["bad.mp4", "empty.avi", "sound.mkv"]
+    assert report.failed[0][1].startswith("not a video that can be read (Invalid data")
     assert "only sound" in report.failed[2][1] and len(report.images) == 7 and report.exit_code == 1
+    nothing = predict(colors, names[:1], out=tmp_path / "nothing", device="cpu")
+    assert nothing.exit_code == 2
     assert clip.read_bytes() == content and (report.out / "clip.mp4").exists()
 
 

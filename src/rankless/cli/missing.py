@@ -21,7 +21,11 @@ def check_target(target: Path, sources: Sequence[str] = ()) -> None:
     Raises:
         UserError: all that are missing.
     """
-    problems = [f"'{source}': no such file or folder" for source in sources if _is_missing(source)]
+    problems = [
+        f"'{source}': no such file or folder{f'; a camera is webcam:{source}' if source.isdigit() else ''}"
+        for source in sources
+        if _is_missing(source)
+    ]
     problems += _problems_of_weights(target)
     if problems:
         raise UserError(problems)

@@ -129,7 +129,7 @@ def predict(
     _print_failed(report)
     if as_json:
         print_json(report.as_json())
-    else:
+    elif report.exit_code < UserError.exit_code:
         _print(report, 0.25 if confidence is None else confidence)
     return report.exit_code
 
@@ -191,7 +191,7 @@ def errors(
 
 
 def _print_errors(found: ModelErrors, count: int) -> None:
-    from rankless.curation.errors_sheet import summary, text
+    from rankless.curation.errors_sheet import doubt, summary
 
     say(f"{counted(len(found.images), 'image')} of {found.looked_at:,} with errors ({found.split})")
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
@@ -206,8 +206,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
         say(f"\n{what} (the surest first{_first(len(doubtful), count)})")
     for wrong, one in doubtful[:count]:
         where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
-        said = text(found, one) if where else summary(found, wrong)
-        say(f"{one.doubt:6.2f}  {wrong.source}: {said}{where}")
+        say(f"{one.doubt:6.2f}  {wrong.source}: {doubt(found, one)}{where}")
 
 
 def _first(there: int, count: int) -> str:
@@ -268,8 +267,9 @@ def _fix_instruction_set(target: Path) -> None:
 
 
 def _print_failed(report: PredictionReport) -> None:
+    error = "error: " if report.exit_code == UserError.exit_code else ""
     for source, reason in report.failed[:_SHOWN]:
-        say(f"{source}: {reason}", file=sys.stderr)
+        say(f"{error}{source}: {reason}", file=sys.stderr)
     if len(report.failed) > _SHOWN:
         say(f"… and {len(report.failed) - _SHOWN:,} more; they are in {report.out}", file=sys.stderr)
 

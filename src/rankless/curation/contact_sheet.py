@@ -30,7 +30,7 @@ COVERED = 0.12
 """Of an image with more boxes, or with labels on more of it, only colors and legend name the classes."""
 _NARROWEST = 0.35  # width over height that an image has room for at least: its caption stands below it
 _WIDEST = 6.0  # width over height of the largest room
-_GAP, _CAPTION, _TITLE, _LEGEND = 14, 24, 46, 30
+_GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
 
@@ -54,19 +54,21 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 def sheet(selection: Selection) -> Image.Image:
     """All images in rows that are full to their end, with captions and a title."""
-    rows = _rows(selection.shown)
+    rows = [row for group in _groups(selection.shown) for row in _rows(group)]
     width = max(_width_of(row) for row in rows) + 2 * _GAP
     legend = _legend(selection, width - 2 * _GAP)
     top = _TITLE + (legend.height if legend else 0)
-    height = sum(row[0].height for row in rows) + len(rows) * (_CAPTION + _GAP)
+    height = sum(row[0].height + _above(row) for row in rows) + len(rows) * (_CAPTION + _GAP)
     whole = Image.new("RGB", (width, top + height), _PAPER)
     draw = ImageDraw.Draw(whole)
-    title, small = ImageFont.load_default(20), ImageFont.load_default(14)
+    title, medium, small = (ImageFont.load_default(size) for size in (20, 17, 14))
     draw.text((_GAP, 12), _fitting(draw, selection.title, title, width - 2 * _GAP), fill=_INK, font=title)
     if legend:
         whole.paste(legend, (_GAP, _TITLE))
     for row in rows:
-        left = _GAP
+        if heading := row[0].shown.heading:
+            draw.text((_GAP, top + 6), _fitting(draw, heading, medium, width), fill=_INK, font=medium)
+        top, left = top + _above(row), _GAP
         for room in row:
             cell = _cell(room.shown, room.width, room.height)
             whole.paste(cell, (left + (room.width - cell.width) // 2, top + (room.height - cell.height) // 2))
@@ -84,6 +86,17 @@ class _Room(NamedTuple):
     shown: Shown
     width: int
     height: int
+
+
+def _groups(shown: Sequence[Shown]) -> list[Sequence[Shown]]:
+    """The images, divided before each that has a heading."""
+    starts = [0, *(at for at, one in enumerate(shown) if at and one.heading)]
+    return [shown[start:end] for start, end in pairwise([*starts, len(shown)])]
+
+
+def _above(row: Sequence[_Room]) -> int:
+    """Pixels of a row's heading."""
+    return _HEADING if row[0].shown.heading else 0
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
@@ -154,6 +167,7 @@ def page(selection: Selection) -> str:
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 1800px; padding: 0 1.5rem; }}
 h1 {{ font-size: 1.3rem; }}
+h2 {{ flex-basis: 100%; font-size: 1.1rem; margin: .6rem 0 0; }}
 main {{ display: flex; flex-wrap: wrap; gap: 1.2rem; }}
 /* Every image takes its share of a row, so that rows are full; what follows the last one takes the rest. */
 figure {{ flex: var(--aspect) 1 calc(var(--aspect) * 19rem); margin: 0; max-width: 100%; }}
@@ -188,8 +202,9 @@ def _figure(one: Shown) -> str:
     _cell(one, PAGE_WIDTH, PAGE_HEIGHT).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
     caption = _html(one.caption) + (f" · {counted(len(one.marks), 'box', 'boxes')}" if one.marks else "")
+    heading = f"<h2>{_html(one.heading)}</h2>\n" if one.heading else ""
     return (
-        f'<figure style="--aspect:{_aspect(one):.3f}">'
+        f'{heading}<figure style="--aspect:{_aspect(one):.3f}">'
         f'<img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
         f"<figcaption>{caption}</figcaption></figure>"
     )

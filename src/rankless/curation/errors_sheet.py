@@ -27,18 +27,38 @@ def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: O
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
     """Return the cells of the sheet: first the worst images, then the doubtful labels from near."""
-    cells = [_whole(errors, opened, image) for image in errors.images[:count]]
-    return cells + [_near(errors, opened, image, one) for image, one in errors.doubtful()[:count]]
+    cells: list[Shown] = []
+    doubtful = errors.doubtful()[:count]
+    for heading, made in (
+        ("Worst images", (_whole(errors, opened, image) for image in errors.images[:count])),
+        ("Labels to check, the surest first", (_near(errors, opened, image, one) for image, one in doubtful)),
+    ):
+        for at, cell in enumerate(made):
+            cells.append(cell._replace(heading="" if at else heading))
+    return cells
 
 
 def summary(errors: ModelErrors, image: WrongImage) -> str:
     """Return what is wrong with an image in a few words: ``2 missed, 1 of background``."""
     if is_whole(image.mistakes[0]):
-        one = image.mistakes[0]
-        return f"labeled {errors.name(one.label)}, predicted {errors.name(one.predicted)}: {one.doubt:.0%}"
+        return doubt(errors, image.mistakes[0])
     counts = Counter(one.kind for one in image.mistakes)
     words = {"class": "wrong class", "place": "wrong place", "background": "on background"}
     return ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in counts.most_common())
+
+
+def doubt(errors: ModelErrors, one: Mistake) -> str:
+    """Return what is odd about a label in a few words: ``labeled dog, predicted cat (90%)``."""
+    labeled = f"labeled {errors.name(one.label)}" if one.label >= 0 else "no label"
+    if one.kind == "missed":
+        return f"{labeled}, not found"
+    score = one.doubt if is_whole(one) else one.cost
+    return f"{labeled}, predicted {errors.name(one.predicted)} ({score:.0%})"
+
+
+def _named(source: str) -> str:
+    """Return a file's name; a built-in scene as it is given to ``rankless predict``."""
+    return Path(source).name if Path(source).suffix else source
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
@@ -66,7 +86,7 @@ def _title(errors: ModelErrors) -> str:
 
 
 def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
-    caption = f"{summary(errors, image)} · {Path(image.source).name}"
+    caption = f"{summary(errors, image)} · {_named(image.source)}"
     if (read := image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
@@ -75,11 +95,7 @@ def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
 
 
 def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) -> Shown:
-    name = Path(image.source).name
-    if is_whole(one):
-        caption = f"label? {errors.name(one.label)}, {errors.name(one.predicted)}: {one.doubt:.0%} · {name}"
-    else:
-        caption = f"label? {text(errors, one)} · {name}"
+    caption = f"{doubt(errors, one)} · {_named(image.source)}"
     if (read := image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())

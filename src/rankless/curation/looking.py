@@ -43,12 +43,14 @@ class Shown(NamedTuple):
         marks: its boxes, in pixels.
         caption: the text below it.
         classes: the labels of everything on it.
+        heading: what begins with this image, on a line of its own above it.
     """
 
     image: Image.Image | None
     marks: list[Mark]
     caption: str
     classes: frozenset[int]
+    heading: str = ""
 
 
 @dataclass(frozen=True)

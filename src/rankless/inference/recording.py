@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from rankless.data.images.fonts import unwritable
-from rankless.errors import counted, listed
+from rankless.errors import UserError, counted, listed
 from rankless.files.outputs import Outputs, refuse_filled
 from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
@@ -74,8 +74,16 @@ class Recording:
         Args:
             asked: the options; a prediction goes on only with the same.
             progress: show on the standard error how far it is.
+
+        Raises:
+            UserError: the results cannot be written.
         """
-        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--out {self.out}: cannot be made ({error.strerror or error}); give another folder"
+            ) from None
         journal = Journal(self.out, asked, resume=self.resume)
         try:
             seconds = self._predict_all(journal, progress=progress)

@@ -111,8 +111,8 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, or 1 if an image could not be read."""
-        return 1 if self.failed else 0
+        """Return 0, 1 if an image could not be read, or 2 if none could."""
+        return 0 if not self.failed else 1 if self.images else 2
 
     @property
     def per_second(self) -> float:

@@ -90,10 +90,24 @@ def frames(name: str) -> Iterator[Frame]:
                 yield Frame(_upright(pixels, frame), number, max(0.0, time - first))
                 number += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        after = f"it breaks off after {number:,} frames: " if number else ""
-        raise UnreadableImage(name, f"{after}{getattr(error, 'strerror', None) or error}") from error
+        said = str(getattr(error, "strerror", None) or error)
+        raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from error
     if not number:
         raise UnreadableImage(name, "it has no frames")
+
+
+def _after(number: int, said: str) -> str:
+    return f"it breaks off after {number:,} frames: {said}"
+
+
+def _unopened(name: str, said: str) -> str:
+    """What is wrong where there is no frame at all, in FFmpeg's words in parentheses."""
+    if CAMERAS.fullmatch(name):
+        there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
+        return f"the camera cannot be opened ({said}); cameras here: {there}"
+    if is_live(name):
+        return f"the stream cannot be opened ({said}); check its address, and that it is sent now"
+    return f"not a video that can be read ({said}); expected a file that a player shows; give another one"
 
 
 def frame_count(name: str) -> int:
