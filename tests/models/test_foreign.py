@@ -182,6 +182,18 @@ def test_what_is_no_tensor_is_left_out_and_reported(tmp_path):
     assert found.facts == ["3 entries are not tensors and are left out: epoch, names, 5"]
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_the_options_of_torchvisions_scripts_do_no_harm(tmp_path, zipped):
+    """As references/classification/train.py of torchvision saves: args is an argparse.Namespace."""
+    net = network()
+    options = argparse.Namespace(model="resnet18", lr=0.1, device=torch.device("cpu"), sizes=[1, 2])
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "args": options}
+    torch.save(content, tmp_path / "w", _use_new_zipfile_serialization=zipped)
+    assert same(net, loaded(tmp_path / "w"))
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 
@@ -189,12 +201,20 @@ class Local:
     pass
 
 
+def with_method() -> argparse.Namespace:
+    """Unpickled, its second attributes would be given to a function of the file's choice."""
+    made = argparse.Namespace()
+    vars(made)["__setstate__"] = torch._utils._rebuild_tensor_v2
+    return made
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "module": (lambda: {"model": network()}, r"torch\.nn\.modules\.container\.Sequential.* and \d+ more"),
-    "namespace": (
-        lambda: {"model": network().state_dict(), "args": argparse.Namespace(lr=1)},
-        r"needs argparse\.Namespace, .*torch\.save\(model\.state_dict\(\)",
+    "own class in a namespace": (
+        lambda: {"w": torch.ones(1), "args": argparse.Namespace(x=Local())},
+        r"needs .*Local, .*torch\.save\(model\.state_dict\(\)",
     ),
+    "a namespace with a method": (lambda: {"w": torch.ones(1), "args": with_method()}, "special attributes"),
     "numpy": (lambda: {"w": torch.ones(1), "best": np.float64(1)}, r"numpy\..*scalar"),
     "own class": (lambda: {"w": torch.ones(1), "x": Local()}, r"Local"),
     "sparse": (lambda: {"w": torch.eye(3).to_sparse()}, "sparse"),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import warnings
@@ -152,7 +153,7 @@ def _from_legacy(file: IO[bytes]) -> Any:
 
 def _load(file: IO[bytes]) -> Any:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # about old protocols and classes
             return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:

@@ -17,9 +17,11 @@ from typing import IO, Any
 from rankless.errors import printable
 from rankless.models.checkpoints.pickle_values import (
     FUNCTIONS,
+    NAMESPACE,
     UNSUPPORTED,
     Foreign,
     Global,
+    Options,
     RefusedFileError,
     Storage,
     dtype_of,
@@ -155,7 +157,7 @@ class _Machine:
             raise RefusedFileError(
                 "holds a quantized tensor; expected plain, dense tensors: convert it first"
             )
-        if name not in FUNCTIONS and dtype_of(name) is None and storage_dtype(name) is None:
+        if name not in (*FUNCTIONS, NAMESPACE) and dtype_of(name) is None and storage_dtype(name) is None:
             self.inspection.wanted[name] = None
         self.stack.append(Global(name))
 
@@ -182,9 +184,11 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """NEWOBJ, which no checkpoint of plain tensors contains."""
-        self.pop()
-        made = self.pop()
+        """NEWOBJ, which makes a script's options; no other object of a checkpoint is made."""
+        arguments, made = self.pop(), self.pop()
+        if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
+            self.stack.append(Options())
+            return
         if isinstance(made, Global):
             self.inspection.wanted[made.name] = None
         elif not isinstance(made, Foreign):
@@ -195,6 +199,10 @@ class _Machine:
         state = self.pop()
         target = self.stack[-1]
         if isinstance(target, Foreign):
+            return
+        if isinstance(target, Options) and isinstance(state, dict):
+            if any(not isinstance(key, str) or key.startswith("__") for key in state):
+                raise TypeError("special attributes for options")
             return
         # A state_dict has an attribute with the versions of its modules. Another one could hide a method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:

@@ -82,6 +82,14 @@ class Foreign:
     """An object of an unknown class."""
 
 
+NAMESPACE = "argparse.Namespace"
+"""The class of a script's options, which torchvision's scripts save; it holds values and no code."""
+
+
+class Options:
+    """An object of that class; nothing in it is looked at."""
+
+
 def size_of(value: Any) -> int:
     """Return ``value`` if it is a size or an offset.
 
