@@ -3,7 +3,8 @@
 The image preserves its aspect ratio, is resized (bilinear, on uint8; see :class:`Placing`) and pasted on
 gray. The resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly
 in both directions and boxes lose no precision. Without antialiasing, which is for Darknet's answers, the
-rounded size is used, as Darknet does, and each side's scale follows from it.
+rounded size is used, as Darknet does, and each side's scale follows from it; an augmented image keeps the
+exact scale, as in Darknet's training, which resizes a cut of the source to the whole input.
 """
 
 from __future__ import annotations
