@@ -216,6 +216,10 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
         "part of a recipe",
         "--opt_level: no such option; here it is precision: O0 is fp32, O1 is fp16 or bf16",
     ]
+    (said,) = problems(capsys, "train", "resnet18", "--test-only")
+    assert said.startswith("--test-only: no such option; here it is another command: rankless evaluate RUN;")
+    (said,) = problems(capsys, "train", "digits", "--model", "resnet50")
+    assert "here it is the recipe, as in rankless train resnet18, or model.name; see" in said
     for option in ("--conf", "--conf-thres"):
         (said,) = problems(capsys, "predict", "runs/x", "a.jpg", option, "0.3")
         assert said.startswith(f"{option}: no such option; here it is --confidence; see: ")

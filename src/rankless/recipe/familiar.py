@@ -85,6 +85,7 @@ SECTIONS: Mapping[str, str] = {
 }
 """Section to the key that is meant by one value in its place, as in ``batch=8``."""
 
+_EVALUATE = "another command: rankless evaluate RUN"
 _PLAN = "--devices N, or --hosts a,b; nothing else has to be set"
 
 OPTIONS: Mapping[str, str] = {
@@ -94,6 +95,9 @@ OPTIONS: Mapping[str, str] = {
     "cfg": "model.cfg",
     "classes_path": "data.classes",
     "data": "data.root",
+    "evaluate": _EVALUATE,
+    "model": "the recipe, as in rankless train resnet18, or model.name",
+    "test_only": _EVALUATE,
     "data_dir": "data.root",
     "data_path": "data.root",
     "dist_backend": _PLAN,
@@ -128,7 +132,7 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 def key_of(name: str) -> str:
     """Return the key that holds the same value as a name of other trainers; empty where none does."""
-    if name in SECTIONS:
+    if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
     return key if re.fullmatch(r"[a-z_.]+", key) else ""
