@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rankless.report import page
+from rankless.report import charts, page
 from rankless.report.collected import Collected
 from rankless.report.markup import card, laid_out
 from rankless.runs import journal
@@ -110,7 +111,7 @@ def check_numbers(html: str, folder: Path) -> None:
     parts = found.charts["Parts of the training loss"]
     assert set(parts) == set(steps[0]["parts"])
     for title, name, expected in (
-        ("Loss", "each step", [[entry["step"], entry["loss"]] for entry in steps]),
+        ("Loss", "training", [[entry["step"], entry["loss"]] for entry in steps]),
         ("Learning rate", "learning rate", [[entry["step"], entry["lr"]] for entry in steps]),
         ("Loss", "validation", [[step, each["loss"]] for step, each in scores.items()]),
         *(
@@ -172,6 +173,8 @@ addEventListener("load", () => {
     if (column().reverse().join() !== falling.join()) found.push(`${width}: not turned round`);
     const shown = [...page.querySelectorAll("img, .pane")].filter((each) => each.clientHeight < 20);
     if (shown.length) found.push(`${width}: ${shown.length} images are not shown`);
+    const said = [...page.querySelectorAll(".events td:last-child")].at(-1);
+    if (width < 480 && said.clientWidth < 0.8 * width) found.push(`${width}: what happened is narrow`);
     const classes = table.parentElement;
     if (classes.scrollWidth > classes.clientWidth) found.push(`${width}: the table of classes is cut`);
     for (const grid of page.querySelectorAll(".grid")) {
@@ -204,6 +207,25 @@ def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
     last = [entry for entry in journal.read(trained / "journal.jsonl") if "step" in entry][-1]
     shown = [float(value.removeprefix("11learning rate ")) for value in values]
     assert shown == [pytest.approx(last["lr"], rel=1e-3)] * 3
+
+
+def test_few_steps_and_one_evaluation_are_said_to_be_that(run: Path) -> None:
+    entries = list(journal.read(run / "journal.jsonl"))
+    first = next(entry for entry in entries if "evaluation" in entry)
+    kept = [entry for entry in entries if "evaluation" not in entry or entry is first]
+    (run / "journal.jsonl").write_bytes(b"".join(map(journal.line, kept)))
+    html = rendered(run)
+    said = " ".join(Numbers(html).text)
+    assert "Gray" not in said and "Each step, not smoothed." in said and "One evaluation so far." in said
+    labels = re.findall(r'<text class="lone"[^>]*y="([0-9.]+)"[^>]*>(.*?)</text>', html)
+    assert f"AP50 {charts.shown(first['scores']['AP50'])}" in [text for _, text in labels]
+    of_precision = [float(y) for y, text in labels if text.split()[0] in ("AP", "AP50", "AP75")]
+    assert min(abs(a - b) for a, b in itertools.combinations(of_precision, 2)) >= 12.9, "none covers another"
+    steps = [entry for entry in entries if "step" in entry]
+    many = [{**steps[0], "step": number, "loss": float(number % 7)} for number in range(1, 61)]
+    (run / "journal.jsonl").write_bytes(b"".join(map(journal.line, many)))
+    said = " ".join(Numbers(rendered(run)).text)
+    assert "Gray: each step." in said and "training, smoothed" in Numbers(rendered(run)).charts["Loss"]
 
 
 def test_the_claim_names_scores_speed_digest_and_state(trained: Path) -> None:

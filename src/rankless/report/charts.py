@@ -130,7 +130,21 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
     scale = _Scale(axes, points)
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
-    return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
+    return card(title, _legend(drawn) + _svg(title, body + _lone(drawn, scale), drawn, scale), note)
+
+
+def _lone(lines: Sequence[Line], scale: _Scale) -> str:
+    """Name and value beside each line of one point: there is no course to see yet."""
+    points = [(line, *line.points[0]) for line in lines if line.style == "dots" and len(line.points) == 1]
+    labels, lowest = "", float(HEIGHT - BOTTOM + 9)  # above the axis
+    for line, x, y in sorted(points, key=lambda point: point[2]):
+        lowest = min(scale.y(y) + 4, lowest - 13)  # of the labels so far: none covers another
+        side = -8 if scale.x(x) > WIDTH / 2 else 8
+        labels += (
+            f'<text class="lone" x="{scale.x(x) + side:.1f}" y="{lowest:.1f}" '
+            f'text-anchor="{"end" if side < 0 else "start"}">{text(line.name)} {shown(y)}</text>'
+        )
+    return labels
 
 
 def _drawable(line: Line) -> Line:
@@ -199,9 +213,13 @@ def column_chart(
     return card(title, (legend if len(series) > 1 else "") + _svg(title, body, [], scale), note)
 
 
+FEW = 50
+"""Of fewer points none is smoothed."""
+
+
 def smoothed(points: Sequence[Point], width: int = 0) -> list[Point]:
     """The mean of each point and of its neighbors within ``width``, by default a fiftieth of all."""
-    width = width or len(points) // 50
+    width = width or len(points) // FEW
     sums = [0.0]
     for _, y in points:
         sums.append(sums[-1] + y)
@@ -253,7 +271,8 @@ def _path(line: Line, scale: _Scale) -> str:
     dots = ""
     if line.style == "dots" and len(line.points) <= 60:
         places = ((scale.x(x), scale.y(y)) for x, y in line.points)
-        dots = "".join(f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in places)
+        r = 2.5 if len(line.points) > 1 else 4.5
+        dots = "".join(f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>' for x, y in places)
     return f'<path class="line {color} {line.style}" d="M{_joined(line.points, scale)}"/>{dots}'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankless.report.charts import Axes, Line, Mark, Point, line_chart, smoothed
+from rankless.report.charts import FEW, Axes, Line, Mark, Point, line_chart, smoothed
 from rankless.report.collected import Collected
 from rankless.report.markup import card, number, table, text
 
@@ -53,10 +53,13 @@ def loss_charts(run: Collected) -> str:
     steps = run.steps
     loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
     parts = [name for name in steps.names if name.startswith("part:")]
+    # Of few steps the smoothed line is the line of the steps, which it would hide.
+    few, smooth = len(loss) < FEW, "" if len(loss) < FEW else ", smoothed"
     gray = "Gray: each step." if steps.width == 1 else f"Gray: the mean of {steps.width:,} steps each."
-    lines = [
-        Line("each step", loss, None, "faint"),
-        Line("training, smoothed", smoothed(loss), 0),
+    gray = "Each step, not smoothed." if few else gray
+    lines = [] if few else [Line("each step", loss, None, "faint")]
+    lines += [
+        Line(f"training{smooth}", smoothed(loss), 0),
         Line("validation", score_points(run, "loss"), 1, "dots"),
     ]
     charts = [line_chart("Loss", lines, steps_axes(run, log=_spans_decades(loss)), gray)]
@@ -65,10 +68,13 @@ def loss_charts(run: Collected) -> str:
             Line(name.removeprefix("part:"), smoothed(list(steps.points(name))), color)
             for color, name in enumerate(parts)
         ]
-        charts.append(line_chart("Parts of the training loss", lines, steps_axes(run), "Smoothed."))
+        charts.append(
+            line_chart("Parts of the training loss", lines, steps_axes(run), "" if few else "Smoothed.")
+        )
     lines = [Line("learning rate", list(steps.points("lr")))]
     charts.append(line_chart("Learning rate", lines, steps_axes(run)))
-    lines = [Line("each step", norm, None, "faint"), Line("smoothed", smoothed(norm), 2)]
+    lines = [] if few else [Line("each step", norm, None, "faint")]
+    lines.append(Line("each step" if few else "smoothed", smoothed(norm), 2))
     axes = steps_axes(run, log=_spans_decades(norm))
     charts.append(line_chart("Gradient norm", lines, axes, f"Of the mean gradient, before clipping. {gray}"))
     return "".join(charts)
@@ -88,15 +94,17 @@ def score_charts(run: Collected) -> str:
         for name, value in scores.items()
         if isinstance(value, float)
     }
+    note = "One evaluation so far." if len(run.evaluations) == 1 else ""
     charts = []
     for title, group in _GROUPS:
         if group[0] in names:
             lines = [Line(name, score_points(run, name), color, "dots") for color, name in enumerate(group)]
-            charts.append(line_chart(title, lines, steps_axes(run)))
+            charts.append(line_chart(title, lines, steps_axes(run), note))
     grouped = {name for _, group in _GROUPS for name in group} | {"loss", *_UNSHOWN}
     for name in [name for name in names if name not in grouped][:8]:
         title = "Validation NLL" if name == "nll" else name
-        charts.append(line_chart(title, [Line(name, score_points(run, name), 0, "dots")], steps_axes(run)))
+        line = Line(name, score_points(run, name), 0, "dots")
+        charts.append(line_chart(title, [line], steps_axes(run), note))
     return "".join(charts)
 
 
