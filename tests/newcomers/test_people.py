@@ -1,10 +1,11 @@
-"""Five kinds of people with what they have: their layout, their checkpoint and their launch line.
+"""Kinds of people with what they have: their layout, their checkpoint and their launch line.
 
 Each ends with a trained, scored and exported model, and what was exported is read by other software.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -159,3 +160,27 @@ def test_an_ultralytics_yaml(person: Person, boxes: Callable[..., Path]) -> None
     assert person.scores("runs/mine")["images"] == 4
     person("export runs/mine --format darknet --out mine")
     read_by_opencv(person.folder / "mine")
+
+
+def test_a_torchvision_reference_script(person: Person, folders: Callable[..., Path]) -> None:
+    """``python -m torch.distributed.launch --nproc_per_node 2 train.py --model resnet18 --test-only``"""
+    for split, count in (("train", 24), ("val", 9)):
+        folders(person.folder / "imagenet" / split, count, side=32)
+    names = sorted(one.name for one in (person.folder / "imagenet/train").iterdir())
+    (person.folder / "classes.txt").write_text("\n".join(names))
+    net = torchvision.models.resnet18(num_classes=3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(saved | {"args": argparse.Namespace(model="resnet18", lr=0.1)}, person.folder / "model_3.pth")
+    person("import model_3.pth --model resnet18 --names classes.txt --out r18.safetensors")
+    scores = person.scores("r18.safetensors data.root=imagenet")
+    assert scores["computed_in"] == "fp32"
+    person("predict r18.safetensors imagenet/val --out found")
+    predictions = json.loads((person.folder / "found/predictions.json").read_text())
+    assert len(predictions) == scores["images"] > 0
+    launch = "-m torch.distributed.launch --nproc_per_node 2 -m rankless"
+    words = "fine-tune model.pretrained=r18.safetensors data.root=imagenet model.image_size=32"
+    person(f"train {words} {SHORT} --out runs/mine", python=launch)
+    person("export runs/mine --format pth --out mine")
+    state = torch.load(person.folder / "mine.pth", weights_only=True)
+    net.load_state_dict(state.get("state_dict", state))
