@@ -38,7 +38,6 @@ NEEDED = {
     "rich": "rich",
     "safetensors": "safetensors",
     "sklearn": "scikit-learn",
-    "faster_coco_eval": "faster-coco-eval",
 }
 ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000")
 DATA = ("data.root=digits", "data.train_images=2048", "ema.decay=0.999", "schedule.warmup=200")

@@ -8,7 +8,10 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchvision.ops import box_iou
 
+from rankless.metrics import coco_matching
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.structures import Detections
 
@@ -39,6 +43,15 @@ def truth(rows: list[tuple[float, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
     return table[:, :4], table[:, 4].long()
 
 
+def rows(one: Truth) -> Iterable[tuple[Any, ...]]:
+    """Box, label, crowd and area of each object; no area where it is the box's."""
+    nothing = [None] * len(one.labels)
+    crowd = one.labels * 0 if one.crowd is None else one.crowd
+    return zip(
+        one.boxes.tolist(), one.labels, crowd, nothing if one.areas is None else one.areas, strict=True
+    )
+
+
 def by_pycocotools(detections, truths, classes: int) -> dict[str, float | list[float]]:
     """The twelve numbers and each class's AP and AP50 by the reference implementation."""
     with contextlib.redirect_stdout(io.StringIO()):
@@ -52,11 +65,11 @@ def by_pycocotools(detections, truths, classes: int) -> dict[str, float | list[f
                     "image_id": i,
                     "category_id": int(label),
                     "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    "area": (x2 - x1) * (y2 - y1),
-                    "iscrowd": 0,
+                    "area": (x2 - x1) * (y2 - y1) if area is None else float(area),
+                    "iscrowd": int(crowd),
                 }
-                for i, (boxes, labels) in enumerate(truths)
-                for j, ((x1, y1, x2, y2), label) in enumerate(zip(boxes.tolist(), labels, strict=True))
+                for i, one in enumerate(truths)
+                for j, ((x1, y1, x2, y2), label, crowd, area) in enumerate(rows(Truth(*one)))
             ],
         }
         api.createIndex()
@@ -109,6 +122,11 @@ def test_equals_pycocotools(seed):
     detections, truths = random_data(seed)
     if not any(len(d.scores) for d in detections) or not any(len(labels) for _, labels in truths):
         return  # pycocotools cannot load empty results; see the tests of nothing below
+    assert_equal(detections, truths)
+
+
+def assert_equal(detections, truths) -> None:
+    """Every number of ours is pycocotools'."""
     scores = coco_scores(detections, truths, NAMES)
     flat = {key: value for key, value in scores.items() if key != "per_class"}
     flat |= {f"{NAMES.index(n)}/{k}": v for n, part in scores["per_class"].items() for k, v in part.items()}
@@ -116,6 +134,23 @@ def test_equals_pycocotools(seed):
     assert flat.keys() == expected.keys()
     for key, value in expected.items():
         assert (-1 if flat[key] is None else flat[key]) == pytest.approx(value, abs=1e-9), key
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 5, 1 << 18]))
+def test_crowds_areas_equal_overlaps_and_parts_equal_pycocotools(seed, pairs):
+    rng = np.random.default_rng(seed)
+    detections, truths = [], []
+    for index in range(3):
+        corner, side = rng.integers(0, 4, (8, 2)) * 8, rng.integers(2, 6, (8, 2)) * 8
+        boxes, labels = torch.tensor(np.concatenate([corner, corner + side], 1)), rng.integers(0, 2, 8)
+        crowd, areas = torch.tensor(rng.random(8) < 0.2), torch.tensor(rng.choice([1024.0, 900, 9216.5], 8))
+        truths.append(Truth(boxes.float(), torch.tensor(labels), crowd, areas))
+        corner, side = rng.integers(0, 4, (30, 2)) * 8, rng.integers(2, 6, (30, 2)) * 8
+        scores, labels = rng.integers(1, 9, (30, 1)) / 8, rng.integers(0, 3, (30, 1))
+        detections.append(found(index, np.concatenate([corner, corner + side, scores, labels], 1)))
+    with mock.patch.object(coco_matching, "_PAIRS", pairs):
+        assert_equal(detections, truths)
 
 
 def test_more_than_a_hundred_of_a_class_in_a_image_equals_pycocotools():
@@ -135,7 +170,7 @@ def test_values_by_hand():
     detections = [found(0, [(*box, 0.9, 0), (300, 300, 400, 400, 0.3, 0)]), found(1, [])]
     truths = [truth([(*box, 0)]), truth([(20, 20, 60, 60, 0)])]
     scores = coco_scores(detections, truths, NAMES)
-    assert scores["AP"] == scores["AP50"] == scores["AP75"] == pytest.approx(51 / 101)
+    assert [scores[name] for name in ("AP", "AP50", "AP75")] == pytest.approx([51 / 101] * 3)
     assert scores["AR1"] == scores["AR10"] == scores["AR100"] == pytest.approx(0.5)
     assert (scores["ARs"], scores["ARm"], scores["ARl"]) == (None, 0.0, pytest.approx(1.0))
     assert scores["APl"] == pytest.approx(1.0)  # 100² pixels

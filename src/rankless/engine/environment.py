@@ -28,7 +28,7 @@ Environment = dict[str, dict[str, str]]
 """Section, name, value: ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
 
 # What computes numbers, then the decoders.
-_PACKAGES = ("torch", "torchvision", "numpy", "faster-coco-eval", "scikit-learn", "timm")
+_PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
     r"ONEDNN_.*|DNNL_.*|ATEN_CPU_CAPABILITY|MKL_.*|OMP_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|NPY_.*|GLIBC_TUNABLES"

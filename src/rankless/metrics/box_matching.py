@@ -14,15 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankless.metrics.coco import Truth
+from rankless.metrics.coco_matching import IGNORED, RIGHT, Floats, Integers
 from rankless.structures import Detections
 
 IOU = 0.5
 MOST = 100
 """Detections of a class in an image that count, as in COCO's metric."""
-WRONG, RIGHT, IGNORED = 0, 1, 2
-"""What a detection is; one of a crowd or of a difficult object is neither right nor wrong."""
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Matches:
 
     Attributes:
         image, label, score: of each detection, (D,).
-        coco, pascal: :data:`WRONG`, :data:`RIGHT` or :data:`IGNORED` by either rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by either rule, (D,).
         truth_image, truth_label, truth_area: of each object, (T,).
         truth_score: of the detection that found it by COCO's rule, −1 where none did, (T,).
     """

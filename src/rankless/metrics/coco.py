@@ -1,32 +1,40 @@
-"""COCO's box metric, computed by faster-coco-eval on ground truth in the pixels of the source images.
+"""COCO's box metric, on ground truth in the pixels of the source images.
 
 AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
-(Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and cocoapi).
+(Lin et al., "Microsoft COCO: Common Objects in Context", 2014). Numbers are those of cocoapi's ``cocoeval``,
+computed from flat arrays of all images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rankless.geometry.boxes import pairwise_iou
+from rankless.metrics.coco_matching import (
+    AREAS,
+    IGNORED,
+    IOUS,
+    RIGHT,
+    Floats,
+    Found,
+    Integers,
+    Objects,
+    in_ranges,
+    matched,
+    places,
+)
 from rankless.structures import Detections, Scores
 
-if TYPE_CHECKING:  # it brings OpenCV; no process needs that before it scores
-    from faster_coco_eval.core import COCO
-
-_LOWEST_IOU = 0.5 - 1e-6  # the lowest IoU that is evaluated, minus a margin for the evaluator's rounding
-_NO_AREA = -1.0  # outside all ranges below
+_RECALLS = np.linspace(0, 1, 101)
 _MAX_DETECTIONS = (1, 10, 100)  # detections of a class in an image
 NAMES = (
     "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
 )  # fmt: skip
 """COCO's twelve numbers."""
-_AREAS = ("all", "small", "medium", "large")  # the evaluator's order: any, < 32², 32²..96², > 96² pixels
 
 
 class Truth(NamedTuple):
@@ -73,114 +81,101 @@ def coco_scores(
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
-    classes, truth_rows, detection_rows = len(class_names), [], []
-    for image, (truth, one) in enumerate(zip(truths, detections, strict=True), 1):
-        truth_rows += _truth_rows(image, Truth(*truth), classes, one)
-        detection_rows += _detection_rows(image, one, classes)
-    # IoU, recall, class, area, number of detections
-    shape = (10, 101, classes, len(_AREAS), len(_MAX_DETECTIONS))
-    if not truth_rows:
-        nothing = np.full(shape, -1.0)
-        return _summary(nothing[..., -1], nothing[:, 0], class_names)
-    from faster_coco_eval.core import COCOeval_faster
-
-    evaluation = COCOeval_faster(
-        _index(len(truths), class_names, truth_rows),
-        _index(len(truths), class_names, detection_rows),
-        iouType="bbox",
-        print_function=_silent,
-        extra_calc=False,
-    )
-    evaluation.params.maxDets = list(_MAX_DETECTIONS)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    precision = np.asarray(evaluation.eval["precision"], dtype=np.float64).reshape(shape)
-    recall = np.asarray(evaluation.eval["recall"], dtype=np.float64).reshape(shape[:1] + shape[2:])
-    return _summary(precision[..., -1], recall, class_names)
+    classes = len(class_names)
+    found, objects = _found(detections, classes), _objects([Truth(*truth) for truth in truths], classes)
+    outcomes = matched(found, objects)
+    # Means over the recalls, (IoU, class, area), and recalls, (…, detections); −1 without an object.
+    precision = np.full((len(IOUS), classes, len(AREAS)), -1.0)
+    recall = np.full((*precision.shape, len(_MAX_DETECTIONS)), -1.0)
+    for label in np.unique(objects.group // max(len(truths), 1)).tolist():
+        ends = np.array([label, label + 1]) * len(truths)
+        of_class, its_objects = (slice(*np.searchsorted(each.group, ends)) for each in (found, objects))
+        order = of_class.start + np.argsort(-found.scores[of_class], kind="stable")
+        counts = objects.counts[its_objects].sum(0)
+        _accumulate(outcomes[order], found.place[order], counts, precision[:, label], recall[:, label])
+    return _summary(precision, recall, class_names)
 
 
-def _summary(precision: np.ndarray, recall: np.ndarray, class_names: Sequence[str]) -> Scores:
-    """Average what exists: ``precision`` (10, 101, K, 4), ``recall`` (10, K, 4, 3); −1 without a truth."""
-    every = precision[:, :, :, 0]
+def _accumulate(
+    outcomes: NDArray[np.int8], place: Integers, objects: Integers, precision: Floats, recall: Floats
+) -> None:
+    """Fill in a class's numbers: of detections by falling score, (K, 10, 4) and (K,), and objects, (4,)."""
+    right, counted = outcomes == RIGHT, outcomes != IGNORED
+    present = np.flatnonzero(objects)
+    for column, most in enumerate(_MAX_DETECTIONS):
+        hits = right[place < most].sum(0)
+        recall[:, present, column] = hits[:, present] / objects[present]
+    precision[:, present] = 0
+    for at, area in np.argwhere(right.any(0) & (objects > 0)).tolist():
+        rows = np.flatnonzero(right[:, at, area])
+        hits = np.arange(1, len(rows) + 1)
+        share = hits / (counted[:, at, area].cumsum()[rows] + np.spacing(1))
+        highest = np.maximum.accumulate(share[::-1])[::-1]  # at this recall or any larger one
+        reached = np.searchsorted(hits / objects[area], _RECALLS)
+        precision[at, area] = np.append(highest, 0)[reached].mean()
+
+
+def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
+    """Average what exists: ``precision`` (10, K, 4), ``recall`` (10, K, 4, 3); −1 without an object."""
+    every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),
         "AP50": _mean(every[0]),
         "AP75": _mean(every[5]),
-        **{f"AP{area[0]}": _mean(precision[:, :, :, at]) for at, area in enumerate(_AREAS) if at},
+        **{f"AP{area[0]}": _mean(precision[:, :, at]) for at, area in enumerate(AREAS) if at},
         **{f"AR{most}": _mean(recall[:, :, 0, at]) for at, most in enumerate(_MAX_DETECTIONS)},
-        **{f"AR{area[0]}": _mean(recall[:, :, at, -1]) for at, area in enumerate(_AREAS) if at},
+        **{f"AR{area[0]}": _mean(recall[:, :, at, -1]) for at, area in enumerate(AREAS) if at},
     }
     per_class: dict[str, dict[str, float | None]] = {}
     for label, name in enumerate(class_names):
         key = f"{name} ({label})" if name in per_class else name
-        per_class[key] = {"AP": _mean(every[:, :, label]), "AP50": _mean(every[0, :, label])}
+        per_class[key] = {"AP": _mean(every[:, label]), "AP50": _mean(every[:1, label])}
     return scores | {"per_class": per_class}
 
 
-def _mean(values: np.ndarray) -> float | None:
+def _mean(values: Floats) -> float | None:
     present = values[values > -1]
     return float(present.mean()) if present.size else None
 
 
-def _truth_rows(image: int, truth: Truth, classes: int, detections: Detections) -> list[dict[str, Any]]:
-    rows = _rows(image, truth.boxes, truth.labels, classes)
-    if truth.crowd is not None:
-        for row, crowd in zip(rows, truth.crowd.tolist(), strict=True):
-            row["iscrowd"] = int(crowd)
-    if truth.areas is not None:
-        for row, area in zip(rows, truth.areas.tolist(), strict=True):
-            row["area"] = row["area"] if math.isnan(area) else float(area)
-    return rows if truth.ignored is None else _with_ignored(rows, truth, truth.ignored, detections)
+def _found(detections: Sequence[Detections], classes: int) -> Found:
+    boxes, group = _boxes(detections, classes)
+    scores = np.concatenate([np.zeros(0), *(one.scores.double().numpy() for one in detections)])
+    order = np.lexsort((-scores, group))
+    place = places(group[order])
+    kept = place < _MAX_DETECTIONS[-1]
+    order = order[kept]
+    return Found(boxes[order], group[order], place[kept], scores[order])
 
 
-def _with_ignored(
-    rows: list[dict[str, Any]], truth: Truth, ignored: Tensor, detections: Detections
-) -> list[dict[str, Any]]:
-    """Repeat each ignored row for every detection that may match it.
-
-    The evaluator ignores what is outside all ranges of areas; but it matches one detection to each truth and
-    would count a second one as wrong.
-    """
-    near = pairwise_iou(truth.boxes.double(), detections.boxes.double()) >= _LOWEST_IOU  # (N, K)
-    copies = (near & (truth.labels[:, None] == detections.labels)).sum(1).tolist()
-    result = []
-    for row, is_ignored, count in zip(rows, ignored.tolist(), copies, strict=True):
-        result += [row | {"area": _NO_AREA} for _ in range(count)] if is_ignored else [row]
-    return result
+def _objects(truths: Sequence[Truth], classes: int) -> Objects:
+    boxes, group = _boxes(truths, classes)
+    order = np.argsort(group, kind="stable")
+    boxes, group = boxes[order], group[order]
+    sizes = [len(truth.labels) for truth in truths]
+    crowd = _column([truth.crowd for truth in truths], sizes, 0)[order] > 0
+    shared = crowd | (_column([truth.ignored for truth in truths], sizes, 0)[order] > 0)
+    areas = _column([truth.areas for truth in truths], sizes, np.nan)[order]
+    areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
+    return Objects(boxes, group, crowd, shared, in_ranges(areas) & ~shared[:, None])
 
 
-def _detection_rows(image: int, detections: Detections, classes: int) -> list[dict[str, Any]]:
-    rows = _rows(image, detections.boxes, detections.labels, classes)
-    for row, score in zip(rows, detections.scores.tolist(), strict=True):
-        row["score"] = score
-    return rows
+def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
+    """Join columns (N,) of images, some of which have none."""
+    columns = [
+        np.full(size, otherwise) if part is None else part.double().numpy()
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return np.concatenate([np.zeros(0), *columns])
 
 
-def _rows(image: int, boxes: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
-    """Make COCO's annotations: box as x, y, width, height; images and categories count from 1."""
-    rows = []
-    for (x1, y1, x2, y2), label in zip(boxes.tolist(), labels.tolist(), strict=True):
-        if not 0 <= label < classes:
-            raise ValueError(f"image {image - 1}: label {label}, but there are {classes} class names")
-        box = [x1, y1, x2 - x1, y2 - y1]
-        area = box[2] * box[3]
-        rows.append({"image_id": image, "category_id": label + 1, "bbox": box, "area": area, "iscrowd": 0})
-    return rows
-
-
-def _index(images: int, class_names: Sequence[str], rows: list[dict[str, Any]]) -> COCO:
-    from faster_coco_eval.core import COCO
-
-    # Numbers count from 1: the evaluator takes 0 for "unmatched".
-    return COCO(
-        {
-            "images": [{"id": image} for image in range(1, images + 1)],
-            "categories": [{"id": label, "name": name} for label, name in enumerate(class_names, 1)],
-            "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
-        },
-        print_function=_silent,
-    )
-
-
-def _silent(*_: object) -> None:
-    pass
+def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
+    """The boxes of all images as x, y, width and height, (N, 4), and a number per class and image, (N,)."""
+    labels = [one.labels.numpy() for one in images]
+    for image, each in enumerate(labels):
+        for label in each[(each < 0) | (each >= classes)][:1]:
+            raise ValueError(f"image {image}: label {label}, but there are {classes} class names")
+    xyxy = np.concatenate([np.zeros((0, 4)), *(one.boxes.double().numpy().reshape(-1, 4) for one in images)])
+    numbers = np.repeat(np.arange(len(images)), [len(each) for each in labels])
+    group = np.concatenate([np.zeros(0, np.int64), *labels]) * len(images) + numbers
+    return np.concatenate([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]], 1), group

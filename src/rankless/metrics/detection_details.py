@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.metrics.box_matching import IGNORED, IOU, RIGHT, ImageBoxes, Matches, confusion, match
+from rankless.metrics.box_matching import IOU, ImageBoxes, Matches, confusion, match
+from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.curves import (
     interpolated,
     precision_recall,

@@ -18,9 +18,10 @@ from rankless.data.datasets.detection import DetectionExamples
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import ImageSource
 from rankless.errors import UserError
-from rankless.metrics.box_matching import IGNORED, RIGHT, ImageBoxes, Matches, image_boxes, match
+from rankless.metrics.box_matching import ImageBoxes, Matches, image_boxes, match
 from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth
+from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.detection_details import SIDES, detection_details
 from rankless.structures import Classification, Detections, Sample
 

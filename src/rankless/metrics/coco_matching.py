@@ -1,0 +1,133 @@
+"""Which detections of a whole data set find an object, by the rule of cocoapi's ``cocoeval``.
+
+All images and classes are matched at once, for ten IoUs and four ranges of areas.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IOUS = np.linspace(0.5, 0.95, 10)
+AREAS = ("all", "small", "medium", "large")
+WRONG, RIGHT, IGNORED = 0, 1, 2
+"""What a detection is; one of a crowd or of a difficult object is neither right nor wrong."""
+_RANGES = np.array([(0, 1e10), (0, 32**2), (32**2, 96**2), (96**2, 1e10)])  # pixels, both ends included
+_PAIRS = 1 << 18  # of a detection and an object that are compared at once
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Found(NamedTuple):
+    """Detections of all images; by class, then image, then best first.
+
+    Attributes:
+        boxes: x, y, width and height in pixels, (D, 4).
+        group: a number per class and image, rising, (D,).
+        place: how many of the same group score more, (D,).
+        scores: (D,).
+    """
+
+    boxes: Floats
+    group: Integers
+    place: Integers
+    scores: Floats
+
+
+class Objects(NamedTuple):
+    """Objects of all images; by class, then image, then as given.
+
+    Attributes:
+        boxes: x, y, width and height in pixels, (G, 4).
+        group: as in :class:`Found`, (G,).
+        crowd: true where a box marks a group of objects, (G,).
+        shared: whether several detections may match it, (G,).
+        counts: whether missing it counts, in each range of areas, (G, 4).
+    """
+
+    boxes: Floats
+    group: Integers
+    crowd: Flags
+    shared: Flags
+    counts: Flags
+
+
+def in_ranges(areas: Floats) -> Flags:
+    """Whether areas (N,) in pixels are in each of the ranges :data:`AREAS`, (N, 4)."""
+    flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
+    return flags
+
+
+def places(group: Integers) -> Integers:
+    """How many earlier entries are of the same group, given rising groups (N,)."""
+    return np.arange(len(group)) - np.searchsorted(group, group)
+
+
+def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
+    """What each detection is for each IoU and each range of areas, (D, 10, 4).
+
+    Best first, a detection takes the object of its group with the largest IoU: one that counts before one
+    that does not, and the later one of equals. An object that is not shared is taken once.
+    """
+    outside = ~in_ranges(found.boxes[:, 2] * found.boxes[:, 3])
+    outcomes = np.repeat(np.where(outside, IGNORED, WRONG).astype(np.int8)[:, None], len(IOUS), 1)
+    taken = np.zeros((len(objects.group), len(IOUS), len(AREAS)), bool)
+    first = np.searchsorted(objects.group, found.group)
+    pairs = np.searchsorted(objects.group, found.group, "right") - first
+    ends = np.cumsum(pairs)
+    start = 0
+    while start < len(pairs):
+        before = ends[start] - pairs[start]
+        stop = max(int(np.searchsorted(ends, before + _PAIRS, "right")), start + 1)
+        some, count = slice(start, stop), pairs[start:stop]
+        rows = np.repeat(np.arange(start, stop), count)
+        columns = np.arange(len(rows)) + np.repeat(first[some] - (ends[some] - count - before), count)
+        _match(found, objects, rows, columns, outcomes, taken)
+        start = stop
+    return outcomes
+
+
+def _match(
+    found: Found,
+    objects: Objects,
+    rows: Integers,
+    columns: Integers,
+    outcomes: NDArray[np.int8],
+    taken: Flags,
+) -> None:
+    """Match the pairs of detections ``rows`` and objects ``columns``; all of a row are among them."""
+    iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
+    near = iou >= IOUS[0]
+    rows, columns, iou = rows[near], columns[near], iou[near]
+    # Groups do not depend on each other: first the best of each is matched, then the second of each, …
+    those, inverse = np.unique(rows, return_inverse=True)
+    turns = places(found.group[those])[inverse]
+    order = np.lexsort((columns, iou, rows, turns))
+    rows, columns, iou, turns = rows[order], columns[order], iou[order], turns[order]
+    bounds = np.searchsorted(turns, np.arange(turns.max(initial=-1) + 2)).tolist()
+    for begin, end in pairwise(bounds):
+        row, column, size = rows[begin:end], columns[begin:end], end - begin
+        free = (iou[begin:end, None, None] >= IOUS[:, None]) & ~taken[column]  # (pairs, 10, 4)
+        rank = np.arange(size)[:, None] + size * objects.counts[column]
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        best = np.maximum.reduceat(np.where(free, rank[:, None], -1), starts)
+        which, at, area = np.nonzero(best >= 0)
+        best = best[which, at, area]
+        outcomes[row[starts[which]], at, area] = np.where(best >= size, RIGHT, IGNORED)
+        chosen = column[best % size]
+        taken[chosen, at, area] = ~objects.shared[chosen]
+
+
+def _iou(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
+    """The IoU of pairs (P,); with a crowd, the part of the box that lies in it."""
+    low = np.maximum(boxes[:, :2], objects[:, :2])
+    high = np.minimum(boxes[:, :2] + boxes[:, 2:], objects[:, :2] + objects[:, 2:])
+    inside = (high - low).clip(0).prod(1)
+    area = boxes[:, 2] * boxes[:, 3]
+    whole = np.where(crowd, area, area + objects[:, 2] * objects[:, 3] - inside)
+    iou: Floats = np.divide(inside, whole, out=np.zeros_like(inside), where=inside > 0)
+    return iou
