@@ -30,8 +30,8 @@ from rankless.engine.shared_process import autocast_for
 from rankless.metrics.coco import coco_scores
 from rankless.recipe.load import load
 from rankless.recipe.precision import resolve
-from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
-from rankless.tasks.detect import Detect, network_input
+from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, network_input
+from rankless.tasks.detect import Detect
 from rankless.world.objects import pack, unpack
 from rankless.world.process_group import World
 

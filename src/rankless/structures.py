@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,6 +27,11 @@ class Unreadable(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     path: str
     reason: str
+
+
+def network_input(images: Tensor) -> Tensor:
+    """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
+    return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,11 @@ class DetectionBatch:
     indices: list[int]
     letterboxes: list[Letterbox]
     unreadable: list[Unreadable] = field(default_factory=list)
+
+    @cached_property
+    def network_input(self) -> Tensor:
+        """The input of :func:`network_input`, converted when it is first needed."""
+        return network_input(self.images)
 
     def to(self, device: torch.device) -> DetectionBatch:
         """Return a copy with its tensors on ``device``, without waiting for the transfer."""

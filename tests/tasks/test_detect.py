@@ -13,8 +13,8 @@ from rankless.geometry.letterbox import to_input
 from rankless.models.detectors.convolutional import DetectionModel
 from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe.schema import Data, Evaluate, Model, Recipe
-from rankless.structures import DetectionBatch, Detections, Letterbox
-from rankless.tasks.detect import Detect, network_input
+from rankless.structures import DetectionBatch, Detections, Letterbox, network_input
+from rankless.tasks.detect import Detect
 
 NAMES = ("cat", "dog", "owl")
 PLACE = Letterbox(scale=0.5, left=0.0, top=8.0, height=96, width=128)  # 128×96 on 64×64
@@ -166,6 +166,39 @@ def test_a_image_does_not_depend_on_its_neighbors():
         (single,) = task.predict(model, alone)
         assert len(found.labels) == 100
         torch.testing.assert_close(single.scores, found.scores)
+
+
+class Decoded(nn.Module):
+    """A model whose decoded outputs are given."""
+
+    def __init__(self, boxes: Tensor, scores: Tensor) -> None:
+        super().__init__()
+        self.boxes, self.scores = boxes, scores
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+    def decode(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        return self.boxes[None], self.scores[None]
+
+
+@pytest.mark.parametrize("options", [{}, {"nms": "diou"}, {"class_agnostic": True}])
+@pytest.mark.parametrize("wanted", [1, 3, 20])
+def test_fewer_detections_are_the_best_of_all(wanted, options):
+    generator = torch.Generator().manual_seed(wanted)
+    corner = torch.rand(400, 2, generator=generator) * torch.tensor([30.0, 58.0])
+    boxes = torch.cat((corner, corner + 3 + torch.rand(400, 2, generator=generator) * 20), 1)
+    boxes[:60, 1::2] = torch.tensor([0.5, 7.5])  # many of the best are in the margin alone
+    scores = torch.rand(400, len(NAMES), generator=generator).sort(0, descending=True).values
+    model = Decoded(boxes, scores)
+    some, every = (
+        Detect(recipe(detections=count, **options), NAMES).predict(model, batch_of())[0]
+        for count in (wanted, 1000)
+    )
+    assert len(every.scores) > 20 and len(some.scores) == wanted
+    assert torch.equal(some.boxes, every.boxes[:wanted])
+    assert torch.equal(some.scores, every.scores[:wanted])
+    assert torch.equal(some.labels, every.labels[:wanted])
 
 
 def test_input_is_zero_to_one_in_channels_last():

@@ -15,9 +15,8 @@ from rankless.interop.plan import Plan
 from rankless.models.exported.modules import ExportedClassifier
 from rankless.models.exported.opening import as_model
 from rankless.models.exported.sessions import Session
-from rankless.structures import Detections
+from rankless.structures import Detections, network_input
 from rankless.tasks import open_task
-from rankless.tasks.detect import network_input
 
 IMAGES = 4
 """Images that are compared."""

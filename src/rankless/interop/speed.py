@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rankless.interop.agreement import images
 from rankless.interop.plan import Plan
 from rankless.models.exported.sessions import Session
-from rankless.tasks.detect import network_input
+from rankless.structures import network_input
 
 _WARM_UP = 2  # calls that are not counted: the first allocate memory and choose kernels
 

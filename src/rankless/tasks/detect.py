@@ -86,7 +86,7 @@ class Detect:
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
         """Compute the loss of one micro-batch as the sum and the count that the detector defines."""
         detector = cast(Detector, model)
-        return detector.loss(detector(network_input(batch.images)), batch)
+        return detector.loss(detector(batch.network_input), batch)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
@@ -96,7 +96,7 @@ class Detect:
         scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes of all transforms
         are candidates of one NMS.
         """
-        detector, images = cast(Detector, model), network_input(batch.images)
+        detector, images = cast(Detector, model), batch.network_input
         boxes, scores = [], []
         for one in TTA[self.recipe.evaluate.tta]:
             its_boxes, its_scores = detector.decode(detector(transformed(images, one, self.placing)))
@@ -210,19 +210,25 @@ class Detect:
         finite = boxes.isfinite().all(1)
         boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
         confidence, labels = flat[candidates], candidates % classes
-        selected = nms(
-            boxes,
-            confidence,
-            labels,
-            kind=settings.nms,
-            threshold=settings.iou,
-            class_agnostic=settings.class_agnostic,
-        )
-        # Only now, as in Darknet: clipped boxes overlap more, and would remove others that Darknet keeps.
-        boxes = clipped(boxes[selected], letterbox)
-        visible = (boxes[:, 2:] > boxes[:, :2]).all(1)  # a box inside the gray margin is not in the source
-        boxes, selected = boxes[visible], selected[visible]
-        boxes, selected = boxes[: settings.detections], selected[: settings.detections]
+        # A box is removed by better ones alone: if the best leave enough, the others need not be compared.
+        first = 4 * settings.detections
+        while True:
+            selected = nms(
+                boxes[:first],
+                confidence[:first],
+                labels[:first],
+                kind=settings.nms,
+                threshold=settings.iou,
+                class_agnostic=settings.class_agnostic,
+            )
+            # Only now, as in Darknet: clipped boxes overlap more, and would remove others that Darknet keeps.
+            inside = clipped(boxes[selected], letterbox)
+            visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not in the gray margin alone
+            inside, selected = inside[visible], selected[visible]
+            if len(selected) >= settings.detections or first >= len(boxes):
+                break
+            first *= 4
+        boxes, selected = inside[: settings.detections], selected[: settings.detections]
         return Detections(index, boxes.cpu(), confidence[selected].cpu(), labels[selected].cpu())
 
 
@@ -251,8 +257,3 @@ def resolve_detection(recipe: Recipe) -> Recipe:
         sizes = box_sizes(task.training_data().images, task.size)
         model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
     return replace(recipe, model=model)
-
-
-def network_input(images: Tensor) -> Tensor:
-    """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
-    return images.contiguous(memory_format=torch.channels_last).float() / 255
