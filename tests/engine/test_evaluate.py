@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rankless.engine.evaluate import evaluate, fingerprint
 from rankless.engine.settings import computes_like
 from rankless.errors import UserError
-from rankless.recipe.schema import Batch, Data, Recipe
+from rankless.recipe.schema import Batch, Data, Evaluate, Recipe
 from rankless.structures import Unreadable
 from rankless.tasks.checks import check_order
 from rankless.world.process_group import World
@@ -187,10 +187,12 @@ def test_a_layer_that_cannot_be_computed_is_named_on_every_rank(ranks: Any) -> N
             assert "use another layer or operation, or reduce: fast" in text
 
 
-def scores(world: World, count: int, micro: int, limit: int | None) -> dict[str, Any]:
+def scores(
+    world: World, count: int, micro: int, limit: int | None, batch: int | Literal["auto"] = "auto"
+) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.Linear(64, 1)).train()
-    recipe = Recipe(batch=Batch(images=micro, micro=micro), precision="fp32")
+    recipe = Recipe(batch=Batch(images=micro, micro=micro), evaluate=Evaluate(batch=batch), precision="fp32")
     return evaluate(Counting(count), model, recipe, world, limit=limit)  # type: ignore[arg-type]
 
 
@@ -204,6 +206,14 @@ def test_each_image_once_and_the_same_scores(ranks: Any, count: int, micro: int)
     assert alone["batches"] == [micro] * whole + [count - whole] * (count - whole)
     for size in (2, 3):
         assert ranks(size, scores, count, micro, None) == [alone] * size
+
+
+@pytest.mark.processes
+def test_a_batch_of_its_own_gives_the_same_scores_on_any_number_of_ranks(ranks: Any) -> None:
+    (alone,) = ranks(1, scores, 11, 2, None, 3)
+    assert alone["batches"] == [3] * 9 + [2] * 2
+    for size in (2, 3):
+        assert ranks(size, scores, 11, 2, None, 3) == [alone] * size
 
 
 @pytest.mark.processes

@@ -158,8 +158,8 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("seed:", "'seed' is empty: expected a whole number of at least 0; "
          "leave the key out for the default, 0"),
         ("evaluate:", "'evaluate' is empty: expected a section with keys among "
-         "every, best, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, tta, "
-         "classes_map"),
+         "every, best, batch, confidence, nms, iou, class_agnostic, multi_label, detections, rectangular, "
+         "tta, classes_map"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
          "anchors, scale_xy, dfl, densenet; did you mean 'model.name'?"),

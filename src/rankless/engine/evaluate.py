@@ -80,7 +80,8 @@ def evaluate(
             cannot be read.
     """
     data = task.evaluation_data()
-    lines = _lines(task, data, recipe.batch.micro, limit)[world.rank :: world.size]
+    size = recipe.batch.micro if recipe.evaluate.batch == "auto" else recipe.evaluate.batch
+    lines = _lines(task, data, size, limit)[world.rank :: world.size]
     model.eval()
     failures, mine = Failures(world), _Predicted(with_loss=limit is None and has_loss(task))
     with failures.recording():
@@ -165,7 +166,7 @@ def _predict(
     """Predict this rank's batches and add the results to ``done``."""
     data, workers, device = task.evaluation_data(), min(of_rank(recipe, world), len(lines)), world.device
     with (
-        MicroBatches(data, task.collate, lines, workers=workers) as batches,
+        MicroBatches(data, task.collate, lines, workers=workers, pin_memory=device.type == "cuda") as batches,
         torch.no_grad(),
         autocast_for(world.transport.in_process)(recipe.precision, device),
     ):

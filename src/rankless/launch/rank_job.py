@@ -198,6 +198,8 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
         )
     elif micro > 1:
         advice = f"use a smaller batch.micro (now {micro})"
+        if recipe.evaluate.batch != "auto":
+            advice += f" or evaluate.batch (now {recipe.evaluate.batch})"
         if job.verb == "train":
             advice += f"; the global batch (batch.images: {images}) and the learning rate stay as they are"
             if recipe.batch_norm == "micro":

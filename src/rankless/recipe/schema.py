@@ -98,6 +98,7 @@ class Evaluate:
         best: the score of the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … of a detector,
             top1, nll … of a classifier; ``auto`` is AP, top1, or what a custom task names. Of ``loss`` and
             ``nll`` the lowest is the best.
+        batch: images that are evaluated at a time; ``auto`` is ``batch.micro``.
         confidence: detections with a lower score are discarded.
         nms: how NMS compares two boxes: ``iou``, or ``diou``, IoU minus (d²/c²) ** 0.6, Darknet's
             ``greedynms``.
@@ -114,6 +115,7 @@ class Evaluate:
 
     every: Duration = "1 epoch"
     best: Name = "auto"
+    batch: Literal["auto"] | Annotated[int, Field(ge=1, le=1 << 20)] = "auto"
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY] = "iou"
     iou: Annotated[Fraction, DETECT_ONLY] = 0.6
