@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import threading
 from contextlib import suppress
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.inference import recording, video
 from rankless.inference.journal import NAME
@@ -188,6 +190,19 @@ def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
     painted_file("../still.png")
     folder = str(clip.parent)
     assert str(clip) in find([folder]) and str(clip) in find([f"{folder}/*"])
+
+
+def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(monkeypatch):
+    monkeypatch.setattr(video, "_SECONDS_TO_OPEN", 0.3)
+    monkeypatch.setattr(video, "_SECONDS_TO_READ", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing came for 0\.3 s\); check"):
+            list(video.frames(f"http://127.0.0.1:{port}/x"))
+    with pytest.raises(UnreadableImage, match=r"cannot be opened \(Connection refused\); check its address"):
+        list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
+    with pytest.raises(UnreadableImage, match=r"the camera cannot be opened .*; cameras here: "):
+        list(video.frames("webcam:99"))
 
 
 def test_a_stream_is_read_while_it_comes(colors, paint, tmp_path):

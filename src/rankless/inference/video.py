@@ -91,6 +91,8 @@ def frames(name: str) -> Iterator[Frame]:
                 number += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
         said = str(getattr(error, "strerror", None) or error)
+        if isinstance(error, av.error.ExitError):  # FFmpeg was interrupted, which is how a wait is ended
+            said = f"nothing came for {_SECONDS_TO_READ:g} s"
         raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from error
     if not number:
         raise UnreadableImage(name, "it has no frames")
