@@ -168,6 +168,7 @@ def test_the_module_runs():
             "gone: nothing to resume, there is no recipe.yaml",
         ),
         (["train", "digts"], "no recipe 'digts'"),
+        (["train", "ssdlite320"], "yolov4; the name of a model is given as model.name=ssdlite320"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
         (["evaluate"], "TARGET is missing; see: rankless evaluate --help"),
         (["evaluate", "run", "other"], "'other': expected key=value"),

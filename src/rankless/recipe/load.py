@@ -260,7 +260,7 @@ def _text(source: str | Path) -> tuple[str, str]:
     if not is_path and not path.is_file():
         raise UserError(
             f"no recipe '{name}': neither a file nor one of the shipped {', '.join(shipped())}"
-            f"{nearest(name, shipped())}"
+            f"{nearest(name, shipped()) or f'; the name of a model is given as model.name={name}'}"
         )
     try:
         return reading.read_text(path, reading.YAML), name
