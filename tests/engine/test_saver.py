@@ -15,21 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from rankless.engine import checkpoint, loop
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.saver import Saver
-from rankless.engine.sinks.sink import Sink, Sinks
+from rankless.engine.sinks.sink import Sinks
 from rankless.errors import UserError
-from rankless.recipe.schema import Batch, Checkpoint, Optim, Recipe
+from rankless.recipe.schema import Checkpoint, Recipe
 from rankless.runs.directory import RunDirectory, weights_of
-from rankless.structures import LossSum
 from rankless.world.process_group import World
-
-ALONE: Any = SimpleNamespace(
-    is_first=True, rank=0, size=1, broadcast=lambda value: value, all_gather=lambda value: [value]
-)
+from small_saves import ALONE, RECIPE, Messages, Wide, messages_of
 
 
 @contextlib.contextmanager
@@ -58,22 +53,6 @@ class State(SimpleNamespace):
         return Snapshot(step, model, model, momentum, {"best": self.best, "images": 7})
 
 
-class Messages(Sink):
-    """Collects what a person would read."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def event(self, name: str, step: int, text: str) -> None:
-        self.texts.append(text)
-
-
-def messages_of(saver: Saver) -> list[str]:
-    (sink,) = saver.sinks._built_in
-    assert isinstance(sink, Messages)
-    return sink.texts
-
-
 def saver_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) -> Saver:
     recipe = Recipe(checkpoint=Checkpoint(every=1, keep=keep))
     return Saver(recipe, RunDirectory(folder), State(best=best), ["a"], ALONE, Sinks([Messages()]), 0)  # type: ignore[arg-type]
@@ -81,6 +60,7 @@ def saver_in(folder: Path, keep: int = 2, best: dict[str, Any] | None = None) ->
 
 def agree(saver: Saver) -> None:
     """``best`` names a whole checkpoint, which the state knows."""
+    saver.settle()
     assert saver.state.best is not None
     step = saver.state.best["step"]
     assert saver.run.pointed("best") == step and step in saver.run.steps()
@@ -99,6 +79,7 @@ def test_a_best_that_could_not_be_saved_is_not_the_best(
         patched.setattr(checkpoint, "save", full)
         saver.rank(500, {"AP": 0.6}, "AP")
         saver.save(500, required=False)
+        saver.settle()
     agree(saver)
     for step, score, best in ((600, 0.45, 400), (700, 0.55, 700), (800, 0.5, 700), (900, 0.5, 700)):
         saver.rank(step, {"AP": score}, "AP")
@@ -129,6 +110,7 @@ def test_the_pointer_follows_the_state_at_the_start(tmp_path: Path, lost: str) -
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.4)):
         before.rank(step, {"AP": score}, "AP")
         before.save(step, required=False)
+    before.close()
     best, run = {"step": 2, "score": 0.9}, before.run
     if lost == "pointer":
         (run.checkpoints / "best").unlink()
@@ -231,59 +213,13 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
         with pytest.raises(UserError, match=r"of step 4 could not be written .*quota exceeded.*; make room"):
             saver.save(4, required=True)
         saver.save(4, required=False)
+        saver.settle()
         (message,) = messages_of(saver)
         assert "quota exceeded" in message and "the next one is tried" in message
     agree(saver)
     assert saver.run.steps() == [1, 3, *([4] if room else [])]
     assert checkpoint.newest(saver.run, pytest.fail) == (4 if room else 3)
     assert not [path for path in saver.run.checkpoints.iterdir() if path.name.startswith(".")]
-
-
-class Wide:
-    """A task whose checkpoints have 1.4 MB: 480 kB of weights and twice that of AdamW's."""
-
-    class_names = ()
-    score_name = "score"
-
-    def __init__(self, recipe: Recipe) -> None:
-        pass
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 20000), nn.Linear(20000, 1))
-
-    def training_data(self) -> Any:
-        return Numbers()
-
-    evaluation_data = training_data
-
-    def collate(self, items: Any) -> Tensor:
-        return torch.stack(list(items))
-
-    def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        return LossSum(model(batch).square().sum(), torch.tensor(float(len(batch))))
-
-    def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
-        return [float(value) for value in model(batch)[:, 0]]
-
-    def score(self, predictions: Any) -> dict[str, float]:
-        return {"score": -float(sum(map(abs, predictions)))}
-
-
-class Numbers:
-    def __len__(self) -> int:
-        return 16
-
-    def item(self, index: int, epoch: int) -> Tensor:
-        return torch.randn(4, generator=torch.Generator().manual_seed(100 * epoch + index))
-
-
-RECIPE = Recipe(
-    batch=Batch(images=8, micro=4),
-    epochs=4,
-    precision="fp32",
-    optim=Optim(name="adamw", lr=0.001),
-    checkpoint=Checkpoint(every=2, keep=2),
-)
 
 
 def run_wide(world: World, folder: str, resume: bool) -> str:

@@ -22,7 +22,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     tmp_path: Path, expected: dict[str, Any], rank: int
 ) -> None:
     with Run(tmp_path / "run", 2, f"workers={rank}", environment=SLOW) as run:
-        run.until(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4 and run.run.pointed("last") == 3)
         kill(run.pid(f"rank {rank}"))
         assert run.wait() == 0, run.text()
         run.gone()
@@ -41,7 +41,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
 
 def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expected: dict[str, Any]) -> None:
     with Run(tmp_path / "run", 2, environment=SLOW) as run:
-        run.until(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4 and run.run.pointed("last"))
         server = parent(run.pid("rank 0"))
         assert server == parent(run.pid("rank 1")) != run.process.pid
         kill(server)

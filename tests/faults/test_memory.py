@@ -101,7 +101,7 @@ def test_an_evaluation_says_the_same(tmp_path: Path, problem: str, said: str) ->
 def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, expected: dict[str, Any]) -> None:
     folder = tmp_path / "run"
     with Run(folder, 1, "workers=1", environment={"FAULT_SLEEP": "0.2"}) as run:
-        run.until(lambda: run.step() >= 4)
+        run.until(lambda: run.step() >= 4 and run.run.pointed("last"))
         for pid in loaders(run):
             kill(pid)  # as the kernel does when memory runs out
         assert run.wait() == 0, run.text()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness_for_faults import Run, finish, kill
 
+from rankless.engine import checkpoint
 from rankless.launch.agent import NOTICE
 from rankless.runs.saving import saving_process
 
@@ -38,7 +39,7 @@ def test_a_peer_that_dies_does_not_cost_the_save_in_progress(
 ) -> None:
     folder = tmp_path / "run"
     with Run(folder, 2, environment=SLOW) as run:
-        run.until(lambda: run.step() == 3 and saving_process(run.run) == run.pid("rank 0"))
+        run.until(lambda: run.step() >= 3 and saving_process(run.run) == run.pid("rank 0"))
         kill(run.pid("rank 1"))
         run.until(lambda: run.events("resume"))
         assert run.events("resume")[0]["at"] == 3, run.text()
@@ -46,6 +47,37 @@ def test_a_peer_that_dies_does_not_cost_the_save_in_progress(
         os.killpg(run.process.pid, signal.SIGTERM)
         assert run.wait() == 85, run.text()
         run.gone()
+    assert finish(folder, 1) == expected
+
+
+def test_a_kill_in_a_save_that_training_does_not_wait_for(tmp_path: Path, expected: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment={"FAULT_SAVE": "2"}) as run:
+        # It waits for the save of step 3 before it begins that of step 6.
+        run.until(lambda: run.run.pointed("last") == 3 and saving_process(run.run) and run.step() >= 8)
+        for kind in ("launcher", "rank 0", "rank 1"):
+            kill(run.pid(kind))
+        run.gone()
+        assert run.run.pointed("last") == 3 and checkpoint.damage(run.run.step_directory(3)) is None
+        assert list(run.run.checkpoints.glob(".step-000000006.*.tmp"))
+    assert finish(folder, 3) == expected
+
+
+@pytest.mark.parametrize("kind", ["launcher", "rank 1"])
+def test_a_request_waits_for_the_save_in_progress_and_its_own(
+    tmp_path: Path, expected: dict[str, Any], kind: str
+) -> None:
+    folder = tmp_path / "run"
+    with Run(folder, 2, environment={"FAULT_SAVE": "1", "FAULT_SLEEP": "0.1"}) as run:
+        run.until(lambda: saving_process(run.run) and run.step() >= 4)
+        assert run.run.pointed("last") is None
+        kill(run.pid(kind), signal.SIGTERM)
+        assert run.wait() == 85, run.text()
+        run.gone()
+        assert run.run.steps() == [3, run.step()] and run.run.pointed("last") == run.step() < 7
+        assert all(checkpoint.damage(run.run.step_directory(step)) is None for step in run.run.steps())
+        assert not run.noise(), run.text()
+        assert not [*folder.rglob("*.tmp"), *folder.glob(".saving")]
     assert finish(folder, 1) == expected
 
 

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from rankless.errors import UserError
@@ -47,6 +49,42 @@ class Snapshot:
     ema: Mapping[str, Tensor] | None
     training: Mapping[str, Tensor]
     state: Mapping[str, Any]
+
+
+class Copies:
+    """Memory for a copy of a state, used again for the next one."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, str], Tensor] = {}
+
+    def copy(self, snapshot: Snapshot) -> Snapshot:
+        """Return the same on the CPU, which training goes on without changing; the copy before is lost.
+
+        Raises:
+            RuntimeError: there is not enough memory; none is held then.
+        """
+        try:
+            model = self._copied("model", snapshot.model)
+            ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)
+            training = self._copied("training", snapshot.training)
+        except RuntimeError:
+            self._tensors.clear()
+            raise
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return Snapshot(snapshot.step, model, ema, training, deepcopy(dict(snapshot.state)))
+
+    def _copied(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of tensors of any shape, which lie as in a file."""
+        copied = {}
+        for name, value in tensors.items():
+            held = self._tensors.get((part, name))
+            if held is None or held.shape != value.shape or held.dtype != value.dtype:
+                # From a GPU to pinned memory it takes a fraction of the time.
+                held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+                self._tensors[part, name] = held
+            copied[name] = held.copy_(value.detach(), non_blocking=True)
+        return copied
 
 
 def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:

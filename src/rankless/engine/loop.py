@@ -100,7 +100,7 @@ def train(
         stack.callback(reporting.close)  # before the sinks, and however the run ends
         batches = stack.enter_context(setup.batches())
         loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting)
-        with loop.watchdog:
+        with closing(loop.saver), loop.watchdog:
             return loop.run()
 
 
@@ -142,6 +142,8 @@ class _Loop:
             stopping, is_evaluated = bool(numbers.stop), self._is_evaluated(done)
             saving = numbers.save or stopping or done == last
             if is_evaluated or saving:
+                self.watchdog.begin("saving", done)
+                self.saver.settle()
                 self._check(done)
                 for text in self.stragglers.compare():
                     self.sinks.event("slow", done, text)
@@ -185,6 +187,7 @@ class _Loop:
         self.stragglers.end(seconds)
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
         self._log(step, lr, numbers, seconds, waits)
+        saver.look()
         if numbers.replaced:
             self._report_replaced(step + 1, totals.unreadable)
         return numbers

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankless.engine import checkpoint
+from rankless.engine.checkpoint import Snapshot
 from rankless.engine.mirrors import Mirrors
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, in_gb
@@ -41,9 +42,8 @@ class Retention:
         self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
         self.saved_best: dict[str, Any] | None = state.best
 
-    def has_best(self) -> bool:
-        """Whether the weights of the state's best score lie here."""
-        best = self.state.best
+    def has_best(self, best: Mapping[str, Any] | None) -> bool:
+        """Whether the weights of a state's ``best`` score lie here."""
         return best is not None and math.isfinite(best["score"]) and self._is_there(best)
 
     def start(self) -> str | None:
@@ -51,7 +51,7 @@ class Retention:
 
         The links to the weights are put right: a process may have been killed between the two.
         """
-        self.saved_best = self.state.best if self.has_best() else None
+        self.saved_best = self.state.best if self.has_best(self.state.best) else None
         try:
             self._point()
         except OSError as error:  # the next save tries it again
@@ -61,8 +61,8 @@ class Retention:
                 self.run.link(name)
         return None
 
-    def save(self, step: int) -> list[int]:
-        """Save the state after ``step`` steps; on a full disk the older checkpoints make room for it.
+    def save(self, snapshot: Snapshot) -> list[int]:
+        """Save a state, which may no longer be the run's; on a full disk older checkpoints make room for it.
 
         Returns:
             The steps whose checkpoints had to go before their time.
@@ -72,17 +72,18 @@ class Retention:
         """
         removed: list[int] = []
         try:
-            self._write(step)
+            self._write(snapshot)
         except OSError as error:
             if error.errno not in _FULL or not (removed := self._make_room()):
                 raise
-            self._write(step)
+            self._write(snapshot)
         return removed
 
-    def _write(self, step: int) -> None:
-        checkpoint.save(self.run, self.state.snapshot(step), self.recipe, self.class_names)
-        if self.has_best():  # on another machine alone, where this one's disk was full
-            self.saved_best = self.state.best
+    def _write(self, snapshot: Snapshot) -> None:
+        checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
+        best = snapshot.state["best"]
+        if self.has_best(best):  # on another machine alone, where this one's disk was full
+            self.saved_best = best
         self._point()
         checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
 
@@ -109,7 +110,7 @@ class Retention:
     def _best_step(self) -> int | None:
         return None if self.saved_best is None else int(self.saved_best["step"])
 
-    def _is_there(self, best: dict[str, Any]) -> bool:
+    def _is_there(self, best: Mapping[str, Any]) -> bool:
         return holds_weights(self.run.step_directory(int(best["step"])))
 
 

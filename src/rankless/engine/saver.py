@@ -1,7 +1,9 @@
 """When the state is saved: by the clock, for the best score, and before a run ends.
 
-Rank 0 writes, and on every other machine that keeps a copy of the run directory one rank. With copies a save
-is a meeting of all ranks: the lines of the journal go out, and how each copy fared comes back.
+Rank 0 writes, and on every other machine that keeps a copy of the run directory one rank: from a copy of the
+state, in a thread, while training goes on. The next save, the next evaluation and whatever ends the run wait
+for it. With copies a save is a meeting of all ranks: the lines of the journal go out, and when they meet the
+next time it comes back how each copy fared.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from rankless.engine.checkpoint import Copies, Snapshot
 from rankless.engine.divergence import DivergedError
 from rankless.engine.mirrors import Mirrors, alone
 from rankless.engine.retention import Retention
@@ -21,6 +26,7 @@ from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy
 from rankless.files.writing import write_atomically
+from rankless.hardware.shortages import shortage
 from rankless.recipe.load import dump
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
@@ -86,6 +92,9 @@ class Saver:
         self.retention = Retention(self.mirrors.recipe(recipe), run, state, class_names)
         self.saved, self.saved_at = start, time.monotonic()
         self.is_best = False
+        self._copies = Copies()
+        self._thread = ThreadPoolExecutor(1, "saver")
+        self._begun: tuple[int, Future[Outcome] | None] | None = None
 
     def start(self) -> None:
         """Call before the first step, on every rank: everything has been checked.
@@ -95,7 +104,7 @@ class Saver:
         """
         mine = self.mirrors.is_writer
         problem = self._write_recipe()
-        has_best = self.world.all_gather(mine and self.retention.has_best())
+        has_best = self.world.all_gather(mine and self.retention.has_best(self.state.best))
         if (best := self.state.best) is not None and not any(has_best):
             text = (
                 f"the checkpoint of the best score so far ({best['score']:.4g} after step {best['step']}) is "
@@ -140,14 +149,63 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; one that is not ``required`` is written while training goes on.
 
         Raises:
             UserError: it is ``required`` and cannot be written; any other is tried again later.
         """
+        self.settle()
         self.is_best = False
         self.mirrors.send_journal()
-        mine = self._write(step) if self.mirrors.is_writer else None
+        self._begun = step, self._begin(step, wait=required) if self.mirrors.is_writer else None
+        self.saved, self.saved_at = step, time.monotonic()
+        if required:
+            self.settle(required=True)
+
+    def _begin(self, step: int, *, wait: bool) -> Future[Outcome]:
+        """Begin to write this rank's copy; it is written already where the caller ``wait``s for it."""
+        lines = self.mirrors.journal.problem if self.mirrors.journal else None
+        with ExitStack() as stack:
+            stack.enter_context(announced(self.run))  # before anything takes time
+            snapshot = self.state.snapshot(step)
+            try:
+                snapshot = snapshot if wait else self._copies.copy(snapshot)
+            except RuntimeError as error:
+                if not shortage(error):
+                    raise
+                wait = True  # as it is, before it changes
+            write = partial(self._write, snapshot, lines, stack.pop_all())
+        if not wait:
+            return self._thread.submit(write)
+        done: Future[Outcome] = Future()
+        done.set_result(write())
+        return done
+
+    def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
+        """Write this rank's copy; nothing here looks at the state, which may have gone on."""
+        removed: list[int] = []
+        problem, advice = None, ""
+        try:
+            with announcement:
+                journal.flush(self.run.journal)
+                removed = self.retention.save(snapshot)
+        except OSError as error:
+            problem, advice = str(error), remedy(error)
+        best = snapshot.state["best"]
+        has_best = best is None or self.retention.has_best(best)
+        return Outcome(problem, advice, lines, removed, has_best, self.retention.saved_best)
+
+    def settle(self, *, required: bool = False) -> None:
+        """Wait for the save in progress, if there is one, and report how it went; every rank must call it.
+
+        Raises:
+            UserError: it is ``required`` and could not be written.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        step, writing = begun
+        mine = writing.result() if writing else None
         if self.mirrors.several:
             gathered = self.world.all_gather(mine)
             outcomes = {rank: gathered[rank] for rank in self.mirrors.writers}
@@ -156,21 +214,19 @@ class Saver:
         if outcomes and not any(one.has_best for one in outcomes.values()):
             self.state.best = outcomes[0].saved_best
         self._report(step, outcomes, required=required)
-        self.saved, self.saved_at = step, time.monotonic()
 
-    def _write(self, step: int) -> Outcome:
-        """Write this rank's copy."""
-        removed: list[int] = []
-        problem, advice = None, ""
-        try:
-            with announced(self.run):
-                journal.flush(self.run.journal)
-                removed = self.retention.save(step)
-        except OSError as error:
-            problem, advice = str(error), remedy(error)
-        lines = self.mirrors.journal.problem if self.mirrors.journal else None
-        has_best = self.state.best is None or self.retention.has_best()
-        return Outcome(problem, advice, lines, removed, has_best, self.retention.saved_best)
+    def look(self) -> None:
+        """Report how a save went as soon as it is done, where that takes no meeting."""
+        if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
+            self.settle()
+
+    def close(self) -> None:
+        """Wait for a save in progress, whatever has ended the run; no other rank may be there any more."""
+        begun, self._begun = self._begun, None
+        self._thread.shutdown()
+        if begun and begun[1] and (problem := begun[1].result().problem):
+            with suppress(UserError):  # of the journal's disk, which is as full
+                self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
         """Send what the journal has got since the last save to its copies; every rank must call it."""
@@ -208,6 +264,7 @@ class Saver:
         try:
             yield
         except DivergedError as error:
+            self.settle()
             if error.is_whole and step > self.saved:
                 self.save(step, required=True)  # the other ranks wait for the broadcast until it is written
             last = self.world.broadcast(self.run.pointed("last") if self.world.is_first else None)
@@ -233,11 +290,7 @@ class Saver:
         Raises:
             UserError: the checkpoint is required, and no copy has it.
         """
-        failed = {
-            rank: f"the checkpoint of step {step} could not be written ({one.problem})"
-            for rank, one in outcomes.items()
-            if one.problem
-        }
+        failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
             resume = f"rankless train --resume --run {self.run.path}"
             fatal = {
@@ -260,3 +313,7 @@ class Saver:
         }
         for text in self.mirrors.named(removed):
             self.sinks.event("full disk", step, text)
+
+
+def _failed(step: int, problem: str) -> str:
+    return f"the checkpoint of step {step} could not be written ({problem})"
