@@ -58,11 +58,14 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached, self.open, self.problem = threading.Event(), threading.Event(), 0
+        self.threads: list[set[str]] = [set()]  # that were here while one was
         self._flush = os.fsync
 
     def flush(self, file: int) -> None:
+        self.threads[-1].add(threading.current_thread().name)
         self.reached.set()
         assert self.open.wait(60)
+        self.threads.append(set())
         if self.problem:
             raise OSError(self.problem, os.strerror(self.problem))
         self._flush(file)
@@ -116,6 +119,7 @@ def test_whatever_comes_next_waits_for_it(
     assert gate.reached.wait(60)
     threading.Timer(0.3, gate.open.set).start()
     ending(saver)
+    assert max(map(len, gate.threads)) == 1, "one save at a time"
     assert saver.run.steps()[0] == 2 and checkpoint.damage(saver.run.step_directory(2)) is None
 
 
