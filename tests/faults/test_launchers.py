@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ import pytest
 from harness_for_faults import HERE, RECIPE, outcome
 from listening import listening
 
-from process_server import AVAILABLE, SERVER, Forked
+from process_server import SERVER, Forked
 from rankless.hardware.network import public_address
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
@@ -59,7 +60,7 @@ class Ranks:
         folder: where they are started.
         variables: of each.
         words: for the command line; once for all, or for each.
-        last: a command that starts the last one, as on another machine.
+        last: a script that starts the last one, as on another machine.
     """
 
     def __init__(
@@ -82,14 +83,8 @@ class Ranks:
     def _started(
         prefix: Sequence[str], words: Sequence[str], folder: Path, more: Mapping[str, str], output: IO[str]
     ) -> Forked | subprocess.Popen[bytes]:
-        """A new interpreter behind a prefix, and otherwise one that has PyTorch at once."""
-        if AVAILABLE and not prefix:
-            return SERVER.start(
-                [*TRAIN, *words], environment=environment(more), cwd=folder, output=output, errors=output
-            )
-        command = [*prefix, sys.executable, *TRAIN, *words]
-        return subprocess.Popen(
-            command, cwd=folder, env=environment(more), stdout=output, stderr=subprocess.STDOUT
+        return SERVER.start(
+            [*prefix, *TRAIN, *words], environment=environment(more), cwd=folder, output=output, errors=output
         )
 
     def __enter__(self) -> Ranks:
@@ -201,21 +196,16 @@ def test_torchruns_on_two_machines_are_one_training(
     port = free_port()
     train = (*TRAIN, recipe, "--out", "run")
     where = ("--master-addr", "127.0.0.1", "--master-port", port)
-    agents = [
-        subprocess.Popen(
-            [sys.executable, *TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node), *where, *train],
-            cwd=tmp_path,
-            env=environment({}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(2)
-    ]
-    said = [agent.communicate(timeout=200) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], said
+
+    def agent(node: int) -> subprocess.CompletedProcess[str]:
+        words = (*TORCHRUN[:-1], "1", "--nnodes", "2", "--node-rank", str(node))
+        return launched(tmp_path, *words, *where, *train)
+
+    with ThreadPoolExecutor(2) as both:
+        agents = [*both.map(agent, range(2))]
+    assert [agent.returncode for agent in agents] == [0, 0], agents
     assert outcome(tmp_path / "run") == expected
-    assert said[1][0] == "", "only rank 0 prints"
+    assert agents[1].stdout == "", "only rank 0 prints"
 
 
 def test_torchrun_restarts_go_on_where_they_were(
@@ -258,8 +248,10 @@ def test_a_slurm_job_is_stopped_and_requeued(tmp_path: Path, recipe: str, expect
 
 
 def elsewhere(folder: Path, own: Path) -> list[str]:
-    """A command's prefix: ``folder`` is ``own`` for it, as on another machine's disk."""
-    return ["unshare", "--mount", "sh", "-c", f'mount --bind {own} {folder} && exec "$@"', "sh"]
+    """What stands before a command: ``folder`` is ``own`` for it, as on another machine's disk."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces need root")
+    return [str(HERE / "another_disk.py"), str(folder), str(own)]
 
 
 def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
@@ -269,8 +261,6 @@ def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
     shared.mkdir()
     own.mkdir()
     other = elsewhere(shared, own)
-    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("mount namespaces need root")
     run, words = RunDirectory(shared / "run"), [recipe, "--run", str(shared / "run")]
     variables = srun(1, 1, MASTER_ADDR="127.0.0.1", **SLOW)
     with Ranks(tmp_path, variables, words, last=other) as ranks:
@@ -302,8 +292,6 @@ def test_resume_needs_no_recipe_where_another_machine_has_the_run(
     shared.mkdir()
     own.mkdir()
     other = elsewhere(shared, own)
-    if subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("mount namespaces need root")
     run, words = RunDirectory(shared / "run"), ["--resume", "--run", str(shared / "run")]
     variables = srun(1, 1, MASTER_ADDR="127.0.0.1")
     with Ranks(tmp_path, variables, words, last=other) as ranks:

@@ -165,7 +165,7 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Recipe, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("isa", ["native", "avx2"])
 def test_the_command_does_it_too(isa: str, tmp_path: Path, small_recipe: str, forked: Any) -> None:
-    """In a new interpreter: the instruction set is chosen before PyTorch is there."""
+    """In a new interpreter where the instruction set is chosen before PyTorch is there."""
     words = [
         "-m",
         "rankless",
@@ -182,7 +182,7 @@ def test_the_command_does_it_too(isa: str, tmp_path: Path, small_recipe: str, fo
         command = [*words, "--run", str(run), option]
         done = (
             forked(*command, cwd=tmp_path)
-            if isa == "native" and name == "there"
+            if isa == "native"
             else subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
         )
         assert done.returncode == 0, done.stderr

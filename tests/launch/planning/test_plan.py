@@ -50,6 +50,7 @@ def test_a_plot_of_no_known_kind_is_refused_before_anything_is_measured(capsys):
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_another_machines_step_is_taken_as_it_is_given(capsys, tmp_path: Path):
     out = tmp_path / "plan.png"
     words = ["--devices", "2x2", "--bandwidth", "1GB/s", "--step-ms", "200", "--json", "--out", str(out)]
@@ -96,6 +97,7 @@ def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 @pytest.mark.parametrize("changes", [(), ("batch_norm=sync",), ("batch.micro=8",)])
 def test_what_is_measured_fits_the_recipe(monkeypatch, changes):
     from rankless.recipe.load import load
