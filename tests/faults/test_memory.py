@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from harness_for_faults import HERE, Run, finish, kill, loaders, outcome, recipe_file
 from small_task_for_faults import Small
 
+from process_server import SERVER
 from rankless import load_recipe
 from rankless.models.checkpoints import weights
 
@@ -85,15 +85,7 @@ def test_an_evaluation_says_the_same(tmp_path: Path, problem: str, said: str) ->
     made, file = Small(recipe), tmp_path / "small.safetensors"
     weights.save(file, made.model().state_dict(), recipe=recipe, class_names=made.class_names)
     words = ["evaluate", file, "--task", "small_task_for_faults:Small", "--devices", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "rankless", *map(str, words)],
-        cwd=HERE,
-        env={**os.environ, "FAULT_SCORED": problem, "RANKLESS_CPU": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = SERVER.run("-m", "rankless", *map(str, words), cwd=HERE, seconds=150, FAULT_SCORED=problem)
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(f"error: {said}\n", done.stderr) and not done.stdout
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from harness_for_faults import HERE, RECIPE, Run, outcome
 from listening import Socket, listening
 
+from process_server import SERVER, Forked
 from rankless.launch.job import Job, read_notes, write_job
 from rankless.recipe.load import load, to_json
 from rankless.runs import journal
@@ -73,31 +74,34 @@ def test_no_socket_of_a_run_is_open_to_the_network_or_takes_objects(
 
 
 @contextlib.contextmanager
-def ranks(job: Path, store: dist.TCPStore, counts: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def ranks(
+    job: Path, store: dist.TCPStore, counts: list[int]
+) -> Iterator[list[Forked | subprocess.Popen[bytes]]]:
     """Ranks as the agents of as many machines start them, each with its own count of restarts."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "rankless.launch.worker", str(job)],
-            cwd=HERE,
-            stdout=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "RANKLESS_CPU": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(counts)),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_RUN_ID": "tested",
-                "TORCHELASTIC_RESTART_COUNT": str(count),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "FAULT_SLEEP": "0.05",
-            },
-        )
-        for rank, count in enumerate(counts)
-    ]
+    with Path(os.devnull).open("wb") as output:
+        processes = [
+            SERVER.start(
+                ["-m", "rankless.launch.worker", str(job)],
+                cwd=HERE,
+                output=output,
+                environment={
+                    **os.environ,
+                    "RANKLESS_CPU": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(counts)),
+                    "LOCAL_RANK": "0",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(store.port),
+                    "TORCHELASTIC_RUN_ID": "tested",
+                    "TORCHELASTIC_RESTART_COUNT": str(count),
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
+                    "FAULT_SLEEP": "0.05",
+                },
+            )
+            for rank, count in enumerate(counts)
+        ]
     try:
         yield processes
     finally:
@@ -131,14 +135,7 @@ def test_torchrun_starts_ranks_too(tmp_path: Path, expected: dict[str, Any]) -> 
     text.write_text(RECIPE)
     job = write_job(Job("train", to_json(load(text)), str(run.logs), run=str(run.path)), tmp_path)
     run.path.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "rankless.launch.worker", str(job)],
-        cwd=HERE,
-        env={**os.environ, "RANKLESS_CPU": "1"},
-        capture_output=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = SERVER.run(*command, "-m", "rankless.launch.worker", str(job), cwd=HERE, seconds=200)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert outcome(run.path) == expected
