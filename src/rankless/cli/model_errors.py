@@ -1,0 +1,100 @@
+"""The command that shows what a model gets wrong: errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.words import Force, Json, Target, part
+from rankless.errors import UserError, counted
+from rankless.printing import print_json, say
+
+if TYPE_CHECKING:
+    from rankless.curation.model_errors import ModelErrors
+
+app = part()
+
+_UNREADABLE = 20  # images that are named at most
+
+
+@app.command(
+    sort_key=3.5,
+    usage="Usage: rankless errors TARGET [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless errors runs/digits
+  rankless errors runs/my --split train --count 48 --out labels.png
+""",
+)
+def errors(
+    target: Target,
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    split: Annotated[
+        str | None, Parameter(help="The split to look at; if not given, the recipe's data.val.")
+    ] = None,
+    count: Annotated[
+        int, Parameter(help="Images to list and to draw, and as many likely wrong labels.", metavar="N")
+    ] = 24,
+    confidence: Annotated[float, Parameter(help="Detections that score less are no errors, 0 to 1.")] = 0.25,
+    out: Annotated[Path, Parameter(help="The contact sheet: an .html, .png or .jpg.", metavar="FILE")] = Path(
+        "errors.html"
+    ),
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """List and draw the images that a model gets most wrong, and labels that are likely wrong."""
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in data.root=mydata" for word in stray)
+    if not 0 <= confidence <= 1:
+        raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
+    if count < 1:
+        raise UserError(f"--count is {count}: expected a whole number of at least 1")
+    from rankless.cli.missing import check_target
+
+    check_target(target)
+    from rankless.curation import errors_sheet, model_errors
+    from rankless.files.outputs import SHEETS, drawing
+    from rankless.printing import ProgressBar
+
+    outputs = drawing(out, "errors", SHEETS, force=force)
+    opened = model_errors.open_model(target, overrides, split)
+    with ProgressBar(len(opened.task.evaluation_data()), "predicting") as bar:
+        found = model_errors.find_errors(opened, confidence=confidence, done=bar.advance)
+    if found.images:
+        errors_sheet.write(found, opened, count, out, outputs)
+    if as_json:
+        print_json({**found.as_json(count), "out": str(out) if found.images else None})
+        return 0
+    for source, reason in found.unreadable[:_UNREADABLE]:
+        say(f"{source}: {reason}", file=sys.stderr)
+    _print_errors(found, count)
+    say(f"drawn: {out}" if found.images else "nothing is wrong")
+    return 0
+
+
+def _print_errors(found: ModelErrors, count: int) -> None:
+    from rankless.curation.errors_sheet import doubt, summary
+
+    say(f"{counted(len(found.images), 'image')} of {found.looked_at:,} with errors ({found.split})")
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
+    if kinds:
+        say(f"errors: {kinds}")
+    if found.images:
+        say(f"\nworst images (the sum of what the model was wrong by{_first(len(found.images), count)})")
+    for image in found.images[:count]:
+        say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
+    if doubtful := found.doubtful():
+        what = f"{counted(len(doubtful), 'label')} to check, where the model disagrees"
+        say(f"\n{what} (the surest first{_first(len(doubtful), count)})")
+    for wrong, one in doubtful[:count]:
+        where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
+        say(f"{one.doubt:6.2f}  {wrong.source}: {doubt(found, one)}{where}")
+
+
+def _first(there: int, count: int) -> str:
+    """Say that not all are listed."""
+    return f"; {count:,} of {there:,}" if there > count else ""
