@@ -37,6 +37,7 @@ from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel, YoloM
 from rankless.recipe.schema import Data, Recipe
 from rankless.world.process_group import join
 
+pytestmark = pytest.mark.slow  # nearly each exports, or reads what takes seconds to export
 NAMES = ("cat", "dog with a hat", "狗")
 SIDE, CONFIDENCE, IOU = 64, 0.3, 0.3
 CFG = """\
