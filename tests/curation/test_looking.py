@@ -141,11 +141,15 @@ sizes = st.tuples(st.integers(20, 900), st.integers(20, 900)).filter(
 @given(st.lists(sizes, min_size=1, max_size=20))
 @settings(max_examples=25)
 def test_rows_are_full_and_images_keep_their_aspect(sizes):
-    """Every row ends where the sheet does: nothing of an image is missing, and no place is white."""
+    """Every row ends where the sheet does, unless it were too high: nothing of an image is missing."""
     rows = contact_sheet._rows([gray(*size) for size in sizes])
     assert [room.shown.image.size for row in rows for room in row] == sizes
+    heights = [row[0].height for row in rows]
+    assert max(heights) <= 3 * contact_sheet.HEIGHT
     widths = [sum(room.width for room in row) + 14 * (len(row) - 1) for row in rows]
-    assert max(widths) - min(widths) <= len(sizes) and max(widths) <= contact_sheet.WIDTH + 2
+    assert max(widths) <= contact_sheet.WIDTH + 2
+    full = [width for width, height in zip(widths, heights, strict=True) if height < 3 * contact_sheet.HEIGHT]
+    assert not full or max(widths) - min(full) <= len(sizes)
     for row in rows:
         assert len({room.height for room in row}) == 1
         for room in row:
@@ -153,13 +157,6 @@ def test_rows_are_full_and_images_keep_their_aspect(sizes):
             assert abs(room.width - room.height * width / height) <= 1 + room.width / room.height
             cell = contact_sheet._cell(room.shown, room.width, room.height)
             assert room.width - cell.width <= 1 + room.width // 100 and room.height - cell.height <= 2
-
-
-@given(st.lists(st.floats(0.5, 3), min_size=1, max_size=20))
-def test_rows_of_common_shapes_are_about_as_high_as_asked(aspects):
-    """A narrow image between panoramas can have a row of its own, which is then as wide as theirs."""
-    rows = contact_sheet._rows([gray(round(300 * aspect), 300) for aspect in aspects])
-    assert max(row[0].height for row in rows) <= 3 * contact_sheet.HEIGHT
 
 
 @given(st.lists(st.floats(0.3, 6), min_size=1, max_size=8), st.integers(1, 8))

@@ -30,6 +30,7 @@ COVERED = 0.12
 """Of an image with more boxes, or with labels on more of it, only colors and legend name the classes."""
 _NARROWEST = 0.35  # width over height that an image has room for at least: its caption stands below it
 _WIDEST = 6.0  # width over height of the largest room
+_HIGHEST = 3 * HEIGHT  # of a row
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
@@ -100,7 +101,7 @@ def _above(row: Sequence[_Room]) -> int:
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
-    """The images in their order, in rows that are equally wide and almost equally high."""
+    """The images in their order, in rows that are equally wide, unless too high, and almost equally high."""
     aspects = [_aspect(one) for one in shown]
     tallest = max((one.image.height for one in shown if one.image is not None), default=HEIGHT)
     height = min(HEIGHT, LARGEST_ZOOM * tallest)
@@ -112,7 +113,7 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     rows = []
     for start, end in pairwise([0, *ends]):
         free = width - _GAP * (end - start - 1)
-        high = free / sum(aspects[start:end])
+        high = min(free / sum(aspects[start:end]), _HIGHEST)  # a tall image alone would be huge
         edges = [0, *(round(high * each) for each in accumulate(aspects[start:end]))]
         sizes = [right - left for left, right in pairwise(edges)]
         high = max(1, round(high))
