@@ -59,11 +59,11 @@ def model(path: Path, recipe: Recipe, names: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages take to be there: mydata, runs/my, runs/digits, coco.safetensors, images and a video."""
+    """What the pages take to be there: mydata, runs/my, runs/digits, *.safetensors, images and a video."""
     place = tmp_path_factory.mktemp("documented")
     data_set(place / "mydata")
     small = Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=Data(root="mydata"))
-    for name in (f"runs/my/{SAVED}", "coco.safetensors"):
+    for name in (f"runs/my/{SAVED}", "coco.safetensors", "r50.safetensors"):
         model(place / name, small, ("cat", "dog"))
     digits = load("digits", ["model.width=0.125"])
     model(place / f"runs/digits/{SAVED}", digits, tuple("0123456789"))

@@ -53,7 +53,7 @@ def test_the_weights_lie_under_plain_names(
     best = str(finished / "best.safetensors")
     assert cli.main(["evaluate", best, "--devices", "1"]) == 0
     assert cli.main(["predict", best, "digits:val:0", "--out", str(tmp_path / "found")]) == 0
-    assert cli.main(["export", best, "--format", "darknet", "--out", str(tmp_path / "net")]) == 0
+    assert cli.main(["export", best, "--format", "pth", "--out", str(tmp_path / "net")]) == 0
     assert (tmp_path / "net.weights").exists()
     # The links are made again for a run that was copied without them.
     (finished / "best.safetensors").unlink()

@@ -13,7 +13,7 @@ import rankless
 from rankless.recipe.load import load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-SMALL = ["data.train_images=32", "data.val_images=8", "model.width=0.125", "batch.images=8"]
+SMALL = ["data.train_images=32", "data.val_images=8", "model.width=0.125", "batch.images=6"]
 
 pytestmark = pytest.mark.processes
 

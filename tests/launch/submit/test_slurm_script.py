@@ -129,8 +129,10 @@ def test_a_warning_reaches_the_ranks_and_the_job_is_requeued(
     tmp_path: Path, number: signal.Signals, passed_on: str
 ) -> None:
     """Slurm sends SIGTERM to the ranks itself; SIGUSR1 it sends to the shell alone."""
+    # Bash cannot run a trap while it expands $(…), so it counts by itself.
     rank = f"trap 'echo USR1 >> {tmp_path}/log; exit 85' USR1\ntouch up\n"
-    rank += "for _ in $(seq 1200); do [ -e end ] && break; sleep 0.05; done; echo by itself >> log; exit 85"
+    rank += "for ((n = 0; n < 1200; n++)); do [ -e end ] && break; sleep 0.05; done\n"
+    rank += "echo by itself >> log; exit 85"
     cluster = Cluster(tmp_path, rank)
     process = cluster.start(a_script(tmp_path))
     end = time.monotonic() + 30
