@@ -54,7 +54,7 @@ def test_the_weights_lie_under_plain_names(
     assert cli.main(["evaluate", best, "--devices", "1"]) == 0
     assert cli.main(["predict", best, "digits:val:0", "--out", str(tmp_path / "found")]) == 0
     assert cli.main(["export", best, "--format", "pth", "--out", str(tmp_path / "net")]) == 0
-    assert (tmp_path / "net.weights").exists()
+    assert (tmp_path / "net.pth").exists()
     # The links are made again for a run that was copied without them.
     (finished / "best.safetensors").unlink()
     recipe = changed(load(finished / "recipe.yaml"), ["epochs=2"])
