@@ -25,11 +25,10 @@ TESTS :=
 HYPOTHESIS :=
 # For other cases than the usual ones: make fuzz FUZZ="--seed 1"
 FUZZ :=
-# Test processes side by side; each computes with one thread. Of all tests, many wait for processes that they have
-# started, so two more workers fill the gaps of two cores. They start hundreds of others: bytecode is written even
-# where the environment says not to, lest each of those compiles the package again.
-WORKERS := 2
-test: WORKERS := 4
+# Test processes side by side; each computes with one thread. Many tests wait for processes that they have started,
+# or for the disk, so two more workers fill the gaps of two cores. They start hundreds of others: bytecode is written
+# even where the environment says not to, lest each of those compiles the package again.
+WORKERS := 4
 PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help environment demo test test-fast fuzz check docs bench release clean

@@ -42,6 +42,7 @@ def after(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @settings(settings.get_profile("files"), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(corners=st.lists(st.tuples(*[st.floats(0, 30, width=32)] * 4, st.integers(0, 2)), max_size=4))
 def test_everything_reads_back(tmp_path_factory, corners):

@@ -38,7 +38,8 @@ FAMILIES = (
     "timm/mobilenetv3_small_050",
 )  # fmt: skip
 THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
-LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201"}  # seconds a step even at 32 pixels
+# Seconds a step even at 32 pixels.
+LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201", "darknet53", "cspdarknet53"}
 # One of each family is as deep as published; the others, which only repeat its layers, a quarter as deep.
 DEEP = {"resnet18", "densenet121"}
 

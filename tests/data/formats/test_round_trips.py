@@ -95,6 +95,7 @@ def annotated(draw: st.DrawFn) -> tuple[list[list[tuple[float, ...]]], list[list
     return boxes, labels
 
 
+@pytest.mark.slow
 @settings(settings.get_profile("files"))
 @given(annotated())
 def test_through_both_formats_and_back(

@@ -100,6 +100,7 @@ def check(held: Annotations, found: Annotations, rows: np.ndarray | slice = slic
     assert set(found.findings.counts) <= stopping
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 @settings(settings.get_profile("files"))
 @given(data=st.data())
@@ -112,6 +113,7 @@ def test_boxes_come_back_bit_for_bit(folder, format, data):
     assert np.isnan(found.areas).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["coco", "csv"])
 @settings(settings.get_profile("files"))
 @given(data=st.data())
@@ -124,6 +126,7 @@ def test_flags_and_areas_come_back(folder, format, data):
     assert np.array_equal(found.areas, held.areas)
 
 
+@pytest.mark.slow
 @settings(settings.get_profile("files"))
 @given(data=st.data())
 def test_lines_tell_what_they_leave_out(folder, data):
