@@ -26,9 +26,10 @@ HYPOTHESIS :=
 # For other cases than the usual ones: make fuzz FUZZ="--seed 1"
 FUZZ :=
 # Test processes side by side; each computes with one thread. Many tests wait for processes that they have started,
-# or for the disk, so two more workers fill the gaps of two cores. They start hundreds of others: bytecode is written
-# even where the environment says not to, lest each of those compiles the package again.
-WORKERS := 4
+# so two more workers fill the gaps of two cores, and one more those of the fast tests. They start hundreds of others:
+# bytecode is written even where the environment says not to, lest each of those compiles the package again.
+WORKERS := 3
+test: WORKERS := 4
 PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help environment demo test test-fast fuzz check docs bench release clean
