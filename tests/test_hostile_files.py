@@ -127,13 +127,14 @@ def test_pipes_and_loops_within_a_data_set(data: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("verb", [["convert", "--to", "coco"], ["split"]], ids=["convert", "split"])
 def test_an_image_without_an_end_is_not_copied(
-    data: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ):
     """It filled the disk."""
     (data / "images" / "train" / "zero.png").symlink_to("/dev/zero")
     (data / "labels" / "train" / "zero.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # half a module's bytecode would stay
     try:
         said = reported(capsys, "data", verb[0], "d", *verb[1:], "--out", "o")
     finally:

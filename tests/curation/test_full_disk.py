@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,9 +24,12 @@ def room_for(size: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    # Python would write the first half of a module's bytecode, and never again import that module.
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = bytecode
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
 

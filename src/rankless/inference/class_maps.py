@@ -24,6 +24,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
     Raises:
         UserError: the network has no feature map before its answer, like a transformer of patches.
     """
+    torch.clear_autocast_cache()  # weights that were cast in the inference mode have no gradients either
     with torch.inference_mode(False), torch.enable_grad():
         copies = images.clone().requires_grad_()  # a tensor of the inference mode has no gradients
         with _last_map(model, copies) as found:
