@@ -165,8 +165,8 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert "5.png: " in printed.err
     page = Sources()
     page.feed(out.read_text())
-    pictures = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
-    assert pictures == ["Worst images", "", "", "", "Labels to check, the surest first", "", "", ""]
+    shown = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
+    assert shown == ["Worst images", "", "", "", "Labels to check, the surest first", "", "", ""]
     assert page.loaded == ["data:image/jpeg;base64"] * 6, "three images, and three labels from near"
     png = tmp_path / "errors.png"
     assert cli.main(["errors", str(planted), "--out", str(png), "--count", "1", "--json"]) == 0
