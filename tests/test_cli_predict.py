@@ -98,4 +98,6 @@ def test_where_no_source_can_be_read_there_is_only_the_error(asked, capsys):
 
 def test_a_number_is_told_from_a_camera(asked, capsys):
     assert cli.main(["predict", "w.safetensors", "0"]) == 2
-    assert capsys.readouterr().err == "error: '0': no such file or folder; a camera is webcam:0\n"
+    there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
+    said = f"no such file or folder; a camera is webcam:0 or /dev/video0; cameras here: {there}\n"
+    assert capsys.readouterr().err == f"error: '0': {said}"

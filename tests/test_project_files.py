@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import rankless
+from rankless.recipe.load import load
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -72,6 +73,13 @@ def test_issue_templates_are_forms(template: Path):
 def test_tools_of_a_release_are_an_extra():
     names = {Requirement(one).name for one in PROJECT["optional-dependencies"]["release"]}
     assert names == {"build", "twine"}
+
+
+def test_a_release_trains_what_can_be_trained():
+    (words,) = re.findall(r"^SMOKE := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    name, *changes = words.split()
+    recipe = load(name, changes)
+    assert recipe.data.train_images >= recipe.batch.images
 
 
 def test_files_that_contributors_are_sent_to_exist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import struct
 import threading
@@ -193,16 +194,40 @@ def test_a_folder_and_a_pattern_hold_videos_too(clip, painted_file):
 
 
 def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(monkeypatch):
-    monkeypatch.setattr(video, "_SECONDS_TO_OPEN", 0.3)
-    monkeypatch.setattr(video, "_SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing came for 0\.3 s\); check"):
-            list(video.frames(f"http://127.0.0.1:{port}/x"))
-    with pytest.raises(UnreadableImage, match=r"cannot be opened \(Connection refused\); check its address"):
+        for scheme in ("http", "rtsp"):  # FFmpeg calls the latter's silence invalid data
+            with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing came for 0\.3 s\); check"):
+                list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
+    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
+    with pytest.raises(UnreadableImage, match=r"cannot be opened \(Connection refused\); check host, port"):
         list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
     with pytest.raises(UnreadableImage, match=r"the camera cannot be opened .*; cameras here: "):
         list(video.frames("webcam:99"))
+
+
+def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(clip, monkeypatch):
+    """FFmpeg itself, which waits in C, would let neither happen for as long as it waits."""
+    real, silent = video._decoded, threading.Event()
+
+    def decoded(name):
+        for frame in real(str(clip)):
+            yield frame
+            if frame.number == 2:
+                silent.wait()
+
+    monkeypatch.setattr(video, "_decoded", decoded)
+    seen = video.frames("rtsp://camera/live")
+    assert [next(seen).number for _ in range(3)] == [0, 1, 2]
+    interrupt = (threading.main_thread().ident, signal.SIGINT)
+    threading.Timer(0.3, signal.pthread_kill, interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(seen)
+    monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
+    with pytest.raises(UnreadableImage, match=r"it breaks off after 3 frames: nothing came for 0\.3 s"):
+        list(video.frames("rtsp://camera/live"))
+    silent.set()
 
 
 def test_a_stream_is_read_while_it_comes(colors, paint, tmp_path):

@@ -22,9 +22,7 @@ def check_target(target: Path, sources: Sequence[str] = ()) -> None:
         UserError: all that are missing.
     """
     problems = [
-        f"'{source}': no such file or folder{f'; a camera is webcam:{source}' if source.isdigit() else ''}"
-        for source in sources
-        if _is_missing(source)
+        f"'{source}': no such file or folder{_of_cameras(source)}" for source in sources if _is_missing(source)
     ]
     problems += _problems_of_weights(target)
     if problems:
@@ -55,6 +53,13 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         ]
     if problems:
         raise UserError(problems)
+
+
+def _of_cameras(source: str) -> str:
+    if not source.isdigit() and not source.startswith("/dev/video"):
+        return ""
+    there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
+    return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
 
 
 def _is_missing(source: str) -> bool:

@@ -224,7 +224,12 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     if not any(image.classes or image.prediction is not None for image in islice(report.images, 1)):
         parts = [f"{counted(found.total(), 'object')} in {images}"]
     if report.failed:
-        parts.append(f"{counted(len(report.failed), 'image')} not readable")
+        failed = len(report.failed)
+        parts.append(
+            f"{counted(failed, 'source')} not read to the end"
+            if frames
+            else f"{counted(failed, 'image')} not readable"
+        )
     if report.removed:
         parts.append(f"{counted(len(report.removed), 'file')} of an earlier prediction removed")
     if report.per_second:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import queue
+import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +22,8 @@ from rankless.inference.opening import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.sources import CAMERAS, is_live, public
 
-_SECONDS_TO_OPEN, _SECONDS_TO_READ = 15.0, 15.0  # of a stream
+_SECONDS_TO_WAIT = 15.0  # for the next frame of a camera or a stream
+_FFMPEG_WAITS = 20.0  # in seconds, longer than we do, so that a wait has one end
 _USUAL_RATE = Fraction(25)  # of a video that does not say
 _HIGHEST_RATE = 240
 _CODECS = ("libx264", "mpeg4")
@@ -72,6 +75,47 @@ def frames(name: str) -> Iterator[Frame]:
     Raises:
         UnreadableImage: no such video or stream, no frames in it, or it breaks off.
     """
+    return _as_they_come(name) if is_live(name) else _decoded(name)
+
+
+def _as_they_come(name: str) -> Iterator[Frame]:
+    """Read the frames in a thread: FFmpeg takes no Ctrl-C while it waits for a camera or a server."""
+    come: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
+    left = threading.Event()
+
+    def put(one: Frame | UnreadableImage | None) -> None:
+        while not left.is_set():
+            try:
+                return come.put(one, timeout=0.5)
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        try:
+            for frame in _decoded(name):
+                put(frame)
+                if left.is_set():
+                    return
+            put(None)
+        except UnreadableImage as error:
+            put(error)
+
+    threading.Thread(target=read, name="rankless-stream", daemon=True).start()
+    number = 0
+    try:
+        while (one := come.get(timeout=_SECONDS_TO_WAIT)) is not None:
+            if isinstance(one, UnreadableImage):
+                raise one
+            yield one
+            number += 1
+    except queue.Empty:
+        said = f"nothing came for {_SECONDS_TO_WAIT:g} s"
+        raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from None
+    finally:
+        left.set()
+
+
+def _decoded(name: str) -> Iterator[Frame]:
     import av
 
     number, first = 0, None
@@ -91,8 +135,6 @@ def frames(name: str) -> Iterator[Frame]:
                 number += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
         said = str(getattr(error, "strerror", None) or error)
-        if isinstance(error, av.error.ExitError):  # FFmpeg was interrupted, which is how a wait is ended
-            said = f"nothing came for {_SECONDS_TO_READ:g} s"
         raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from error
     if not number:
         raise UnreadableImage(name, "it has no frames")
@@ -108,7 +150,7 @@ def _unopened(name: str, said: str) -> str:
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
     if is_live(name):
-        return f"the stream cannot be opened ({said}); check its address, and that it is sent now"
+        return f"the stream cannot be opened ({said}); check host, port and path of its address, and that it is sent now"
     return f"not a video that can be read ({said}); expected a file that a player shows; give another one"
 
 
@@ -206,7 +248,7 @@ def _opened(name: str) -> Any:
         return av.open(f"/dev/video{camera[1] or camera[2]}", format="v4l2")
     if is_live(name):
         options = {"rtsp_transport": "tcp"} if name.lower().startswith("rtsp") else {}
-        return av.open(name, options=options, timeout=(_SECONDS_TO_OPEN, _SECONDS_TO_READ))
+        return av.open(name, options=options, timeout=_FFMPEG_WAITS)
     # A name with a colon would be taken for an address.
     return av.open(str(Path(name).absolute()))
 
