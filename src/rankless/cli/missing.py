@@ -22,7 +22,9 @@ def check_target(target: Path, sources: Sequence[str] = ()) -> None:
         UserError: all that are missing.
     """
     problems = [
-        f"'{source}': no such file or folder{_of_cameras(source)}" for source in sources if _is_missing(source)
+        f"'{source}': no such file or folder{_of_cameras(source)}"
+        for source in sources
+        if _is_missing(source)
     ]
     problems += _problems_of_weights(target)
     if problems:

@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,20 +84,16 @@ def _as_they_come(name: str) -> Iterator[Frame]:
     come: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
     left = threading.Event()
 
-    def put(one: Frame | UnreadableImage | None) -> None:
+    def put(one: Frame | UnreadableImage | None) -> bool:
         while not left.is_set():
-            try:
-                return come.put(one, timeout=0.5)
-            except queue.Full:
-                continue
+            with suppress(queue.Full):
+                come.put(one, timeout=0.5)
+                return True
+        return False
 
     def read() -> None:
         try:
-            for frame in _decoded(name):
-                put(frame)
-                if left.is_set():
-                    return
-            put(None)
+            _ = all(map(put, _decoded(name))) and put(None)
         except UnreadableImage as error:
             put(error)
 
@@ -150,7 +147,8 @@ def _unopened(name: str, said: str) -> str:
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
     if is_live(name):
-        return f"the stream cannot be opened ({said}); check host, port and path of its address, and that it is sent now"
+        hint = "check host, port and path of its address, and that it is sent now"
+        return f"the stream cannot be opened ({said}); {hint}"
     return f"not a video that can be read ({said}); expected a file that a player shows; give another one"
 
 
