@@ -11,6 +11,7 @@ import multiprocessing.process
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,10 @@ from rankless.engine import workers
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+# A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test
 # without it fails where it starts one.
