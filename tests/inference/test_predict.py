@@ -368,8 +368,18 @@ def test_annotated_images_of_an_earlier_call_go(target):
     assert {file.name for file in out.glob("*.png")} == {"b.png", "mine.png", "d.png"}
     assert run(target, fourth).removed == []
     third.write_bytes(b"no image")
-    run(target, first)
-    assert [file.name for file in run(target, third).removed] == ["a.png"]
+    assert [file.name for file in run(target, first, third).removed] == ["d.png"]
+
+
+def test_where_no_image_can_be_read_nothing_is_written(target):
+    broken, fine = target.with_name("broken.png"), image(target.with_name("fine.png"))
+    broken.write_bytes(b"no image")
+    report = run(target, broken)
+    assert report.exit_code == 2 and not report.out.exists()
+    out = run(target, fine).out
+    before = {file: file.read_bytes() for file in out.iterdir()}
+    assert run(target, broken).removed == []
+    assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("nms", ["iou", "diou"])

@@ -74,7 +74,7 @@ def predict(
     Raises:
         UserError: no weights, a source without images, an output folder that cannot be used, or files in it
             that must not be replaced; lists all of them and changes nothing. Unreadable images are not an
-            error: they are listed in the report.
+            error: they are listed in the report. Where no image can be read, nothing is written.
 
     Examples:
         >>> report = rankless.predict(Path("runs/digits"), ["digits:val:1000-1003"], out=Path("found"))

@@ -90,10 +90,7 @@ class Recording:
         except BaseException as error:
             self._leave_video()
             if not len(journal):
-                journal.remove()
-                if self._is_new:
-                    with suppress(OSError):
-                        self.out.rmdir()
+                self._leave_nothing(journal)
             elif progress and isinstance(error, KeyboardInterrupt):
                 done = counted(len(journal), "image")
                 say(
@@ -104,6 +101,9 @@ class Recording:
         report = PredictionReport(self.out, self.opened.path, self.opened.recipe.precision)
         report.images, report.failed = ImageReports(journal, self.out), journal.failed
         report.best, report.seconds, report.computed = self._best, seconds, self._computed
+        if journal.failed and not len(journal):
+            self._leave_nothing(journal)
+            return report
         class_names = getattr(self.opened.finders[0], "class_names", ())
         saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs)
         if self.resume:  # what was written before the stop is not of an earlier prediction
@@ -114,6 +114,13 @@ class Recording:
             report.notes.append("nothing was found, so there are no crops")
         journal.remove()
         return report
+
+    def _leave_nothing(self, journal: Journal) -> None:
+        """Remove what was begun before the first image could be read."""
+        journal.remove()
+        if self._is_new:
+            with suppress(OSError):
+                self.out.rmdir()
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
         """Predict on what is not done; return the seconds it took."""
