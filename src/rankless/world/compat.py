@@ -44,16 +44,18 @@ default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Send what is written to the standard output, by libraries in C++ too, to the standard error.
+    """Drop what is written to the standard output, by libraries in C++ too.
 
     2.9's gloo reports there that the ranks are connected, in the midst of a command's JSON.
     """
     try:
         output = os.dup(1)
-        os.dup2(2, 1)
-    except OSError:  # one of them is closed
+    except OSError:  # it is closed
         yield
         return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     try:
         yield
     finally:
