@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -224,10 +225,12 @@ def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
     if format == "pt2":
         module: Any = torch.export.load(path).module()
     else:
-        with pytest.warns(FutureWarning, match="deprecated"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer releases deprecate it
             module = torch.jit.load(str(path))
-    np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
-    assert len(module(batch(5))) > len(wanted), "any number of images"
+    with torch.no_grad():
+        np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
+        assert len(module(batch(5))) > len(wanted), "any number of images"
     with pytest.raises(UserError, match=r"which is code, and Rankless runs no code out of files; give the"):
         predict(path, ["digits:val:0"], out=tmp_path / "found")
 

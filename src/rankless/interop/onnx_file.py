@@ -119,6 +119,7 @@ def model(plan: Plan, *, half: bool | None = None) -> Any:
         inside = onnx.parser.parse_model(_nms(plan.facts, proto.ir_version))
         proto = onnx.compose.merge_models(proto, inside, [("boxes", "boxes"), ("scores", "scores")])
     _name_dimensions(proto)
+    _state_kernel_sizes(proto, onnx)
     proto.producer_name = "rankless"
     onnx.helper.set_model_props(proto, plan.facts.texts())
     onnx.checker.check_model(proto)
@@ -144,3 +145,12 @@ def _name_dimensions(proto: Any) -> None:
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
             if not side.HasField("dim_value"):
                 side.dim_param = name
+
+
+def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
+    """Give convolutions the size of their kernels, which ONNX leaves optional and OpenCV's dnn wants."""
+    sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)
+        if node.op_type == "Conv" and not is_stated and node.input[1] in sizes:
+            node.attribute.append(onnx.helper.make_attribute("kernel_shape", sizes[node.input[1]]))
