@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
@@ -214,3 +214,14 @@ def test_mistakes(tmp_path, name, shown, sentence):
     with pytest.raises(UserError, match=sentence):
         outputs = drawing(tmp_path / name, "test", SHEETS)
         contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name, outputs)
+
+
+def test_long_names_keep_the_end_in_which_they_differ():
+    draw = ImageDraw.Draw(Image.new("RGB", (9, 9)))
+    font = ImageFont.load_default(14)
+    names = [f"{'a_long_name_of_a_data_set_' * 3}{number:05}_left.jpg" for number in range(3)]
+    short = [contact_sheet._fitting(draw, name, font, 200) for name in names]
+    assert len(set(short)) == 3 and all(one.endswith("_left.jpg") and one.startswith("a_l") for one in short)
+    assert all(180 < draw.textlength(one, font=font) <= 200 for one in short)
+    assert contact_sheet._fitting(draw, "short.jpg", font, 200) == "short.jpg"
+    assert contact_sheet._fitting(draw, "short.jpg", font, 0) == "…"

@@ -81,3 +81,20 @@ def test_curves_are_drawn(
     assert said(capsys, "plot", run, "--out", vector)[0] == 0
     text = vector.read_text()
     assert text.startswith("<?xml") and len(re.findall(r'<g id="axes_\d+">', text)) == 4
+
+
+def test_losses_of_different_tasks_have_axes_of_their_own(
+    run: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cls = tmp_path / "cls"
+    cls.mkdir()
+    (cls / "recipe.yaml").write_text(
+        "task: classify\nmodel: {name: resnet18}\ndata: {root: x}\nepochs: 1\nbatch: {images: 4, micro: 4}\n"
+    )
+    (cls / "journal.jsonl").write_text('{"step":1,"loss":2.5,"lr":0.1,"seconds":1}\n')
+    vector, page = tmp_path / "curves.svg", tmp_path / "two.html"
+    assert said(capsys, "plot", run, cls, trained, "--out", vector)[0] == 0
+    assert len(re.findall(r'<g id="axes_\d+">', vector.read_text())) == 6
+    assert said(capsys, "report", run, cls, trained, "--out", page)[0] == 0
+    titles = re.findall(r'aria-label="(Training loss \([^"]*)"', page.read_text())
+    assert titles == ["Training loss (detect), smoothed", "Training loss (classify), smoothed"]

@@ -272,9 +272,9 @@ def _legend(selection: Selection, width: int) -> Image.Image | None:
 def _fitting(
     draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float
 ) -> str:
-    """The text, cut at its end until it fits."""
-    if draw.textlength(text, font=font) <= room:
-        return text
-    while text and draw.textlength(text + "…", font=font) > room:
-        text = text[:-1]
-    return text + "…"
+    """The text; what is too long is cut in its first half, as names differ near their ends."""
+    short, kept = text, len(text)
+    while kept and draw.textlength(short, font=font) > room:
+        kept -= 1
+        short = f"{text[: kept // 3]}…{text[len(text) - kept + kept // 3 :]}"
+    return short

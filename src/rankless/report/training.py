@@ -127,11 +127,19 @@ def _said(entry: Mapping[str, Any]) -> str:
     return said if len(said) <= 600 else f"{said[:600]}…"
 
 
+def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
+    """Positions of the runs of each task: losses of different ones have nothing in common."""
+    groups: dict[str, list[int]] = {}
+    for at, run in enumerate(runs):
+        groups.setdefault(str(run.recipe.get("task", "")), []).append(at)
+    return groups
+
+
 def compared(runs: Sequence[Collected]) -> str:
     """Several runs in the same panels."""
 
     def chart(title: str, values: Mapping[int, Sequence[Point]], style: str = "") -> str:
-        lines = [Line(run.name, values[at], at, style) for at, run in enumerate(runs) if values.get(at)]
+        lines = [Line(runs[at].name, points, at, style) for at, points in values.items() if points]
         return line_chart(title, lines, Axes(x_range=(0, max(run.step for run in runs) or 1)))
 
     def of_steps(name: str) -> dict[int, list[Point]]:
@@ -143,10 +151,12 @@ def compared(runs: Sequence[Collected]) -> str:
         chart(name, {at: score_points(run, name) for at, run in enumerate(runs)}, "dots")
         for name in (*names, *others)
     ]
-    charts.append(chart("Training loss, smoothed", of_steps("loss")))
-    charts.append(
-        chart("Validation loss", {at: score_points(run, "loss") for at, run in enumerate(runs)}, "dots")
-    )
+    losses, groups = of_steps("loss"), by_task(runs)
+    for task, members in groups.items():
+        of = f" ({task})" if len(groups) > 1 else ""
+        charts.append(chart(f"Training loss{of}, smoothed", {at: losses[at] for at in members}))
+        validation = {at: score_points(runs[at], "loss") for at in members}
+        charts.append(chart(f"Validation loss{of}", validation, "dots"))
     charts.append(chart("Learning rate", {at: list(run.steps.points("lr")) for at, run in enumerate(runs)}))
     seconds = {at: [(x, 1e3 * y) for x, y in points] for at, points in of_steps("seconds").items()}
     charts.append(chart("Time of a step in ms, smoothed", seconds))
