@@ -12,6 +12,7 @@ import pytest
 import rankless.inference.predict as page
 from rankless import cli
 from rankless.inference.report import ImageReport, PredictionReport
+from rankless.recipe.used import refuse_unused_in_prediction
 
 RED = {"box": [0, 0, 1, 1], "score": 0.9, "label": 0, "name": "red"}
 
@@ -59,6 +60,19 @@ def test_mistakes(asked, capsys, words, said):
     Path("empty.txt").write_text("\n")
     assert cli.main(["predict", "w.safetensors", "a.jpg", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypatch):
+    def predict(target, sources, *, overrides, **_: object):
+        refuse_unused_in_prediction(overrides, "classify")
+
+    monkeypatch.setattr(page, "predict", predict)
+    words = "w.safetensors a.jpg --max 5 --iou 0.5 evaluate.nms=soft --tta flip"
+    assert cli.main(["predict", *words.split()]) == 2
+    said = [
+        line.partition(": prediction does not use it")[0] for line in capsys.readouterr().err.splitlines()
+    ]
+    assert said == ["error: command line: key 'evaluate.nms'", "error: --iou", "error: --max"]
 
 
 def test_lists_of_sources(asked, monkeypatch):

@@ -177,6 +177,13 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
         assert min(sheet.size) > 200 and len(sheet.getcolors(1 << 20)) > 100
 
 
+def test_a_model_that_finds_nothing_casts_no_doubt_on_labels(planted, tmp_path, capsys):
+    assert cli.main(["errors", str(planted), "--confidence", "0.95", "--out", str(tmp_path / "e.png")]) == 0
+    said = capsys.readouterr().out
+    assert "the model found nothing: no detection scores 0.95 or more, the best 0.9; train for longer" in said
+    assert "to check" not in said and "worst images" in said
+
+
 def test_mistakes_and_files_of_others(planted, tmp_path, capsys):
     mine = tmp_path / "mine.html"
     mine.write_text("mine")

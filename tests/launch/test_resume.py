@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,25 @@ def test_an_end_before_the_step_that_is_reached(tmp_path: Path) -> None:
     assert check_resume(run, replace(recipe, epochs=2)).epochs == 2
     with pytest.raises(UserError, match=r"has done 5 steps, which is epoch 2\.00; 'epochs' is 1, .* step 3"):
         check_resume(run, replace(recipe, epochs=1))
+
+
+def test_more_epochs_say_that_the_learning_rate_rises_again(tmp_path: Path, capsys) -> None:
+    """20 images in batches of 8 are 5 steps in 2 epochs; the cosine over 10 goes on at 5/9 of its way."""
+    recipe = load("digits", ["epochs=2", "batch={images: 8, micro: 8}", "precision=fp32", "optim.lr=0.1"])
+    recipe = replace(recipe, schedule=replace(recipe.schedule, name="cosine", warmup=0, final=0.01))
+    run = RunDirectory(tmp_path)
+    run.recipe.write_text(dump(recipe))
+    run.step_directory(5).mkdir(parents=True)
+    (run.step_directory(5) / "state.json").write_text(json.dumps({"images": 20}))
+    run.point("last", 5)
+    check_resume(run, recipe)
+    check_resume(run, replace(recipe, epochs=4))
+    (said,) = capsys.readouterr().err.splitlines()
+    after = 0.1 * (0.01 + 0.99 * (1 + math.cos(5 / 9 * math.pi)) / 2)
+    assert said.endswith(
+        "with epochs=4 in place of 2 the schedule of the learning rate is stretched: "
+        f"from 1.00e-03 in step 5 it rises to {after:.2e}"
+    )
 
 
 def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) -> None:

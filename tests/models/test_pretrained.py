@@ -127,8 +127,8 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     assert refused.value.problems == (
         f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
         "unexpected, 0 of another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; leave these keys out to take the network in the file, or give "
-        "weights of this one",
+        "model.width is 1.0, 0.5 in the file; leave these keys out to take the network in the file, or "
+        "model.pretrained for an untrained one, or give weights of this one",
     )
     safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")
     with pytest.raises(UserError, match="none of its tensors is one of 'yolov4-tiny'") as refused:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -184,3 +185,17 @@ def test_a_torchvision_reference_script(person: Person, folders: Callable[..., P
     person("export runs/mine --format pth --out mine")
     state = torch.load(person.folder / "mine.pth", weights_only=True)
     net.load_state_dict(state.get("state_dict", state))
+
+
+def test_weights_of_the_other_task(
+    person: Person, boxes: Callable[..., Path], folders: Callable[..., Path]
+) -> None:
+    """The first hint about a detector's weights on class folders, or the reverse, is a line that works."""
+    boxes(person.folder / "mine", 8, 4)
+    folders(person.folder / "flowers", 24, side=32)
+    for recipe, data, other in (("yolov4-tiny", "mine", "flowers"), ("resnet18", "flowers", "mine")):
+        trained = default(f"model.name={recipe} task={'detect' if data == 'mine' else 'classify'}".split())
+        weights.save(person.folder / "w.safetensors", {}, recipe=trained, class_names=("cat", "dog"))
+        said = person(f"train model.pretrained=w.safetensors data.root={other}", code=2)
+        (line,) = re.findall(r"rankless (train \S+ data.root=\w+)", said)
+        person(f"{line} {SHORT} model.image_size=32 --devices 1 --run runs/{other}")

@@ -28,6 +28,7 @@ from rankless.cli import (
     tuning,
     watching,
 )
+from rankless.cli.elsewhere import refuse_foreign
 from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
 from rankless.errors import OutputError, UserError, of_the_system
@@ -75,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name may hold what the terminal's encoding does not
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        refuse_foreign(words)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -86,7 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _report(in_our_words(error)) if environments.speaks() else UserError.exit_code
     except KeyboardInterrupt:
-        words = sys.argv[1:] if arguments is None else arguments
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130

@@ -80,6 +80,12 @@ def _print_errors(found: ModelErrors, count: int) -> None:
     from rankless.curation.errors_sheet import doubt, summary
 
     say(f"{counted(len(found.images), 'image')} of {found.looked_at:,} with errors ({found.split})")
+    if found.is_blind and found.looked_at:
+        say(
+            f"the model found nothing: no detection scores {found.confidence:g} or more"
+            f"{f', the best {found.best:.2g}' if found.best else ''}; train for longer, or give a lower "
+            "--confidence"
+        )
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
     if kinds:
         say(f"errors: {kinds}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -93,7 +94,8 @@ def predict(
     """Find things in images and videos, and draw them."""
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
-    overrides += _as_overrides({"--iou": iou, "--max": most, "--tta": tta}, overrides)
+    given: dict[str, float | int | str | None] = {"--iou": iou, "--max": most, "--tta": tta}
+    overrides += _as_overrides(given, overrides)
     if not sources:
         raise UserError(
             "no images given: expected files, folders or patterns, "
@@ -110,21 +112,22 @@ def predict(
     _fix_instruction_set(target)
     from rankless.inference.predict import predict as find
 
-    report = find(
-        target,
-        sources,
-        out=out,
-        confidence=confidence,
-        classes=_words(classes or ""),
-        device=device,
-        batch=batch,
-        overrides=overrides,
-        save=_words(save),
-        force=force,
-        resume=resume,
-        task=task,
-        progress=True,
-    )
+    with _named_as_given(given):
+        report = find(
+            target,
+            sources,
+            out=out,
+            confidence=confidence,
+            classes=_words(classes or ""),
+            device=device,
+            batch=batch,
+            overrides=overrides,
+            save=_words(save),
+            force=force,
+            resume=resume,
+            task=task,
+            progress=True,
+        )
     _print_failed(report)
     if as_json:
         print_json(report.as_json())
@@ -148,6 +151,21 @@ def _as_overrides(options: dict[str, float | int | str | None], overrides: Seque
     if twice := [option for option in given if _KEYS[option] in keys]:
         raise UserError(f"{option} and {_KEYS[option]} are the same; give one of them" for option in twice)
     return [f"{_KEYS[option]}={value}" for option, value in given.items()]
+
+
+@contextmanager
+def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[None]:
+    """Inside, an error about a key that an option stands for names the option."""
+    try:
+        yield
+    except UserError as error:
+        if type(error) is not UserError:
+            raise
+        problems = list(error.problems)
+        for option in (one for one, value in options.items() if value is not None):
+            pattern = rf"^command line: (key )?'{re.escape(_KEYS[option])}'"
+            problems = [re.sub(pattern, option, problem) for problem in problems]
+        raise UserError(problems) from error
 
 
 def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:

@@ -97,6 +97,8 @@ class ModelErrors:
         looked_at: number of readable images.
         images: those with errors, the worst first.
         unreadable: source and reason of each image that could not be read.
+        best: the highest score of anything that the model found, 0..1.
+        confidence: detections with a lower score are no errors.
     """
 
     model: str
@@ -107,6 +109,13 @@ class ModelErrors:
     looked_at: int
     images: list[WrongImage]
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    best: float = 0.0
+    confidence: float = 0.0
+
+    @property
+    def is_blind(self) -> bool:
+        """Return whether the model found nothing at all, so that what it missed says nothing of labels."""
+        return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
         """Return the number of errors of each kind."""
@@ -115,6 +124,7 @@ class ModelErrors:
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
         """Return the annotations that are likely wrong, the likeliest first, each with its image."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
+        every = [] if self.is_blind else every
         return sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
     def name(self, label: int) -> str:
@@ -215,6 +225,7 @@ def find_errors(
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
     found = ModelErrors(opened.name, opened.path, recipe.data.root, recipe.data.val, task.class_names, 0, [])
+    found.confidence = confidence if isinstance(task, Detect) else 0.0
     size = max(recipe.batch.micro, 1)
     for first in range(0, len(data), size):
         indices = range(first, min(first + size, len(data)))
@@ -227,6 +238,8 @@ def find_errors(
                 found.unreadable.append((one.path, one.reason))
             else:
                 found.looked_at += 1
+                if isinstance(answer, Detections):
+                    found.best = max([found.best, *answer.scores.tolist()])
                 if mistakes := list(_mistakes(task, index, answer, confidence)):
                     mistakes.sort(key=lambda one: -one.cost)
                     found.images.append(WrongImage(index, data.images.source(index), mistakes))

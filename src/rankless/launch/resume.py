@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from rankless.engine.rates import rate
+from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.models.checkpoints import weights
@@ -51,6 +53,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
             ]
         )
     _refuse_the_past(run, recipe)
+    _warn_of_a_rise(run, before, recipe)
     return recipe
 
 
@@ -182,4 +185,19 @@ def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
             f"{run.path} has done {counted(step, 'step')}, which is epoch "
             f"{step * recipe.batch.images / samples:.2f}; "
             f"'epochs' is {recipe.epochs}, which ends after step {steps}: expected more epochs than are done"
+        )
+
+
+def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
+    """Warn where more epochs stretch the schedule, so that the learning rate is higher than it was to be."""
+    step, samples = run.pointed("last"), _state(run).get("images")
+    if not step or type(samples) is not int or samples < 1 or before.epochs == now.epochs:
+        return
+    old, new = StepSchedule(before, samples), StepSchedule(now, samples)
+    last, following = (now.optim.lr * rate(*at) for at in ((old, step - 1), (new, step)))
+    planned = now.optim.lr * rate(old, step) if step < old.steps else 0.0
+    if step < new.steps and following > 1.01 * max(last, planned):
+        to_stderr(
+            f"{run.path}: with epochs={now.epochs} in place of {before.epochs} the schedule of the learning "
+            f"rate is stretched: from {last:.2e} in step {step:,} it rises to {following:.2e}"
         )

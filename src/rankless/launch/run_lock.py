@@ -13,9 +13,9 @@ from typing import IO
 from rankless.errors import UserError, listed
 from rankless.files.reading import MIB, POINTER, read_text
 from rankless.files.writing import remove_tree, sweep
-from rankless.launch.job import JOB
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, recover, to_stderr
+from rankless.runs.overview import DETACHED
 
 _MARK = "rankless run\n"
 """In the lock of a run directory; it shows that the other files there are a run's."""
@@ -67,15 +67,20 @@ def refuse_nothing(run: RunDirectory) -> None:
 
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
-    """Raise where a run would write to files of somebody else's; other files may lie there."""
-    written = (run.recipe, run.environment, run.journal, run.logs, run.evaluation, run.report)
-    names = (".lock", JOB, *(path.name for path in written), run.checkpoints.name)
-    there = [name for name in names if os.path.lexists(run.path / name)]
+    """Raise where files of somebody else's lie, so that a run never mixes with them."""
+    there = list[str]()
+    with suppress(OSError):  # new, or no folder
+        there = sorted(path.name for path in run.path.iterdir() if not _is_of_detached(path))
     if there and not _is_run(run):
         raise UserError(
-            f"{run.path}: not a run directory, but it has {listed(there)}, which a run would replace; "
-            "give another --run"
+            f"{run.path}: not a run directory, but it has {listed(there)}; expected a run, or a new or an "
+            "empty folder; give another --run"
         )
+
+
+def _is_of_detached(path: Path) -> bool:
+    """Whether a detached start left it, before the training that it is about."""
+    return path.name == DETACHED or path.stem == "coordinator"
 
 
 def _is_run(run: RunDirectory) -> bool:

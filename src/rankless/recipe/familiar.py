@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
+PYTORCH = (".pt", ".pth")
+"""Endings of PyTorch's files."""
 _DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
 _RUN = "--run runs/NAME on the command line"
 BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"
@@ -117,6 +120,71 @@ OPTIONS: Mapping[str, str] = {
     "world_size": _PLAN,
 }
 """Further names, of the command lines of training scripts, to what is written here."""
+
+_SIZE = dict.fromkeys(("imgsz", "img", "img_size"), "model.image_size={}")
+
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "predict": {
+        **_SIZE,
+        **dict.fromkeys(("conf", "conf_thres"), "--confidence {}"),
+        **dict.fromkeys(("iou", "iou_thres"), "--iou {}"),
+        "augment": "--tta full",
+        "batch": "--batch {}",
+        "classes": "--classes {}",
+        "half": "precision=fp16",
+        "max_det": "--max {}",
+        "save_crop": "--save annotated,crops",
+        "save_txt": "--save annotated,yolo",
+    },
+    "evaluate": {
+        **_SIZE,
+        **dict.fromkeys(("conf", "conf_thres"), "evaluate.confidence={}"),
+        **dict.fromkeys(("iou", "iou_thres"), "evaluate.iou={}"),
+        **dict.fromkeys(("batch", "batch_size"), "batch.micro={}"),
+        "augment": "evaluate.tta=full",
+        "data": "data.root={}",
+        "half": "precision=fp16",
+        "max_det": "evaluate.detections={}",
+        "split": "--split {}",
+        "workers": "workers={}",
+    },
+    "export": {
+        **_SIZE,
+        "batch": "--batch {}",
+        "conf": "--confidence {}",
+        "format": "--format {}",
+        "half": "--half",
+        "iou": "evaluate.iou={}",
+        "nms": "--nms",
+    },
+}
+"""Command for trained weights to what other command lines call things, and how they are written here."""
+
+WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("model", "weights"), "the first word, a run or a weights file"),
+    "source": "the words after the first",
+}
+"""Names of what those commands take without a name."""
+
+_FILES: Mapping[str, str] = {
+    ".cfg": "model.cfg",
+    **dict.fromkeys((".safetensors", ".weights", *PYTORCH), "model.pretrained"),
+}
+
+
+def key_of_file(name: str, default: str) -> str:
+    """Return the key that takes a file of this ending."""
+    return _FILES.get(Path(name).suffix, default)
+
+
+def imported(name: str) -> tuple[str, str]:
+    """Return the name after its import for a file of PyTorch's, and how that is done; for others nothing."""
+    if not name.endswith(PYTORCH):
+        return name, ""
+    ours = f"{Path(name).stem}.safetensors"
+    line = f"rankless import {name} --model NAME --out {ours}"
+    return ours, f"{name}: only weights of a network in 'rankless models' fit, once they are imported: {line}"
+
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
 _SYNC = "here it is sync"

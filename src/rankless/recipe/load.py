@@ -18,6 +18,7 @@ from rankless.errors import UserError, nearest
 from rankless.files import reading
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
+from rankless.recipe.familiar import key_of_file
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
 from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
@@ -247,8 +248,7 @@ def _without_key(word: str) -> str:
     """Return what is expected in place of a word that is no override, which may name a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
-    keys = {".cfg": "model.cfg", ".safetensors": "model.pretrained", ".weights": "model.pretrained"}
-    return f"expected key=value; did you mean {keys.get(Path(word).suffix, 'data.root')}={word}?"
+    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
 
 
 def _text(source: str | Path) -> tuple[str, str]:

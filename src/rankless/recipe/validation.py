@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.recipe.familiar import BATCH, SECTIONS
+from rankless.recipe.familiar import BATCH, SECTIONS, imported, key_of_file
 from rankless.recipe.keys import (
     KeyPath,
     Kinds,
@@ -119,8 +119,12 @@ def collect(
         what = f"'{dotted}' is" if at else "this recipe is"
         what = f"{what} {shown(tree)}: expected a section with keys among {', '.join(sections()[at])}"
         if dotted in SECTIONS and isinstance(tree, str | int | float):
+            key = f"{dotted}.{SECTIONS[dotted]}"
+            key, note = (
+                (key_of_file(str(tree), key), imported(str(tree))[1]) if dotted == "model" else (key, "")
+            )
             counts = f", {BATCH}" if dotted == "batch" else ""
-            what += f"; did you mean '{dotted}.{SECTIONS[dotted]}'{counts}?"
+            what += f"; did you mean '{key}'{counts}?{f' {note}' if note else ''}"
         return {}, [Problem(locate(at), what)]
     given: dict[KeyPath, Given] = {}
     problems: list[Problem] = []

@@ -345,6 +345,13 @@ def test_wrong_names_and_wrong_paths_are_reported_at_once(tmp_path: Path, text: 
     assert about_paths == [f"{root}: '{one}' {looked}" for one in ("train: images/none", "val: images/nil")]
 
 
+def test_a_path_that_is_not_there_is_named_with_the_place_where_it_was_looked_for(tmp_path: Path) -> None:
+    root = described(tmp_path, "path: ../sets/gone\ntrain: images/train\nnames: [x]\n")
+    said = problems_of(root)
+    assert said.startswith(f"{root}: 'train: images/train' does not exist; looked in {tmp_path}, because ")
+    assert f"'path: ../sets/gone' does not exist ({tmp_path.parent}/sets/gone); correct 'path'" in said
+
+
 def test_a_image_listed_twice_counts_once(tmp_path: Path) -> None:
     put(tmp_path, "train/a")
     root = described(tmp_path, "train: [images/train, images/train]\nnames: [x]\n")

@@ -205,6 +205,7 @@ def open_images(
     if not annotations.has_boxes:
         raise UserError(
             f"{root}: read as '{annotations.format}', which gives each image a class and no boxes, but "
-            "'task: detect' needs boxes; set 'task: classify', or data.format if it is another"
+            f"a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}, or set "
+            "data.format if it is another"
         )
     return BoxedImages(annotations)

@@ -6,7 +6,6 @@ Both name the classes and say for every split where its images are: folders, or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ class Description:
         bases: folders that these may be relative to, the likeliest first.
         depends: further files that were read.
         problems: what is wrong with the class names, for whoever needs them to report with the rest.
+        lost: a sentence about the folder that ``path`` names, where that is not there.
     """
 
     file: Path
@@ -41,6 +41,7 @@ class Description:
     bases: tuple[Path, ...]
     depends: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    lost: str = ""
 
     def resolve(self, name: str) -> str:
         """The file or folder that an entry means, or nothing.
@@ -116,21 +117,24 @@ def _from_yaml(file: Path) -> Description:
         splits[name] = [each.strip() for each in entries if each.strip()]
     if problems:
         raise UserError(problems)
-    bases = tuple(_yaml_bases(file, content))
+    described = _with_path(file, content, splits)
     try:
-        return Description(file, _yaml_names(file, content), splits, bases)
+        return replace(described, class_names=_yaml_names(file, content))
     except UserError as error:
-        return Description(file, (), splits, bases, problems=error.problems)
+        return replace(described, problems=error.problems)
 
 
-def _yaml_bases(file: Path, content: dict[Any, Any]) -> Iterable[Path]:
+def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
+    """The description without class names; its folders may be relative to its ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
-    # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
     if path := Description(file, (), {}, (beside,)).resolve(name):
-        yield Path(path)
-    yield file.parent
+        return Description(file, (), splits, (Path(path), file.parent))
+    # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
+    wanted = os.path.normpath(beside / name)
+    lost = f"'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
+    return Description(file, (), splits, (file.parent,), lost=lost)
 
 
 def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:

@@ -147,8 +147,9 @@ def _described(described: Description, wanted: str) -> Split:
         path = described.resolve(entry)
         if not path:
             looked = " and ".join(dict.fromkeys(str(base) for base in described.bases[:2]))
+            lost = f", because {described.lost}; correct 'path', or remove it" if described.lost else ""
             problems.append(
-                f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}"
+                f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}{lost}"
             )
         elif Path(path).is_dir():
             result.add_folder(path)

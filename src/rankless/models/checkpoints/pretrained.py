@@ -109,7 +109,7 @@ def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tens
         )
         raise UserError(
             f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to take "
-            "the network in the file, or give weights of this one"
+            "the network in the file, or model.pretrained for an untrained one, or give weights of this one"
         )
 
 

@@ -1,0 +1,104 @@
+"""Command lines of other programs, answered with the line to write here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, takewhile
+
+from rankless.cli.words import is_override
+from rankless.errors import UserError, printable
+from rankless.recipe.familiar import COMMANDS, ELSEWHERE, WORDS, imported, key_of
+
+_RECIPES = {"detect": "yolov4-tiny", "classify": "resnet18"}
+_MODES = {
+    **dict.fromkeys(("val", "validate", "eval", "test"), "evaluate"),
+    **{mode: mode for mode in ("train", "predict", "export")},
+}
+"""What the tasks and modes of other programs' command lines are here."""
+# Keys of recipes without a section.
+_KEYS = ("task", "epochs", "seed", "precision", "reduce", "workers", "threads", "cpu_isa", "batch_norm")
+_NO = ("false", "0", "no", "off", "none")
+
+
+def line_of_yolo(tokens: Sequence[str]) -> str:
+    """Return our command line for one of ``yolo``'s, as in ``detect train data=my.yaml``; else nothing."""
+    given = [one.removeprefix("task=").removeprefix("mode=") for one in tokens]
+    words = [one for one in given if "=" not in one and one != "yolo"]
+    task = words.pop(0) if words and words[0] in _RECIPES else ""
+    mode = _MODES.get(words.pop(0) if words else "", "")
+    if not mode or len(words) > (mode != "train"):
+        return ""
+    values = dict(one.split("=", 1) for one in given if "=" in one)
+    if mode != "train":
+        return _line_of(mode, words, values)
+    model, device = values.pop("model", ""), values.pop("device", "")
+    values = values if "data.root" in values else {"data": values.pop("data", "FOLDER"), **values}
+    keys = ((name if "." in name else key_of(name), value) for name, value in values.items())
+    more = [f"{key}={value}" for key, value in keys if key]
+    line = " ".join(["rankless train", _RECIPES.get(task, _RECIPES["detect"]), *more, *_devices(device)])
+    ours, note = imported(model)
+    note = f"{note}, then add model.pretrained={ours}; " if note else ""
+    return printable(f"{note}write: {line}", 500)
+
+
+def refuse_foreign(arguments: Sequence[str]) -> None:
+    """Refuse the words of other programs in a line such as ``predict model=my.pt conf=0.3``.
+
+    Raises:
+        UserError: there are some; with the line to write.
+    """
+    command, *words = arguments or ("",)
+    if command not in COMMANDS:
+        return
+    given = [word for before, word in pairwise(arguments) if is_override(word) and before != "--classes-map"]
+    given = [word for word in given if "." not in (key := word.partition("=")[0]) and key not in _KEYS]
+    theirs = dict(word.split("=", 1) for word in given)
+    if not theirs.keys() & {*WORDS, *ELSEWHERE, *COMMANDS[command]}:
+        return
+    rest = [word for word in words if word not in given]
+    wrong = ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items())
+    raise UserError(f"{wrong}: not understood; {_line_of(command, rest, theirs)}")
+
+
+def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return what to write for one of theirs that needs trained weights.
+
+    Args:
+        command: of ours.
+        words: what it takes as it stands.
+        values: of theirs, by their names.
+    """
+    values, known = dict(values), COMMANDS[command]
+    firsts = list(takewhile(lambda word: not word.startswith("-"), words))
+    model = [values.pop(name) for name in ("model", "weights") if name in values]
+    target, *sources = [*model, *firsts, "runs/NAME"][: max(len(model) + len(firsts), 1)]
+    if command == "predict":
+        source = values.pop("source", "" if sources else "IMAGES")
+        sources += [f"webcam:{source}" if source.isdecimal() else source] if source else []
+    target, note = imported("runs/NAME" if target.endswith(".yaml") else target)
+    device, more, left = values.pop("device", ""), [], []
+    for name, value in values.items():
+        if "." in name:
+            more.append(f"{name}={value}")
+        elif name in known and ("{}" in known[name] or value.lower() not in _NO):
+            more.append(known[name].format(value.strip("[]").replace(" ", "")))
+        else:
+            left.append(f"{name}={value}")
+    if command == "export" and "--format" not in " ".join([*more, *words]):
+        more.append("--format onnx")
+    more += _devices(device, command)
+    line = " ".join(["rankless", command, target, *sources, *words[len(firsts) :], *more])
+    note = f"{note}, then " if note else ""
+    without = f"; left out: {', '.join(left)}" if left else ""
+    return printable(f"{note}write: {line}{without}", 500)
+
+
+def _devices(device: str, command: str = "train") -> list[str]:
+    """Return the option for ``device=0,1``, which numbers GPUs."""
+    if command == "predict" and device:
+        return [
+            f"--device {','.join(f'cuda:{one}' if one.isdecimal() else one for one in device.split(','))}"
+        ]
+    if not device[:1].isdecimal() or command == "export":
+        return []
+    return [f"--devices {device}{'' if ',' in device else ','}"]
