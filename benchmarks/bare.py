@@ -30,11 +30,15 @@ def train(
     device: torch.device,
     batches: Iterator[DetectionBatch],
     observe: Callable[[int, Any, None], None],
+    *,
+    compiled: bool = False,
 ) -> None:
     """Train until ``observe``, called after every step, ends it."""
     torch.manual_seed(recipe.seed)
     model = task.model().to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(model).eval().requires_grad_(False) if recipe.ema.decay else None
+    if compiled:
+        model.compile()
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.SGD(

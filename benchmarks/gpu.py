@@ -1,10 +1,11 @@
 """What can be seen only on a GPU: equal digests on CUDA, the price of exact kernels, the share of the peak.
 
-    python benchmarks/gpu.py [--json]
+    python benchmarks/gpu.py [--seconds 480] [--json]
 
-One GPU, some minutes, nothing to download. Without a GPU it runs the same way on the CPU with small sizes, as
-a rehearsal, and says so. The package need not be installed beside it. Every ratio is of contenders that take
-turns in one run. Ends with 1 where two digests differ, and with 2 where a package is missing.
+One GPU, nothing to download. Models that do not fit into the time are named and left out. Without a GPU it
+runs the same way on the CPU with small sizes, as a rehearsal, and says so. The package need not be installed
+beside it. Every ratio is of contenders that take turns in one run. Ends with 1 where two digests differ, and
+with 2 where a package is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +42,34 @@ NEEDED = {
     "safetensors": "safetensors",
     "sklearn": "scikit-learn",
 }
-ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000")
-DATA = ("data.root=digits", "data.train_images=2048", "ema.decay=0.999", "schedule.warmup=200")
+ENDLESS = ("epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000", "precision=bf16")
+DATA = ("data.root=digits", "ema.decay=0.999", "schedule.warmup=200")
+OF_DIGITS = (
+    "data.train_images=2048",
+    "model.image_size=256",
+    "batch.images=32",
+    "batch.micro=8",
+    "model.dropout=0.1",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shipped recipe to measure: its image's side in pixels, images of a step and of a micro-batch."""
+
+    recipe: str
+    side: int
+    images: int
+    micro: int
+    more: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, {self.side} px, {self.images}/{self.micro}, bf16"
+
+    def json(self, *changes: str) -> str:
+        """The recipe for a contender."""
+        sizes = f"model.image_size={self.side}", f"batch.images={self.images}", f"batch.micro={self.micro}"
+        return recipe(self.recipe, *sizes, *self.more, *changes)
 
 
 @dataclass(frozen=True)
@@ -48,36 +77,57 @@ class Sizes:
     """How much is measured.
 
     Attributes:
-        speed: changes to the recipes whose step is timed.
+        cases: the recipes whose step is timed; the first is trained from JPEG files, too.
         digest: changes to the recipe whose digests are compared.
-        words: the same for the table.
         rounds, steps: turns of every contender, and steps of each turn.
         matmul: side of the matrices that show the device's rate.
+        copied: bytes of the tensor whose copy shows the memory's.
+        files: JPEG files that are read.
     """
 
-    speed: tuple[str, ...]
+    cases: tuple[Case, ...]
     digest: tuple[str, ...]
-    words: str
     rounds: int
     steps: int
     matmul: int
+    copied: int
+    files: int
 
 
+_ONE_SIZE = ("data.multi_scale=0", "data.train_images=2048")
+_SMALL = ("model.width=0.25",)
 GPU = Sizes(
-    speed=("model.image_size=416", "batch.images=128", "batch.micro=32", "precision=bf16"),
-    digest=("model.image_size=256", "batch.images=32", "batch.micro=8", "model.dropout=0.1"),
-    words="416 px, 128/32, bf16",
-    rounds=10,
-    steps=5,
+    cases=(
+        Case("yolov4-tiny", 416, 128, 32, _ONE_SIZE),
+        Case("imagenet-resnet50", 224, 256, 64),
+        Case("yolov3", 608, 64, 16, _ONE_SIZE),
+        Case("yolov4", 608, 64, 16, _ONE_SIZE),
+        Case("yolov3", 416, 64, 16, _ONE_SIZE),
+        Case("resnet18", 224, 256, 64),
+        Case("densenet121", 224, 128, 32),
+    ),
+    digest=OF_DIGITS,
+    rounds=4,
+    steps=4,
     matmul=8192,
+    copied=1 << 30,
+    files=512,
 )
 REHEARSAL = Sizes(
-    speed=("model.image_size=96", "batch.images=8", "batch.micro=4", "model.width=0.25", "precision=bf16"),
-    digest=("model.image_size=64", "batch.images=8", "batch.micro=2", "model.width=0.25"),
-    words="×0.25, 96 px, 8/4, bf16",
-    rounds=3,
+    cases=(
+        Case("yolov4-tiny", 96, 8, 4, (*_ONE_SIZE, *_SMALL)),
+        Case("imagenet-resnet50", 64, 4, 2),
+        Case("yolov3", 64, 4, 2, (*_ONE_SIZE, *_SMALL)),
+        Case("yolov4", 64, 4, 2, (*_ONE_SIZE, *_SMALL)),
+        Case("resnet18", 64, 4, 2),
+        Case("densenet121", 64, 4, 2),
+    ),
+    digest=(*OF_DIGITS, "model.image_size=64", "batch.images=8", "batch.micro=2", "model.width=0.25"),
+    rounds=2,
     steps=1,
     matmul=1024,
+    copied=1 << 26,
+    files=16,
 )
 PRECISIONS = ("fp32", "bf16")  # of the digests
 DIGEST_STEPS = 5
@@ -86,6 +136,9 @@ DIGEST_STEPS = 5
 def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--seconds", type=float, default=480, help="begin no model after so many; 480 by default"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args()
     if missing := [package for name, package in NEEDED.items() if importlib.util.find_spec(name) is None]:
@@ -97,6 +150,7 @@ def main() -> int:
         return 2
     import torch
 
+    from limits import copy_rate, matmul_rate
     from table import Report, machine
 
     has_gpu = torch.cuda.is_available()
@@ -104,9 +158,16 @@ def main() -> int:
     sizes = GPU if has_gpu else REHEARSAL
     began = time.monotonic()
     equal = digests(report, sizes)
-    rate = matmul_rate(report, sizes)
-    for name in ("yolov4-tiny", "yolov3-tiny"):
-        step(report, sizes, name, rate)
+    peaks = matmul_rate(report, sizes.matmul), copy_rate(report, sizes.copied)
+    from_files(report, sizes)
+    late = []
+    for case in sizes.cases:
+        if time.monotonic() - began < options.seconds:
+            step(report, sizes, case, peaks)
+        else:
+            late.append(str(case))
+    if late:
+        report.note("left_out", late, f"left out after {options.seconds:g} s: {'; '.join(late)}")
     report.note("seconds", round(time.monotonic() - began), f"took {time.monotonic() - began:.0f} s")
     if options.json:
         print(json.dumps({**report.as_json(), "ok": equal}, indent=2, ensure_ascii=False))
@@ -155,69 +216,86 @@ def digest(step: int, subject: Subject) -> str:
     return fingerprint(dict(subject.state.tensors()))
 
 
-def matmul_rate(report: Report, sizes: Sizes) -> float:
-    """FLOP/s of a large bf16 matrix product on this device: the peak that a step is measured by."""
-    import torch
-
-    say("matrix products")
-    torch.set_num_threads(1)  # as the contenders have
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    side = sizes.matmul
-    one, other = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = float("inf")
-    for _ in range(10):
-        began = time.perf_counter()
-        for _ in range(4):
-            one @ other
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, (time.perf_counter() - began) / 4)
-    rate = 2 * side**3 / best
-    report.note(
-        "matmul_tflops",
-        round(rate / 1e12, 3),
-        f"matrix product of {side}×{side} in bf16: {rate / 1e12:.3g} TFLOP/s",
-    )
-    return rate
-
-
-def step(report: Report, sizes: Sizes, name: str, rate: float) -> None:
-    """The training step: exact, with the kernels that are not deterministic, and the bare loop's."""
+def from_files(report: Report, sizes: Sizes) -> None:
+    """The first model's step with images read from JPEG files, by loader processes as the recipe has them."""
     import loops
-    from rankless.recipe import load as recipe_file
     from turns import Contender, rounds
 
-    what = f"{name}, {sizes.words}"
-    say(what)
-    exact_recipe, fast_recipe = recipe(name, *sizes.speed), recipe(name, *sizes.speed, "reduce=fast")
-    with (
-        Contender(loops.rankless, exact_recipe) as exact,
-        Contender(loops.rankless, fast_recipe) as fast,
-        Contender(loops.plain, exact_recipe) as bare,
-    ):
-        times = rounds([exact, fast, bare], sizes.rounds, sizes.steps)
-        peaks = [contender.ask(peak_memory)[0] for contender in (exact, fast, bare)]
-    report.compare(f"{what}: exact / bare loop", times[0], times[2])
-    report.compare(f"{what}: not deterministic / bare loop", times[1], times[2])
-    report.compare(f"{what}: exact / not deterministic", times[0], times[1])
-    images = recipe_file.from_json(exact_recipe).batch.images
-    work = images * operations(exact_recipe)
+    case = sizes.cases[0]
+    say(f"{case}, from JPEG files")
+    with tempfile.TemporaryDirectory(prefix="rankless-gpu-") as folder:
+        make_files(Path(folder), sizes.files)
+        with (
+            Contender(
+                loops.rankless, case.json(f"data.root={folder}", "data.augment.mosaic=0"), True
+            ) as read,
+            Contender(loops.rankless, case.json()) as ready,
+        ):
+            times = rounds([read, ready], sizes.rounds, sizes.steps)
+    report.compare(f"{case}: JPEG files / images ready in memory", *times)
+
+
+def make_files(folder: Path, count: int) -> None:
+    """Write built-in scenes as JPEG files of 640 × 480 with Darknet's labels, both splits."""
+    from PIL import Image
+
+    from rankless.data.datasets.builtin import DigitScenes
+
+    scenes = DigitScenes("train", count, size=(480, 640))
+    for number in range(count):
+        scene = scenes.read(number)
+        for split in ("train", "val") if number < 8 else ("train",):
+            images, labels = (folder / kind / split for kind in ("images", "labels"))
+            for each in (images, labels):
+                each.mkdir(parents=True, exist_ok=True)
+            pixels = scene.image.permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(images / f"{number}.jpg", quality=90)
+            corners, sides = scene.boxes[:, :2], scene.boxes[:, 2:] - scene.boxes[:, :2]
+            centers = ((corners + sides / 2) / scene.boxes.new_tensor([640, 480])).tolist()
+            extents = (sides / scene.boxes.new_tensor([640, 480])).tolist()
+            lines = zip(scene.labels.tolist(), centers, extents, strict=True)
+            text = "".join(f"{label} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n" for label, (x, y), (w, h) in lines)
+            (labels / f"{number}.txt").write_text(text)
+    (folder / "classes.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
+
+
+def step(report: Report, sizes: Sizes, case: Case, peaks: tuple[float, float]) -> None:
+    """The step: exact, with kernels that are not deterministic, and the plain loop's, compiled too."""
+    import loops
+    from limits import work
+    from turns import Contender, rounds
+
+    say(str(case))
+    whole = case.json(f"batch.micro={case.images}")
+    with ExitStack() as stack:
+        contenders = [
+            stack.enter_context(contender)
+            for contender in (
+                Contender(loops.rankless, case.json()),
+                Contender(loops.rankless, case.json("reduce=fast")),
+                Contender(loops.plain, whole),
+                Contender(loops.plain, whole, False, True),
+            )
+        ]
+        times = rounds(contenders, sizes.rounds, sizes.steps)
+        memory = [contender.ask(peak_memory)[0] for contender in contenders]
+    report.compare(f"{case}: exact / plain loop, full batch", times[0], times[2])
+    report.compare(f"{case}: exact / not deterministic", times[0], times[1])
+    report.compare(f"{case}: plain loop compiled / plain loop", times[3], times[2])
+    flop, moved = (case.images * each for each in work(case.json()))
+    names = ("exact", "not deterministic", "plain loop", "compiled")
     seconds = [statistics.median(t.wall for t in each) for each in times]
-    shares = [work / second / rate for second in seconds]
+    speeds = [case.images / second for second in seconds]
+    floors = flop / peaks[0], moved / peaks[1]
+    shown = ", ".join(f"{name} {speed:.0f} img/s" for name, speed in zip(names, speeds, strict=True))
+    held = f"; at most {', '.join(f'{m / 2**30:.1f}' for m in memory)} GiB" if memory[0] else ""
     report.note(
-        f"{name}_share_of_matmul",
-        [round(share, 4) for share in shares],
-        f"{what}: {work / 1e12:.3g} TFLOP a step; exact {images / seconds[0]:.0f} img/s, "
-        f"{shares[0]:.1%} of the matrix product's rate; not deterministic {images / seconds[1]:.0f} img/s, "
-        f"{shares[1]:.1%}; bare loop {images / seconds[2]:.0f} img/s, {shares[2]:.1%}",
+        f"{case.recipe}_{case.side}",
+        {"images_per_second": speeds, "seconds": seconds, "floors": floors, "peak_bytes": memory},
+        f"{case}: {shown}; {flop / 1e9:.4g} GFLOP a step, {floors[0] / seconds[0]:.1%} of the matrix "
+        f"product's rate when exact; unfused operations move {moved / 1e9:.3g} GB, "
+        f"{floors[1] / seconds[0]:.0%} of the step at the rate of a copy{held}",
     )
-    if peaks[0]:
-        gib = [round(peak / 2**30, 3) for peak in peaks]
-        report.note(
-            f"{name}_peak_gib",
-            gib,
-            f"{what}: at most {gib[0]} GiB allocated when exact, {gib[1]} not deterministic, {gib[2]} bare",
-        )
 
 
 def peak_memory(step: int, subject: Any) -> int:
@@ -225,24 +303,6 @@ def peak_memory(step: int, subject: Any) -> int:
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-
-
-def operations(text: str) -> float:
-    """Floating-point operations of forward and backward of one image: those of the convolutions."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from rankless.models.zoo import build
-    from rankless.recipe import load as recipe_file
-
-    loaded = recipe_file.from_json(text)
-    model = build(loaded.model, 10)
-    side: Any = loaded.model.image_size
-    height, width = (side, side) if isinstance(side, int) else side
-    samples = 2  # a single one has no variance where the map is 1×1
-    with FlopCounterMode(display=False) as counter:
-        sum(out.sum() for out in model(torch.zeros(samples, 3, height, width))).backward()
-    return counter.get_total_flops() / samples
 
 
 def say(what: str) -> None:

@@ -101,8 +101,8 @@ def _until_the_end(work: Callable[[World], None], world: World) -> None:
         work(world)
 
 
-def plain(turns: Turns, recipe: str, drawn: bool = False) -> None:
-    """:func:`bare.train` with the same input."""
+def plain(turns: Turns, recipe: str, drawn: bool = False, compiled: bool = False) -> None:
+    """:func:`bare.train` with the same input; ``compiled`` by ``torch.compile``."""
     loaded = from_json(recipe)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(loaded.threads)
@@ -113,7 +113,7 @@ def plain(turns: Turns, recipe: str, drawn: bool = False) -> None:
         batches = bare.drawn(task, loaded, device)
     else:
         batches = itertools.cycle(ready_batches(task, loaded))
-    bare.train(task, loaded, device, batches, turns)
+    bare.train(task, loaded, device, batches, turns, compiled=compiled)
 
 
 def peak(turns: Turns, body: Callable[..., None], recipe: str, steps: int) -> None:
