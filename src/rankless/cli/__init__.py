@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import CycloptsError
 
 from rankless import __version__
 from rankless.cli import (
@@ -30,24 +30,21 @@ from rankless.cli import (
 )
 from rankless.cli.elsewhere import refuse_foreign
 from rankless.cli.mistakes import in_our_words
-from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS
+from rankless.cli.words import OPTIONS, part
 from rankless.errors import OutputError, UserError, of_the_system
 from rankless.printing import discard_output
 
-app = App(
+app = part(
     name="rankless",
     help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
     help_epilogue="Start with:\n  rankless train digits",
     help_format="plaintext",
     version=__version__,
     usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
-    group_commands=COMMANDS,
-    group_arguments=ARGUMENTS,
-    group_parameters=OPTIONS,
     suppress_keyboard_interrupt=False,
 )
 app["--help"].group = app["--version"].group = OPTIONS
-for part in (
+for page in (
     training.app,
     tuning.app,
     runs.app,
@@ -61,7 +58,7 @@ for part in (
     library.app,
     data.app,
 ):
-    app.update(part)
+    app.update(page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from cyclopts import App
-
 from rankless.cli import data_looking, data_making
-from rankless.cli.words import ARGUMENTS, COMMANDS, OPTIONS, part
+from rankless.cli.words import OPTIONS, part
 
-data = App(
+data = part(
     name="data",
     help="Look at a data set, find what is wrong with it, and make others of it.",
     help_epilogue="Start with:\n  rankless data check mydata\n  rankless data show mydata",
     usage="Usage: rankless data COMMAND ROOT [OPTIONS]",
     sort_key=10,
-    group_commands=COMMANDS,
-    group_arguments=ARGUMENTS,
-    group_parameters=OPTIONS,
 )
 data["--help"].group = OPTIONS
 data["--version"].show = False

@@ -20,6 +20,7 @@ from rankless.cli.words import (
     flag,
     part,
     recipe_and_overrides,
+    refuse_stray,
     whole_number,
 )
 from rankless.errors import UserError, counted
@@ -210,8 +211,7 @@ def show(
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
     """What makes the recipe that the words name and change, or else the default one of a task."""
     name, overrides = recipe_and_overrides(words)
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in data.augment.mosaic=1" for word in stray)
+    refuse_stray(overrides, "data.augment.mosaic=1")
 
     def chosen(task: str) -> Recipe:
         from rankless.recipe import load

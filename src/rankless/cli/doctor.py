@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Hosts, Json, Python, Ssh, Sync, loaded, part, recipe_and_overrides
+from rankless.cli.words import Hosts, Json, Python, Ssh, Sync, part, recipe_of
 from rankless.errors import UserError
 from rankless.printing import print_json
 
@@ -86,9 +86,8 @@ def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
 
     if not words:
         return None, []
-    name, overrides = recipe_and_overrides(words)
     try:
-        chosen, called = loaded(name, overrides)
+        chosen, called = recipe_of(words)
     except UserError as problem:
         return None, [error("recipe", text, "change the recipe as it says") for text in problem.problems]
     return chosen, [ok("recipe", called)]

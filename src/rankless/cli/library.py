@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Target, flag, part, whole_number
+from rankless.cli.words import Json, Target, flag, part, refuse_stray, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json, print_models, say
 
@@ -103,8 +103,7 @@ def import_(
 ) -> int:
     """Make a weights file of another project's checkpoint."""
     count = None if classes is None else whole_number("--classes", classes)
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in model.width=0.5" for word in stray)
+    refuse_stray(overrides, "model.width=0.5")
     from rankless.interop.importing import import_weights
 
     report = import_weights(
@@ -182,8 +181,7 @@ def export(
 ) -> int:
     """Write trained weights for other software, and check what it computes against PyTorch on real images."""
     images = None if batch is None else whole_number("--batch", batch)
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
+    refuse_stray(overrides, "evaluate.iou=0.5")
     from rankless.cli.missing import check_target
 
     check_target(target)
@@ -239,8 +237,7 @@ def benchmark(
     images = whole_number("--batch", batch)
     if not 0 < seconds <= 3600:
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in data.root=mydata" for word in stray)
+    refuse_stray(overrides, "data.root=mydata")
     names = [name.strip() for name in (formats or "").split(",") if name.strip()]
     from rankless.cli.missing import check_target
 

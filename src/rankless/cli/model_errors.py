@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Force, Json, Target, part
+from rankless.cli.words import Force, Json, Target, part, refuse_stray
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
@@ -47,8 +47,7 @@ def errors(
     as_json: Json = False,
 ) -> int:
     """List and draw the images that a model gets most wrong, and labels that are likely wrong."""
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in data.root=mydata" for word in stray)
+    refuse_stray(overrides, "data.root=mydata")
     if not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     if count < 1:

@@ -13,10 +13,10 @@ from rankless.cli.words import (
     Devices,
     Force,
     Json,
+    RecipeWords,
     device_count,
-    loaded,
     part,
-    recipe_and_overrides,
+    recipe_of,
     whole_number,
 )
 from rankless.errors import UserError
@@ -39,13 +39,7 @@ Examples:
 """,
 )
 def plan(
-    *recipe: Annotated[
-        str,
-        Parameter(
-            name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
-        ),
-    ],
+    *recipe: RecipeWords,
     devices: Annotated[
         str | None,
         Parameter(help="Machines and devices of each, as in 8x4; if not given, this machine.", metavar="MxN"),
@@ -84,8 +78,7 @@ def plan(
     asked = _asked(devices, bandwidth, latency, step_ms, check)
     if force and out is None:
         raise UserError("--force says what --out may replace: add --out, or leave it out")
-    name, overrides = recipe_and_overrides(recipe)
-    chosen, name = loaded(name, overrides)
+    chosen, name = recipe_of(recipe)
     from rankless.launch import fork_server
 
     if asked.check:
@@ -119,20 +112,13 @@ Examples:
 """,
 )
 def fit(
-    *recipe: Annotated[
-        str,
-        Parameter(
-            name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
-        ),
-    ],
+    *recipe: RecipeWords,
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
     """Find the largest micro-batch that fits into this device's memory, by training."""
     count = device_count(devices)
-    name, overrides = recipe_and_overrides(recipe)
-    chosen, name = loaded(name, overrides)
+    chosen, name = recipe_of(recipe)
     from rankless.cli.missing import check_recipe
 
     check_recipe(chosen, begins=False)
@@ -158,13 +144,7 @@ Exports of a trained model are measured by: rankless benchmark RUN
 """,
 )
 def bench(
-    *recipe: Annotated[
-        str,
-        Parameter(
-            name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
-        ),
-    ],
+    *recipe: RecipeWords,
     devices: Devices = "auto",
     seconds: Annotated[float, Parameter(help="How long to measure; starting comes on top.")] = 30.0,
     as_json: Json = False,
@@ -176,8 +156,7 @@ def bench(
     from rankless.launch import environments
 
     environments.refuse("bench", "run it without the launcher, once")
-    name, overrides = recipe_and_overrides(recipe)
-    chosen, name = loaded(name, overrides)
+    chosen, name = recipe_of(recipe)
     from rankless.cli.missing import check_recipe
 
     check_recipe(chosen, begins=False)

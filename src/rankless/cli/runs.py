@@ -16,8 +16,8 @@ from rankless.cli.words import (
     class_pairs,
     devices_here,
     part,
+    refuse_stray,
 )
-from rankless.errors import UserError
 from rankless.printing import print_json, print_scores, say
 
 app = part()
@@ -56,8 +56,7 @@ def evaluate(
 
     environments.refuse("evaluate", "run it without the launcher, once; --devices says on how many")
     count = devices_here(devices)
-    if stray := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{word}': expected key=value, as in evaluate.iou=0.5" for word in stray)
+    refuse_stray(overrides, "evaluate.iou=0.5")
     if classes_map is not None:
         overrides = (*overrides, f"evaluate.classes_map={json.dumps(class_pairs(classes_map))}")
     from rankless.cli.missing import check_target

@@ -8,33 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from rankless.cli.words import (
-    ARGUMENTS,
-    COMMANDS,
-    OPTIONS,
-    flag,
-    loaded,
-    part,
-    recipe_and_overrides,
-    whole_number,
-)
+from rankless.cli.words import OPTIONS, flag, part, recipe_of, whole_number
 from rankless.printing import say
 
 if TYPE_CHECKING:
     from rankless.launch.submit.request import Problems, Request
-    from rankless.recipe.schema import Recipe
 
-submit = App(
+submit = part(
     name="submit",
     help="Give a training to a cluster, which starts its ranks, and starts them again.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
-    group_commands=COMMANDS,
-    group_arguments=ARGUMENTS,
-    group_parameters=OPTIONS,
 )
 submit["--help"].group = OPTIONS
 submit["--version"].show = False
@@ -76,14 +63,10 @@ def _request(
     for index, (option, text) in enumerate((("--nodes", nodes), ("--devices", devices))):
         with problems.noted():
             numbers[index] = whole_number(option, text)
-    recipe, overrides = request.checked(problems, words, _loaded, numbers[0] * numbers[1])
+    recipe, overrides = request.checked(problems, words, recipe_of, numbers[0] * numbers[1])
     return request.Request(
         recipe, overrides, numbers[0], numbers[1], out, tuple(sinks), name or request.job_name(recipe)
     )
-
-
-def _loaded(words: Sequence[str]) -> tuple[Recipe, str]:
-    return loaded(*recipe_and_overrides(words))
 
 
 def _number(problems: Problems, option: str, text: str | None) -> int | None:

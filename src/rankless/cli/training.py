@@ -14,12 +14,12 @@ from rankless.cli.words import (
     Hosts,
     Json,
     Python,
+    RecipeWords,
     Ssh,
     Sync,
     flag,
-    loaded,
     part,
-    recipe_and_overrides,
+    recipe_of,
     whole_number,
 )
 from rankless.errors import UserError
@@ -141,13 +141,7 @@ Examples:
 """,
 )
 def verify(
-    *recipe: Annotated[
-        str,
-        Parameter(
-            name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
-        ),
-    ],
+    *recipe: RecipeWords,
     worlds: Annotated[str, Parameter(help="Numbers of processes to compare.", metavar="N,N")] = "1,2",
     steps: Annotated[str, Parameter(help="Steps to train with each.", metavar="N")] = "20",
     hosts: Hosts = None,
@@ -162,8 +156,7 @@ def verify(
     environments.refuse("verify", "run it without the launcher, once")
     sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = whole_number("--steps", steps)
-    name, overrides = recipe_and_overrides(recipe)
-    chosen, _ = loaded(name, overrides)
+    chosen, _ = recipe_of(recipe)
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
 

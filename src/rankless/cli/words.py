@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
@@ -40,6 +40,13 @@ Task = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), flag]
 
+RecipeWords = Annotated[
+    str,
+    Parameter(
+        name="RECIPE KEY=VALUE",
+        help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
+    ),
+]
 Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as a data.yaml.")]
 Force = Annotated[bool, Parameter(help="Replace files that this command did not write, too."), flag]
 Link = Annotated[
@@ -130,9 +137,9 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
     return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
 
 
-def part() -> App:
+def part(**options: Any) -> App:
     """An application for some of the commands, which look alike whichever page they stand on."""
-    return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS)
+    return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS, **options)
 
 
 def class_pairs(given: str) -> list[list[str]]:
@@ -158,6 +165,16 @@ def class_pairs(given: str) -> list[list[str]]:
     return pairs
 
 
+def refuse_stray(words: Sequence[str], example: str) -> None:
+    """Raise where a word is no ``key=value``, such as the example.
+
+    Raises:
+        UserError: all of them.
+    """
+    if stray := [word for word in words if "=" not in word]:
+        raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
+
+
 def is_override(word: str) -> bool:
     """Whether a word among paths is a ``key=value`` and no path that is there."""
     key, equals, _ = word.partition("=")
@@ -173,6 +190,11 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if name is not None:
         overrides.remove(name)
     return name, overrides
+
+
+def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
+    """What :func:`loaded` returns of the recipe that words name and change."""
+    return loaded(*recipe_and_overrides(words))
 
 
 def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
