@@ -6,10 +6,10 @@ model's input is normalized on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -95,8 +95,45 @@ class DetectionItem:
     unreadable: tuple[Unreadable, ...] = ()
 
 
+class _Batch:
+    """The base of both kinds of batches, in whose tensors and lists each image has an entry."""
+
+    indices: list[int]
+    unreadable: list[Unreadable]
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy with its tensors on ``device``, without waiting for the transfer."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
+        return self._each(Tensor.pin_memory)
+
+    def readable(self) -> Self | None:
+        """Return the batch without images that could not be read; None where none is left."""
+        missing = {one.index for one in self.unreadable}
+        rows = [row for row, index in enumerate(self.indices) if index not in missing]
+        if not rows:
+            return None
+        lists = {name: value for name, value in self._values(list) if name != "unreadable"}
+        chosen = {name: [value[row] for row in rows] for name, value in lists.items()}
+        return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
+
+    def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
+        """Yield the fields of a type and their values."""
+        batch: Any = self
+        values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
+        return ((name, value) for name, value in values if isinstance(value, kind))
+
+    def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
+        """Return a copy with every tensor changed, and with other lists."""
+        batch: Any = self
+        made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
+        return made
+
+
 @dataclass
-class DetectionBatch:
+class DetectionBatch(_Batch):
     """One micro-batch. Targets are padded to the longest list, so shapes are known without the device.
 
     Attributes:
@@ -122,37 +159,6 @@ class DetectionBatch:
         """The input of :func:`network_input`, converted when it is first needed."""
         return network_input(self.images)
 
-    def to(self, device: torch.device) -> DetectionBatch:
-        """Return a copy with its tensors on ``device``, without waiting for the transfer."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> DetectionBatch:
-        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
-        return self._each(Tensor.pin_memory)
-
-    def readable(self) -> DetectionBatch | None:
-        """Return the batch without images that could not be read; None where none is left."""
-        missing = {one.index for one in self.unreadable}
-        places = [number for number, index in enumerate(self.indices) if index not in missing]
-        if not places:
-            return None
-        return replace(
-            self._each(lambda tensor: tensor[places]),
-            indices=[self.indices[place] for place in places],
-            letterboxes=[self.letterboxes[place] for place in places],
-            unreadable=[],
-        )
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> DetectionBatch:
-        """Return a copy with every tensor changed."""
-        return replace(
-            self,
-            images=change(self.images),
-            boxes=change(self.boxes),
-            labels=change(self.labels),
-            valid=change(self.valid),
-        )
-
 
 @dataclass(frozen=True)
 class ClassificationItem:
@@ -172,7 +178,7 @@ class ClassificationItem:
 
 
 @dataclass
-class ClassificationBatch:
+class ClassificationBatch(_Batch):
     """One micro-batch of images, each of one class or of a mixture.
 
     Attributes:
@@ -186,27 +192,6 @@ class ClassificationBatch:
     targets: Tensor
     indices: list[int]
     unreadable: list[Unreadable] = field(default_factory=list)
-
-    def to(self, device: torch.device) -> ClassificationBatch:
-        """Return a copy with its tensors on ``device``, without waiting for the transfer."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> ClassificationBatch:
-        """Return a copy in page-locked memory (called by the data loader if the device is a GPU)."""
-        return self._each(Tensor.pin_memory)
-
-    def readable(self) -> ClassificationBatch | None:
-        """Return the batch without images that could not be read; None where none is left."""
-        missing = {one.index for one in self.unreadable}
-        places = [number for number, index in enumerate(self.indices) if index not in missing]
-        if not places:
-            return None
-        indices = [self.indices[place] for place in places]
-        return replace(self._each(lambda tensor: tensor[places]), indices=indices, unreadable=[])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> ClassificationBatch:
-        """Return a copy with every tensor changed."""
-        return replace(self, images=change(self.images), targets=change(self.targets))
 
 
 @dataclass(frozen=True)
