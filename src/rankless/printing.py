@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rankless.errors import HARMFUL, counted, escaped, listed
@@ -30,6 +31,12 @@ def say(text: str = "", *, file: TextIO | None = None) -> None:
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
+
+
+def warn(sentence: str) -> None:
+    """Warn whoever sits at the terminal, where somebody does."""
+    with suppress(OSError):
+        say(f"warning: {sentence}", file=sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:

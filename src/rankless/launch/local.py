@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
 from rankless.launch.threads import PARALLEL
-from rankless.printing import say
+from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
@@ -183,7 +183,7 @@ def evaluate(
     for sentence in ending.note.get("notes", ()):
         say(sentence, file=sys.stderr)
     for sentence in ending.note.get("warnings", ()):
-        say(f"warning: {sentence}", file=sys.stderr)
+        warn(sentence)
     scored = {"data": recipe.data.root, "split": recipe.data.val} if recipe.task in BUILT_IN else {}
     return {"weights": str(path), **scored, "images": ending.note["images"], **ending.note["scores"]}
 
@@ -219,11 +219,6 @@ def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
     """Start the ranks, wait for them, and read what they left."""
     run = RunDirectory(Path(job.run))
     with job_written(job, traces) as job_path:
-
-        def warn(sentence: str) -> None:
-            with suppress(OSError):  # nobody may be there to hear it
-                say(f"warning: {sentence}", file=sys.stderr)
-
         outcome = supervise(
             job_path,
             ranks,

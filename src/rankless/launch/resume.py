@@ -14,11 +14,12 @@ from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError, counted
 from rankless.files import reading
 from rankless.models.checkpoints import weights
+from rankless.printing import warn
 from rankless.recipe.load import FREE, changed, deciding, is_cut, load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import OldRecipeError
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, damage, to_stderr, weights_of
+from rankless.runs.directory import RunDirectory, damage, weights_of
 from rankless.tasks import data_digest
 
 _ROOT = "data.root"  # may change when the same data is there
@@ -58,7 +59,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 
 
 def recipe_of_run(
-    run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = to_stderr
+    run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
     """The recipe that a run goes on with: its ``recipe.yaml``, or its checkpoint's where that is not whole.
 
@@ -197,7 +198,7 @@ def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
     last, following = (now.optim.lr * rate(*at) for at in ((old, step - 1), (new, step)))
     planned = now.optim.lr * rate(old, step) if step < old.steps else 0.0
     if step < new.steps and following > 1.01 * max(last, planned):
-        to_stderr(
+        warn(
             f"{run.path}: with epochs={now.epochs} in place of {before.epochs} the schedule of the learning "
             f"rate is stretched: from {last:.2e} in step {step:,} it rises to {following:.2e}"
         )

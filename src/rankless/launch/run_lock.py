@@ -13,8 +13,9 @@ from typing import IO
 from rankless.errors import UserError, listed
 from rankless.files.reading import MIB, POINTER, read_text
 from rankless.files.writing import remove_tree, sweep
+from rankless.printing import warn
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, recover, to_stderr
+from rankless.runs.directory import RunDirectory, recover
 from rankless.runs.overview import DETACHED
 
 _MARK = "rankless run\n"
@@ -114,7 +115,7 @@ def _take(file: IO[str], path: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
-        to_stderr(
+        warn(
             f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
             "directory would not be noticed: do not start one"
         )

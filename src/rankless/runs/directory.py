@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rankless.errors import UserError, escaped, remedy
+from rankless.errors import UserError, remedy
 from rankless.files import checksums
 from rankless.files.numbered import numbered_folder
 from rankless.files.reading import POINTER, opened, read_text
 from rankless.files.writing import remove_tree, write_atomically
+from rankless.printing import warn
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
@@ -179,12 +179,7 @@ def recover(run: RunDirectory) -> None:
         path.rename(target)
 
 
-def to_stderr(sentence: str) -> None:
-    """Warn whoever sits at the terminal."""
-    print(f"warning: {escaped(sentence)}", file=sys.stderr, flush=True)
-
-
-def weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
+def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """The weights file that ``target`` means.
 
     Args:

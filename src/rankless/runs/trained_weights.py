@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.runs.directory import to_stderr, weights_of
+from rankless.printing import warn
+from rankless.runs.directory import weights_of
 
 _EXPORTS = {
     ".onnx": "an ONNX file",
@@ -16,7 +17,7 @@ _EXPORTS = {
 }
 
 
-def trained_weights_of(target: Path, warn: Callable[[str], None] = to_stderr) -> Path:
+def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     """Return what :func:`rankless.runs.directory.weights_of` does, if it is no exported file.
 
     Raises:

@@ -12,7 +12,6 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +27,7 @@ from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.hosts.way import Way
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
-from rankless.printing import say
+from rankless.printing import say, warn
 
 _GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
 _WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
@@ -59,7 +58,7 @@ class Coordinator:
         self.wanted, self.requests = wanted, requests
         self.gang = Gang(hosts, way, self._urgent)
         self.token = uuid.uuid4().hex
-        self.hosts = Returning(self.gang, _warn)
+        self.hosts = Returning(self.gang, warn)
         self.has_started = False
         self.outcome: dict[str, Any] = {}
         self.deaths: list[dict[str, Any]] = []  # to be recorded by the next round's first host
@@ -112,7 +111,7 @@ class Coordinator:
         start.connect(self.gang)
         training, newest = start.training_of(self.gang, wanted)
         for text in start.compare(self.gang, training, members):
-            _warn(text)
+            warn(text)
         self.training, finished = start.prepare(self.gang, training, newest)
         if finished:
             report_nothing_left(training.run, finished, self.training.recipe.epochs, self._again())
@@ -154,7 +153,7 @@ class Coordinator:
             few = f"{counted(len(members), 'host')} left of {len(self.gang.members)}"
             if self.waiting_since is None:
                 self.waiting_since = time.monotonic()
-                _warn(f"{few}, waiting for at least {self.wanted.least}")
+                warn(f"{few}, waiting for at least {self.wanted.least}")
             if time.monotonic() > self.waiting_since + _WAIT:
                 say(
                     f"error: {few}, and --min-hosts is {self.wanted.least}; go on later with: "
@@ -169,7 +168,7 @@ class Coordinator:
     def _see_losses(self) -> None:
         for member in self.hosts.lost():
             text = f"lost {member.name} ({member.lost})"
-            _warn(text)
+            warn(text)
             self.deaths.append({"rank": None, "code": 0, "text": text})
 
     def _meet(self, members: list[Member]) -> list[Member]:
@@ -261,7 +260,7 @@ class Coordinator:
         self.reached = max(self.reached, end.step)
         self.deaths += end.deaths
         if self.stuck > HOPELESS:
-            _warn(f"{end.why}; {HOPELESS} restarts did not get a checkpoint further, giving up")
+            warn(f"{end.why}; {HOPELESS} restarts did not get a checkpoint further, giving up")
             for line in end.traceback:
                 print(escaped(line), file=sys.stderr)
             look = f"look at {self.training.run}/logs on the hosts"
@@ -269,7 +268,7 @@ class Coordinator:
             return False
         left = names([member for member in self.gang.members if member.index in self.hosts.joined])
         on = left or "the hosts that come back"
-        _warn(f"{end.why}; restarting from {where_from(self.reached)} on {on}")
+        warn(f"{end.why}; restarting from {where_from(self.reached)} on {on}")
         return True
 
     def _finished(self, members: Sequence[Member]) -> int:
@@ -300,11 +299,6 @@ class Coordinator:
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
         return shlex.join([*words, *least, *self.gang.way.options])
-
-
-def _warn(sentence: str) -> None:
-    with suppress(OSError):
-        say(f"warning: {sentence}", file=sys.stderr)
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:

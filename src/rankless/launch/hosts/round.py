@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from rankless.launch.agent import GRACE, Hooks, Outcome, how_it_ended, supervise
 from rankless.launch.job import Job, log_of, notes, read_notes, take_cause
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.requests import Requests
-from rankless.printing import say
+from rankless.printing import warn
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import OneOfMany
@@ -41,10 +39,6 @@ def run_round(
         a dry run.
     """
     run = RunDirectory(Path(job.run))
-
-    def warn(sentence: str) -> None:
-        with suppress(OSError):
-            say(f"warning: {sentence}", file=sys.stderr)
 
     def progress() -> int:
         return run.pointed("last") or 0
