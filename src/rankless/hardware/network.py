@@ -63,7 +63,7 @@ def public_address() -> str | None:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
             return own
-    others = _others()
+    others = own_addresses()
     return others[0] if len(others) == 1 else None
 
 
@@ -86,15 +86,15 @@ def own_address(host: str) -> str:
     if any(map(is_loopback, found)):
         if own := public_address():
             return own
+        known_to_others = listed(own_addresses()) or "none (no network)"
         raise UserError(
             f"{host}: leads to {', '.join(found)} on its own machine, where no other can reach it, and which "
-            f"address others use is unclear; expected one of {listed(_others()) or 'none (no network)'}: "
-            "set MASTER_ADDR to it"
+            f"address others use is unclear; expected one of {known_to_others}: set MASTER_ADDR to it"
         )
     what = f"leads to {', '.join(found)}, which is no address of" if found else "cannot be resolved on"
     raise UserError(
         f"{host}: {what} the machine of rank 0; expected its name or address: set MASTER_ADDR to one of "
-        f"{listed(_others()) or 'its addresses'}"
+        f"{listed(own_addresses()) or 'its addresses'}"
     )
 
 
@@ -168,8 +168,8 @@ def listening_at(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _others() -> list[str]:
-    """The addresses that other machines may reach: neither loopback nor link-local."""
+def own_addresses() -> list[str]:
+    """The addresses of this machine that others may reach: neither loopback nor link-local."""
     every = (address for addresses in interfaces().values() for address in addresses)
     return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]
 

@@ -8,16 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rankless.errors import UserError, counted, escaped, one_of, remedy
+from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
 from rankless.files.numbered import removed_on_error
-from rankless.hardware.cores import usable_cores
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.devices import visible
@@ -25,7 +22,16 @@ from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
-from rankless.launch.opening import checked, device, is_finished, opened, report, training_job
+from rankless.launch.opening import (
+    checked,
+    device,
+    devices_here,
+    is_finished,
+    opened,
+    report,
+    training_job,
+    with_precision,
+)
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
@@ -34,9 +40,9 @@ from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
-from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
+from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
 from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe, trained
@@ -172,8 +178,7 @@ def evaluate(
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
-        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-        ranks = ranks_for(count, None)
+        recipe, ranks = with_precision(recipe), ranks_for(count, None)
         with _split_is_an_option(split):
             ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
     if "scores" not in ending.note:
@@ -186,6 +191,30 @@ def evaluate(
         warn(sentence)
     scored = {"data": recipe.data.root, "split": recipe.data.val} if recipe.task in BUILT_IN else {}
     return {"weights": str(path), **scored, "images": ending.note["images"], **ending.note["scores"]}
+
+
+def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
+    """Train some steps, of which nothing stays, and return how long each took after the first few.
+
+    Args:
+        recipe: any.
+        devices: ranks that share it.
+        steps: how many are trained.
+        warm_up: so many do not count.
+
+    Raises:
+        UserError: whatever keeps the recipe from training.
+    """
+    with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
+        run = RunDirectory(Path(folder) / "run")
+        code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        seconds = [] if code else journal.step_seconds(run.journal)
+    if not seconds:
+        what = f"the first steps with {counted(devices, 'device')}"
+        raise UserError(f"{what} did not get to the end (code {code}); see that the recipe trains here")
+    return seconds[warm_up:] or seconds
 
 
 @contextmanager
@@ -254,9 +283,7 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     """How many ranks to start."""
     most = recipe.batch.micro_batches if recipe else None
     if devices is None:
-        threads = recipe.threads if recipe else 1
-        cards = torch.cuda.device_count() if device().type == "cuda" else 0
-        devices = cards or max(usable_cores() // threads, 1)
+        devices = devices_here(recipe.threads if recipe else 1)
         return min(devices, most) if most else devices
     if devices < 1:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")

@@ -18,6 +18,7 @@ import torch
 from rankless.engine.sinks.sink import sink_class
 from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy
 from rankless.files.writing import write_atomically
+from rankless.hardware.cores import usable_cores
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked
@@ -72,8 +73,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Recip
         UserError: another process trains there, it is not a run's, or its recipe is another.
     """
     with locked(run, resume):
-        recipe = check_resume(run, recipe) if resume else recipe
-        recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
+        recipe = with_precision(check_resume(run, recipe) if resume else recipe)
         if not resume:  # a run that goes on writes it when everything has been checked
             begin(run, recipe)
         yield recipe
@@ -203,6 +203,21 @@ def _next(run: RunDirectory) -> str:
     if task in BUILT_IN:
         return f"rankless predict {run.path} IMAGES"
     return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
+
+
+def cards() -> int:
+    """How many GPUs the ranks may compute on."""
+    return torch.cuda.device_count() if device().type == "cuda" else 0
+
+
+def devices_here(threads: int) -> int:
+    """How many ranks this machine can have: one for each GPU, or for as many cores as a rank has threads."""
+    return cards() or max(usable_cores() // threads, 1)
+
+
+def with_precision(recipe: Recipe) -> Recipe:
+    """Return the recipe with the precision that ``auto`` means on this machine."""
+    return replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
 
 
 def device() -> torch.device:

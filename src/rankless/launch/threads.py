@@ -14,7 +14,7 @@ from rankless.engine.loop import StopRequest
 from rankless.errors import UserError, counted
 from rankless.launch import rank_job
 from rankless.launch.job import Job
-from rankless.launch.opening import device
+from rankless.launch.opening import cards, device
 from rankless.recipe.schema import Recipe
 from rankless.tasks import open_task
 from rankless.world.process_group import LostPeerError, World
@@ -37,11 +37,11 @@ def problems(recipe: Recipe, devices: int | None) -> list[str]:
             "parallel: model.checkpointing is true, but a block that is computed again draws from generators "
             "that threads share; use model.checkpointing=false, or leave parallel out"
         )
-    cards = torch.cuda.device_count() if device().type == "cuda" else 0
-    if cards and devices and devices > cards:
+    there = cards()
+    if there and devices and devices > there:
         found.append(
-            f"parallel: {devices} threads, but there {'is' if cards == 1 else 'are'} "
-            f"{counted(cards, 'GPU')}, and each has one thread; use fewer devices, or leave parallel out"
+            f"parallel: {devices} threads, but there {'is' if there == 1 else 'are'} "
+            f"{counted(there, 'GPU')}, and each has one thread; use fewer devices, or leave parallel out"
         )
     return found
 

@@ -130,9 +130,8 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
     if code or last is None:
         raise UserError(f"world size {world} did not get to the end (code {code})")
     traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
-    seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
     digest = digest_file(run.step_directory(last) / "model.safetensors")
-    return judged(recipe, traces, digest, seconds, first)
+    return judged(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
 
 def judged(

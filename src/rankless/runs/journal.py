@@ -98,6 +98,15 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
+def step_seconds(path: Path) -> list[float]:
+    """How long each step of a journal took.
+
+    Raises:
+        OSError: see :func:`read`.
+    """
+    return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
+
+
 class Follower:
     """Reads a journal while it grows: each call of :meth:`entries` gives the lines that are new.
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from rankless.hardware.network import addresses_of, interface_of, mtu_of
-from rankless.launch.hosts.reach import Listener, own_addresses
+from rankless.hardware.network import addresses_of, interface_of, mtu_of, own_addresses
+from rankless.launch.hosts.reach import Listener
 
 WAIT = 3.0  # seconds for a connection, and for what is sent back
 _LARGE = 1 << 18  # bytes: more than one packet of any network

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
-from pathlib import Path
 
-from rankless.errors import UserError
 from rankless.launch import local
 from rankless.recipe.schema import Recipe
-from rankless.runs import journal
-from rankless.runs.directory import RunDirectory
 from rankless.tasks import open_task, resolve_recipe
 
 _STEPS, _WARM_UP = 5, 2
@@ -27,23 +22,9 @@ def parameters(recipe: Recipe) -> int:
 
 
 def seconds(recipe: Recipe, devices: int) -> float:
-    """Train some steps; nothing stays.
-
-    Args:
-        recipe: any.
-        devices: ranks that share it.
-
-    Returns:
-        Of a step, the median.
+    """Return the seconds of a step, the median of some, with so many ranks.
 
     Raises:
         UserError: whatever keeps the recipe from training.
     """
-    with tempfile.TemporaryDirectory(prefix="rankless-doctor-") as folder:
-        run = RunDirectory(Path(folder) / "run")
-        code = local.train(recipe, run.path, devices=devices, dry_run_steps=_STEPS)
-        entries = [entry for entry in journal.read(run.journal) if "step" in entry]
-        if code or not entries:
-            raise UserError(f"the first steps of the recipe did not get to the end (code {code})")
-        times = [entry["timing"]["seconds"] for entry in entries]
-    return float(statistics.median(times[_WARM_UP:] or times))
+    return float(statistics.median(local.step_seconds(recipe, devices, _STEPS, _WARM_UP)))

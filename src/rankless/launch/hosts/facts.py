@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rankless.engine.environment import describe
 from rankless.errors import UserError
 from rankless.hardware.cores import usable_cores
-from rankless.hardware.memory import available
 from rankless.launch import opening
 from rankless.recipe.load import from_json
 from rankless.runs.directory import RunDirectory, damage
@@ -44,10 +40,8 @@ def facts(recipe: str, run: Path) -> dict[str, Any]:
         "machine": _machine(),
         "environment": describe(device),
         "device": device.type,
-        "devices": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "devices": opening.cards(),
         "cores": usable_cores(),
-        "memory": available(),
-        "disk": _free(run),
         "data": digest,
         "problems": problems,
     }
@@ -76,10 +70,3 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
     return ""
-
-
-def _free(path: Path) -> int:
-    for folder in (path, *path.absolute().parents):
-        with suppress(OSError):
-            return shutil.disk_usage(folder).free
-    return 0

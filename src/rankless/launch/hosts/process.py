@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -124,7 +123,6 @@ class HostProcess(DoctorCommands):
         from rankless.launch import opening
         from rankless.launch.resume import check_resume, finished_at
         from rankless.recipe.load import from_json, to_json
-        from rankless.recipe.precision import resolve
         from rankless.runs.directory import RunDirectory
         from rankless.tasks import resolve_recipe
 
@@ -133,9 +131,8 @@ class HostProcess(DoctorCommands):
         wanted = resolve_recipe(wanted)
         if resume:
             wanted = check_resume(directory, wanted)
-        precision = resolve(wanted.precision, opening.device(), wanted.cpu_isa)
         return {
-            "recipe": to_json(replace(wanted, precision=precision)),
+            "recipe": to_json(opening.with_precision(wanted)),
             "sinks": names,
             "finished": finished_at(directory, wanted) if resume else None,
         }
@@ -252,8 +249,7 @@ class HostProcess(DoctorCommands):
 
         directory = RunDirectory(Path(run))
         weights = directory.step_directory(directory.pointed("last") or 0) / "model.safetensors"
-        seconds = [entry["timing"]["seconds"] for entry in journal.read(directory.journal) if "step" in entry]
-        return {"digest": digest_file(weights), "seconds": seconds}
+        return {"digest": digest_file(weights), "seconds": journal.step_seconds(directory.journal)}
 
     def do_withdraw(self) -> dict[str, Any]:
         """Let go of the run directory; of a start that trained nothing nothing stays."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from rankless.errors import UserError
-from rankless.hardware.network import interfaces, is_loopback, listening_at
+from rankless.hardware.network import listening_at, own_addresses
 
 WAIT = 3.0  # seconds for a connection
 _AT_ONCE = 64
@@ -79,9 +79,3 @@ def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]])
         return all(ipaddress.ip_address(answer[address]) in network for answer in answers)
 
     return next((address for address in common if is_near(address)), common[0] if common else None)
-
-
-def own_addresses() -> list[str]:
-    """The addresses of this machine that others may reach."""
-    every = (address for addresses in interfaces().values() for address in addresses)
-    return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]

@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rankless.errors import ShortageError, UserError
+from rankless.hardware.memory import peak
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
+
+if TYPE_CHECKING:
+    import torch
 
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 PAGES = "rankless.launch.planning"
@@ -96,6 +100,20 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
         f"{what} could not be measured: the process ended with {code} "
         f"({lines[-1] if lines else 'no output'}){end}"
     )
+
+
+def memory_taken(device: torch.device) -> int:
+    """Bytes that this process has taken at most so far: of a GPU's memory where it computes on one."""
+    import torch
+
+    return torch.cuda.max_memory_reserved() if device.type == "cuda" else peak()
+
+
+def waiting_for(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done all that it was given."""
+    import torch
+
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:

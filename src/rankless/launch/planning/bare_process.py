@@ -15,8 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rankless.hardware.memory import peak
-from rankless.launch.planning.asked_process import answering
+from rankless.launch.planning.asked_process import answering, memory_taken
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
     while True:
         images, precision, steps = question()
         seconds = [loop.step(images, precision) for _ in range(steps)]
-        answer({"seconds": seconds, "memory": loop.memory()})
+        answer({"seconds": seconds, "memory": memory_taken(loop.device)})
 
 
 class BareLoop:
@@ -106,12 +105,6 @@ class BareLoop:
         float(total)  # what a loop shows its user; waits for the device
         self.done += 1
         return time.perf_counter() - began
-
-    def memory(self) -> int:
-        """Bytes that it has taken at most so far."""
-        import torch
-
-        return torch.cuda.max_memory_reserved() if self.device.type == "cuda" else peak()
 
     def _ready(self, images: int) -> list[Any]:
         """The images of one step, drawn and collated, so many to a batch."""

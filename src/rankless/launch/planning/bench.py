@@ -16,7 +16,7 @@ from rankless.errors import counted
 from rankless.hardware.cores import usable_cores
 from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
-from rankless.launch.opening import checked, device
+from rankless.launch.opening import checked, device, with_precision
 from rankless.launch.planning.bench_advice import Measured, Shares, advice
 from rankless.launch.planning.bench_contenders import Bare, Mode, Ranks
 from rankless.recipe.precision import resolve
@@ -156,8 +156,7 @@ def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[st
 def steady(recipe: Recipe) -> Recipe:
     """The recipe with every step like the others, and nothing between them."""
     return replace(
-        recipe,
-        precision=resolve(recipe.precision, device(), recipe.cpu_isa),
+        with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
         model=replace(recipe.model, freeze=0),
         epochs=_ENDLESS,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankless.engine.sinks.sink import Sink
-from rankless.hardware.memory import peak
-from rankless.launch.planning.asked_process import answering
+from rankless.launch.planning.asked_process import answering, memory_taken, waiting_for
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Turns:
 
     def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
         """Take a step's end."""
-        wait = _waiting(state)
+        wait = waiting_for(state.world.device)
         wait()
         timing = self.timing.last
         inside = timing.get("seconds", 0.0)
@@ -93,7 +92,7 @@ class Turns:
             self._watch(state.accumulator, wait)
         self.left -= 1
         if not self.left:
-            self.answer({"steps": self.steps, "memory": _memory(state)})
+            self.answer({"steps": self.steps, "memory": memory_taken(state.world.device)})
             self.steps = []
             self.left = int(self.question())
         self.since = time.perf_counter()
@@ -110,20 +109,6 @@ class Turns:
 
         accumulator.run = timed
         self.watched = accumulator
-
-
-def _waiting(state: TrainingState) -> Callable[[], None]:
-    """What waits until the rank's device has done all that it was given."""
-    import torch
-
-    return torch.cuda.synchronize if state.world.device.type == "cuda" else lambda: None
-
-
-def _memory(state: TrainingState) -> int:
-    """Bytes that this rank has taken at most so far."""
-    import torch
-
-    return torch.cuda.max_memory_reserved() if state.world.device.type == "cuda" else peak()
 
 
 if __name__ == "__main__":

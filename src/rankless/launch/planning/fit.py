@@ -11,11 +11,9 @@ import torch
 
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
-from rankless.hardware.cores import usable_cores
-from rankless.launch.opening import checked, device
+from rankless.launch.opening import checked, device, devices_here, with_precision
 from rankless.launch.planning.measuring import StepProcess
 from rankless.launch.planning.memory_guard import guarded
-from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
@@ -115,9 +113,8 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
             "batch_norm is 'sync', with which a device holds all its micro-batches at once, so batch.micro "
             "decides nothing about memory: use more devices, or a smaller batch.images"
         )
-    recipe = resolve_recipe(recipe)
-    recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-    ranks = devices or _devices(recipe)
+    recipe = with_precision(resolve_recipe(recipe))
+    ranks = devices or min(devices_here(recipe.threads), recipe.batch.images)
     on_cpu = device().type == "cpu"
     free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
     sizes = _sizes(recipe.batch.images, ranks)
@@ -131,11 +128,6 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
             f"device ({_gib(free)} free): {tried[0].problem}; use a smaller model or smaller images"
         )
     return found
-
-
-def _devices(recipe: Recipe) -> int:
-    cards = torch.cuda.device_count() if device().type == "cuda" else 0
-    return min(cards or max(usable_cores() // recipe.threads, 1), recipe.batch.images)
 
 
 def _sizes(images: int, ranks: int) -> list[int]:

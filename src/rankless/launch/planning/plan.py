@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from rankless.errors import INTERRUPTED, UserError, counted
+from rankless.errors import UserError, counted
 from rankless.hardware.cores import usable_cores
 from rankless.launch import local
-from rankless.launch.opening import checked, device
+from rankless.launch.opening import checked, device, devices_here, with_precision
 from rankless.launch.planning.asked import Asked
 from rankless.launch.planning.literature import advice
 from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
@@ -22,10 +18,7 @@ from rankless.launch.planning.scaling import Row, row, rows
 from rankless.launch.planning.simulation import Simulated, simulated
 from rankless.launch.planning.units import shown_bandwidth, shown_time
 from rankless.launch.planning.workload import Link, Machine, Workload
-from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
-from rankless.runs import journal
-from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe
 
 LATENCY = 20e-6
@@ -103,13 +96,11 @@ def plan(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> Plan:
         UserError: a recipe that cannot be trained here, or more processes to check than micro-batches.
     """
     recipe, _ = checked(recipe, None, [])
-    recipe = resolve_recipe(recipe)
-    recipe = replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
+    recipe = with_precision(resolve_recipe(recipe))
     _refuse_too_many(asked.check, recipe)
     on_cpu = device().type == "cpu"
     slots = max(usable_cores() // recipe.threads, 1)
-    here = slots if on_cpu else torch.cuda.device_count()
-    machines, each = asked.devices or (1, here)
+    machines, each = asked.devices or (1, devices_here(recipe.threads))
     busy = slots if asked.step is None and on_cpu and max(each, *asked.check, 0) > 1 else 1
     with opened_steps(recipe, busy) as steps:
         if asked.step is None:
@@ -167,7 +158,7 @@ def _measure(recipe: Recipe, steps: Steps, busy: int, asked: Asked, say: Callabl
             taken.exchanges.append(loopback())
         for count in asked.check:
             say(f"training with {counted(count, 'process', 'processes')} …")
-            taken.steps[count] += _trained(recipe, count)
+            taken.steps[count] += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
     return taken
 
 
@@ -213,16 +204,3 @@ def _link(asked: Asked, work: Workload, exchanges: Sequence[Mapping[int, float]]
         "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
         "and nothing overlaps; for other machines give --bandwidth and --latency"
     )
-
-
-def _trained(recipe: Recipe, count: int) -> list[float]:
-    """Seconds of the first steps of a real training with so many processes."""
-    with tempfile.TemporaryDirectory(prefix="rankless-plan-") as folder:
-        run = RunDirectory(Path(folder) / "run")
-        code = local.train(recipe, run.path, devices=count, dry_run_steps=_STEPS)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
-        if code:
-            raise UserError(f"--check: the training with {count} did not get to its end (code {code})")
-        seconds = [entry["timing"]["seconds"] for entry in journal.read(run.journal) if "step" in entry]
-    return seconds[_WARM_UP:] or seconds

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankless.hardware.memory import peak
-from rankless.launch.planning.asked_process import answering
+from rankless.launch.planning.asked_process import answering, memory_taken, waiting_for
 from rankless.launch.planning.quick import quick
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
+    import torch
+
     from rankless.engine.state import TrainingState
     from rankless.recipe.schema import Recipe
 
@@ -33,10 +34,8 @@ _ADDED = 8 << 20  # bytes
 class _Clock:
     """Notes when each part of a step ends; on a GPU it waits for the device first."""
 
-    def __init__(self, cuda: bool) -> None:
-        import torch
-
-        self._wait: Any = torch.cuda.synchronize if cuda else lambda: None
+    def __init__(self, device: torch.device) -> None:
+        self._wait = waiting_for(device)
         self.parts: dict[str, list[float]] = defaultdict(list)
         self.begin()
 
@@ -132,7 +131,7 @@ class _Steps:
         lines = schedule.lines(0, range(recipe.batch.micro_batches))
         self.batches: Any = MicroBatches(self.data, task.collate, lines, workers=0)
         self.micro_batches = recipe.batch.micro_batches
-        self.clock = _Clock(world.device.type == "cuda")
+        self.clock = _Clock(world.device)
         self.done = 0
         self.buckets: list[tuple[int, float]] = []  # of the step under way: bytes, and when each was ready
         self.taken: dict[str, _Taken] = defaultdict(_Taken)
@@ -212,21 +211,14 @@ class _Steps:
             began = self.clock.last - self.clock.parts["update"][-1] - last
             taken.ready.append([(size, (when - began) / last) for size, when in self.buckets])
         summary = taken.summary(self.micro_batches, together=self.together)
-        return {**summary, "add": self._add(), "memory": self._memory()}
-
-    def _memory(self) -> int:
-        import torch
-
-        if self.state.world.device.type == "cuda":
-            return torch.cuda.max_memory_reserved()
-        return peak()
+        return {**summary, "add": self._add(), "memory": memory_taken(self.state.world.device)}
 
     def _add(self) -> float:
         """Seconds to add one byte's worth of gradients."""
         import torch
 
         sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
-        times = _Clock(sums.is_cuda)
+        times = _Clock(sums.device)
         for _ in range(5):
             times.begin()
             sums[0].add_(sums[1])
