@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from rankless.errors import ShortageError, UserError
 from rankless.hardware.memory import peak
@@ -22,7 +22,7 @@ PAGES = "rankless.launch.planning"
 
 
 class AskedProcess:
-    """A process that measures, started as a module.
+    """A process that measures, started as a module, and ended with the context.
 
     Args:
         page: of this package, which calls :func:`answering`.
@@ -84,6 +84,12 @@ class AskedProcess:
         """End it, whatever it does."""
         self._process.kill()
         self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def environment() -> dict[str, str]:

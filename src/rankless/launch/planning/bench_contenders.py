@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rankless.engine.workers import loader_processes
@@ -26,22 +26,13 @@ _MOST = 200  # steps of a turn
 _USABLE = 0.9  # of the memory that is free: other programs come and go
 
 
-class _Processes:
+class _Processes(ExitStack):
     """Processes that end with the context."""
 
     def __init__(self) -> None:
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the context
+        super().__init__()
+        self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
         self.processes: list[AskedProcess] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self.processes:
-            process.end()
-        self.log.close()
 
     def _answers(self) -> list[dict[str, Any]]:
         return [process.answer() for process in self.processes]
@@ -78,12 +69,14 @@ class Ranks(_Processes):
             of_rank = {"RANK": rank, "LOCAL_RANK": rank}
             of_all = {"WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks}
             self.processes.append(
-                AskedProcess(
-                    "bench_rank",
-                    f"training with {counted(self.ranks, 'device')}",
-                    self.log,
-                    variables={name: str(value) for name, value in {**of_rank, **of_all}.items()},
-                    arguments=(str(run.path), str(self.folder / "meeting")),
+                self.enter_context(
+                    AskedProcess(
+                        "bench_rank",
+                        f"training with {counted(self.ranks, 'device')}",
+                        self.log,
+                        variables={name: str(value) for name, value in {**of_rank, **of_all}.items()},
+                        arguments=(str(run.path), str(self.folder / "meeting")),
+                    )
                 )
             )
         try:
@@ -92,7 +85,7 @@ class Ranks(_Processes):
             self._answers()  # of a step that allocates
             self._usual = self._turn(1)[0]["seconds"]
         except BaseException:
-            self.__exit__(None, None, None)
+            self.close()
             raise
         return self
 
@@ -177,7 +170,7 @@ class Bare(_Processes):
         self.rounds.clear()
 
     def _start(self) -> None:
-        process = AskedProcess("bare_process", "a plain loop", self.log)
+        process = self.enter_context(AskedProcess("bare_process", "a plain loop", self.log))
         self.processes.append(process)
         process.ask([to_json(self.recipe), self.threads])
         process.answer()

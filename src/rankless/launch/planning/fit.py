@@ -192,8 +192,7 @@ class _Search:
 
     def _try(self, micro: int) -> Tried:
         batch = Batch(images=_MICRO_BATCHES * micro, micro=micro)
-        with tempfile.TemporaryFile() as log:
-            process = StepProcess(replace(self.recipe, batch=batch), log)
+        with tempfile.TemporaryFile() as log, StepProcess(replace(self.recipe, batch=batch), log) as process:
             try:
                 with guarded(process.pid, self.free if self.on_cpu else 0) as over:
                     self.sees = bool(process.answer()["learns_norms"])
@@ -205,8 +204,6 @@ class _Search:
                 if not over:
                     raise
                 return Tried(micro, problem=f"took more than {_gib(self.free)}")
-            finally:
-                process.end()
         each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
         seconds = each + answer["update"] * micro / self.recipe.batch.images
         return Tried(micro, int(answer["memory"]), micro / seconds)

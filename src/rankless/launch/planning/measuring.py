@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,15 +111,8 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
     Raises:
         UserError: the recipe cannot be trained here.
     """
-    started: list[StepProcess] = []
-    with tempfile.TemporaryFile() as log:
-        try:
-            for _ in range(processes):
-                started.append(StepProcess(recipe, log))
-            yield Steps(recipe, started)
-        finally:
-            for process in started:
-                process.end()
+    with tempfile.TemporaryFile() as log, ExitStack() as stack:
+        yield Steps(recipe, [stack.enter_context(StepProcess(recipe, log)) for _ in range(processes)])
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
