@@ -14,7 +14,7 @@ from rankless.curation.data_set import DataSet, known_format, must_be_outside, o
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import packing
-from rankless.data.formats.registry import format_named
+from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted, one_of
@@ -113,7 +113,7 @@ def convert(
     else:
         images = sum(map(len, data.splits.values()))
         with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
-            lost = format_named(to).write(folder, data.splits, _Noted(how, out, folder, bar, went))
+            lost = write(to, folder, data.splits, _Noted(how, out, folder, bar, went))
     differences = compare(data.splits, out, to, went)
     skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
     return Converted(data, to, out, [*lost, *skipped], differences)

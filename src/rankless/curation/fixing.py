@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankless.curation.checking import Checked, fails
 from rankless.curation.data_set import must_be_outside
-from rankless.data.formats.registry import format_named
+from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS
@@ -116,7 +116,7 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
         splits[name] = subset(whole, chosen)
         changes += _changes(checked, name)
     with new_folder(out) as folder:
-        lost = format_named(data.format).write(folder, splits, ImageFiles("link" if link else "copy"))
+        lost = write(data.format, folder, splits, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
         changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
     return Fixed(out, changes + lost)

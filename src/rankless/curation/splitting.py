@@ -27,7 +27,7 @@ from rankless.curation.data_set import (
     together,
 )
 from rankless.data.datasets.class_choice import Classes
-from rankless.data.formats.registry import format_named
+from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.subset import subset
@@ -128,7 +128,7 @@ def split(
     made = _divided(whole, list(units.values()), hashed, wanted, stratify=stratify)
     notes += _shares(made, wanted, max(map(len, units.values())), stratify=stratify)
     with new_folder(out) as folder:
-        notes += format_named(data.format).write(folder, made, ImageFiles("link" if link else "copy"))
+        notes += write(data.format, folder, made, ImageFiles("link" if link else "copy"))
     return Divided(data, out, made, wanted, notes)
 
 

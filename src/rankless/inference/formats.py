@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TextIO
 
-from rankless.data.formats.voc_xml import VocObject, written
+from rankless.data.formats.voc_xml import NOT_XML, VocObject, written
 from rankless.data.formats.writing import on_one_line
-
-_NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 class Entry(NamedTuple):
@@ -38,10 +35,7 @@ Entries = Callable[[], Iterator[Entry]]
 def write_json(entries: Entries, file: Path) -> None:
     """Write one array, an image on each line."""
     with file.open("w", encoding="utf-8") as out:
-        out.write("[\n")
-        for number, entry in enumerate(entries()):
-            out.write((",\n" if number else "") + json.dumps(entry.image))
-        out.write("\n]\n")
+        _write_list(out, (entry.image for entry in entries()))
 
 
 def write_jsonl(entries: Entries, file: Path) -> None:
@@ -63,9 +57,8 @@ def write_coco_images(entries: Entries, file: Path, class_names: Sequence[str]) 
         for number, entry in image_ids(entries)
     )
     with file.open("w", encoding="utf-8") as out:
-        out.write(f'{{"categories": {json.dumps(categories)},\n"annotations": [],\n"images": [\n')
-        _write_list(out, images)
-        out.write("]}\n")
+        out.write(f'{{"categories": {json.dumps(categories)},\n"annotations": [],\n"images": ')
+        _write_list(out, images, "}")
 
 
 def write_coco_results(entries: Entries, file: Path) -> None:
@@ -82,9 +75,7 @@ def write_coco_results(entries: Entries, file: Path) -> None:
         for x1, y1, x2, y2 in [found["box"]]
     )
     with file.open("w", encoding="utf-8") as out:
-        out.write("[\n")
         _write_list(out, results)
-        out.write("]\n")
 
 
 def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
@@ -120,10 +111,10 @@ def yolo_names(class_names: Iterable[str]) -> str:
 def voc_xml(image: dict[str, Any]) -> bytes:
     """Return one annotation; what XML cannot hold of a name becomes U+FFFD."""
     objects = (
-        VocObject(_NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
+        VocObject(NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
         for found in image["detections"]
     )
-    name = _NOT_XML.sub("\ufffd", PurePath(image["source"]).name)
+    name = NOT_XML.sub("\ufffd", PurePath(image["source"]).name)
     return written(name, (image["height"], image["width"]), objects)
 
 
@@ -154,7 +145,9 @@ def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> No
             rows.writerow([*where, len(found), *per_class])
 
 
-def _write_list(out: TextIO, items: Iterable[Any]) -> None:
+def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
+    """Write a list with an item on each line, and what follows it."""
+    out.write("[")
     for number, item in enumerate(items):
-        out.write((",\n" if number else "") + json.dumps(item))
-    out.write("\n")
+        out.write((",\n" if number else "\n") + json.dumps(item))
+    out.write(f"\n]{end}\n")

@@ -188,7 +188,7 @@ def test_cifar_becomes_class_folders(tmp_path, capsys):
     assert cli.main(["data", "convert", folder, "--to", "cifar", "--out", str(tmp_path / "no")]) == 2
     assert "which this format cannot hold; expected one of image-folder" in capsys.readouterr().err
     assert cli.main(["data", "split", folder, "--out", str(tmp_path / "no")]) == 2
-    assert "CIFAR's files cannot be written" in capsys.readouterr().err
+    assert "CIFAR cannot be written" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
 

@@ -6,15 +6,12 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankless.data.formats.cifar_pickle import Named, Run, contents
-from rankless.data.formats.writing import ImageFiles, not_written
-from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SIDE, path_in
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.errors import UserError
@@ -92,15 +89,6 @@ def read(root: Path, split: str) -> Raw:
         depends=[str(folder), *map(str, (meta, *files))],
         about=about,
     )
-
-
-def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Raise: nothing else is written like this.
-
-    Raises:
-        UserError: always.
-    """
-    raise not_written("CIFAR's files")
 
 
 def _found(root: Path) -> tuple[_Kind | None, Path | None]:

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankless.data.formats.folders import FolderNames, read_text
-from rankless.data.formats.writing import ImageFiles, not_written
 from rankless.data.images.image_file import EXTENSIONS
-from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, printable
@@ -67,15 +65,6 @@ def read(root: Path, split: str) -> Raw:
     folders = [top, top / "annotations", top / "images"]
     depends = [*map(str, folders), *map(str, lists.values())]
     return with_sizes(made.raw(boxed=False, names=names, depends=depends, about=about))
-
-
-def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Raise: nothing else is written like this.
-
-    Raises:
-        UserError: always.
-    """
-    raise not_written("the pets' lists")
 
 
 def _top(root: Path) -> Path | None:

@@ -82,7 +82,7 @@ class Format(Protocol):
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set into the empty folder ``out``.
+        """Write a data set into the empty folder ``out``; a format that is only read lacks this.
 
         Returns:
             What the format cannot hold, as sentences with counts.
@@ -93,6 +93,21 @@ class Format(Protocol):
 def format_named(name: str) -> Format:
     """The page of a format; ``name`` is of :data:`NAMES`."""
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
+
+
+def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
+    """Write a data set in a format; see :meth:`Format.write`.
+
+    Raises:
+        UserError: the format is only read, or cannot hold the data.
+    """
+    page = format_named(name)
+    if not hasattr(page, "write"):
+        raise UserError(
+            f"{page.TITLE} cannot be written, only read; expected another format; convert the data first: "
+            "rankless data convert FOLDER --to image-folder --out NEW"
+        )
+    return page.write(out, splits, files)
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:

@@ -7,7 +7,6 @@ plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from rankless.data.formats.splits import as_file_name
 from rankless.data.formats.voc_layout import LAYOUT, find_split, recognize, splits
-from rankless.data.formats.voc_xml import Annotation, VocObject, parse, unreadable, written
+from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, unreadable, written
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
@@ -34,7 +33,6 @@ from rankless.files import reading
 __all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
 
 TITLE = "Pascal VOC"
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def read(root: Path, split: str) -> Raw:
@@ -141,7 +139,7 @@ def _check(names: Sequence[str]) -> None:
         f"class '{printable(name)}': cannot be written as Pascal VOC; expected a name that XML can hold and "
         "that differs from all others; rename it"
         for label, name in enumerate(names)
-        if not name or _FORBIDDEN.search(name) or name in names[:label]
+        if not name or NOT_XML.search(name) or name in names[:label]
     ]
     if problems:
         raise UserError(problems)

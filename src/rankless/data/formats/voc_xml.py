@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from rankless.data.formats.writing import shortest
 from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+"""What XML cannot hold."""
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 

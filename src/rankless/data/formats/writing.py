@@ -106,14 +106,6 @@ def shortest(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def not_written(what: str) -> UserError:
-    """The error of a format that is only read, whose files are ``what``."""
-    return UserError(
-        f"{what} cannot be written; expected another format; convert the data first: rankless data "
-        "convert FOLDER --to image-folder --out NEW"
-    )
-
-
 def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
     """A sentence on what is lost of so many, as in "train: 2 boxes marked difficult …"; none for 0."""
     return [f"{split}: {counted(count, one, many)} {what}"] if count else []
