@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small_data import detection
 
 from rankless.curation.data_set import beside, names_below, open_data_set, together
-from rankless.data.index.subset import subset
+from rankless.data.index.annotations import subset
 from rankless.errors import UserError
 
 TRAIN = [[[1, 1, 9, 9, 0], [2, 2, 8, 8, 1]], [], [[3, 3, 9, 9, 2]], [[5, 5, 50, 30, 1]]]

@@ -21,7 +21,6 @@ from rankless.cli.words import (
 )
 from rankless.errors import UserError
 from rankless.launch.planning import units
-from rankless.launch.planning.asked import Asked
 from rankless.printing import print_json, say
 
 app = part()
@@ -174,7 +173,7 @@ def bench(
 
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
-) -> Asked:
+) -> units.Asked:
     """What the options ask for.
 
     Raises:
@@ -189,7 +188,7 @@ def _asked(
             problems.extend(error.problems)
             return None
 
-    asked = Asked(
+    asked = units.Asked(
         read(units.devices, devices),
         read(units.bandwidth, bandwidth),
         read(units.latency, latency),

@@ -9,9 +9,8 @@ from rankless.curation.checking import Checked, fails
 from rankless.curation.data_set import must_be_outside
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import Annotations
+from rankless.data.index.annotations import Annotations, subset
 from rankless.data.index.findings import KINDS
-from rankless.data.index.subset import subset
 from rankless.errors import UserError, counted
 from rankless.files.work_folder import new_folder, refuse_existing
 

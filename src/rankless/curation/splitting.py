@@ -29,8 +29,7 @@ from rankless.curation.data_set import (
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import Annotations
-from rankless.data.index.subset import subset
+from rankless.data.index.annotations import Annotations, subset
 from rankless.errors import UserError, counted, printable
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.randomness import key

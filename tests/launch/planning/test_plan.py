@@ -10,9 +10,9 @@ from small_plans import work
 from rankless import cli
 from rankless.launch.planning import plan as planning
 from rankless.launch.planning import report
-from rankless.launch.planning.asked import Asked
 from rankless.launch.planning.plan import Checked
 from rankless.launch.planning.scaling import row, rows
+from rankless.launch.planning.units import Asked
 from rankless.launch.planning.workload import Link, Machine
 
 SMALL = (

@@ -12,8 +12,7 @@ import numpy as np
 
 from rankless.data.formats.darknet_description import read_description
 from rankless.data.formats.folders import read_names
-from rankless.data.index.annotations import Annotations
-from rankless.data.index.subset import subset
+from rankless.data.index.annotations import Annotations, subset
 from rankless.errors import UserError, counted, listed, nearest
 
 Classes = str | Sequence[str]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +183,25 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
+
+
+def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
+    """Return the images ``chosen``, indices (K,), in that order with their boxes; in memory, no findings."""
+    indices = np.asarray(chosen, np.int64).reshape(-1)
+    counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    rows = np.repeat(annotations.offsets[indices] - offsets[:-1], counts) + np.arange(offsets[-1])
+    paths = annotations.paths()
+    path_bytes, path_ends = flat_paths([paths[index] for index in indices.tolist()])
+    return replace(
+        annotations,
+        path_bytes=path_bytes,
+        path_ends=path_ends,
+        byte_ranges=annotations.byte_ranges[indices if len(annotations.byte_ranges) else slice(0)],
+        sizes=annotations.sizes[indices],
+        offsets=offsets,
+        boxes=annotations.boxes[rows] if annotations.has_boxes else annotations.boxes,
+        **{name: getattr(annotations, name)[rows] for name in ("labels", "flags", "areas")},
+        findings=Findings(),
+        folder=None,
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+_STEPS, _WARM_UP = 5, 2  # of a recipe that is timed; the first ones do not count
 
 
 class DoctorCommands:
@@ -61,14 +64,15 @@ class DoctorCommands:
 
     def do_step(self, recipe: str, devices: int) -> dict[str, Any]:
         """Time some steps of a recipe on this host alone."""
-        from rankless.launch.doctor.step import seconds
+        from rankless.launch.local import step_seconds
         from rankless.recipe.load import from_json
 
-        return {"seconds": seconds(from_json(recipe), devices)}
+        return {"seconds": statistics.median(step_seconds(from_json(recipe), devices, _STEPS, _WARM_UP))}
 
     def do_parameters(self, recipe: str) -> dict[str, Any]:
         """How many parameters a recipe trains."""
-        from rankless.launch.doctor.step import parameters
         from rankless.recipe.load import from_json
+        from rankless.tasks import open_task, resolve_recipe
 
-        return {"parameters": parameters(from_json(recipe))}
+        model = open_task(resolve_recipe(from_json(recipe))).model()
+        return {"parameters": sum(one.numel() for one in model.parameters() if one.requires_grad)}

@@ -10,13 +10,12 @@ from rankless.errors import UserError, counted
 from rankless.hardware.cores import usable_cores
 from rankless.launch import local
 from rankless.launch.opening import checked, device, devices_here, with_precision
-from rankless.launch.planning.asked import Asked
+from rankless.launch.planning.asked_process import quick
 from rankless.launch.planning.literature import advice
 from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
-from rankless.launch.planning.quick import quick
 from rankless.launch.planning.scaling import Row, row, rows
 from rankless.launch.planning.simulation import Simulated, simulated
-from rankless.launch.planning.units import shown_bandwidth, shown_time
+from rankless.launch.planning.units import Asked, shown_bandwidth, shown_time
 from rankless.launch.planning.workload import Link, Machine, Workload
 from rankless.recipe.schema import Recipe
 from rankless.tasks import resolve_recipe

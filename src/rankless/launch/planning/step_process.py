@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rankless.launch.planning.asked_process import answering, memory_taken, waiting_for
-from rankless.launch.planning.quick import quick
+from rankless.launch.planning.asked_process import answering, memory_taken, quick, waiting_for
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:

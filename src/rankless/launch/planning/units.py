@@ -1,9 +1,10 @@
-"""What a plan is given in words: numbers of devices, bandwidths and times, with their units."""
+"""What a plan is asked for, in words: numbers of devices, bandwidths and times, with their units."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from rankless.errors import UserError
 
@@ -19,6 +20,24 @@ _RATES = {
 # Each unit with its seconds, and the seconds from which on the next one is shown.
 _SHOWN = (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for.
+
+    Attributes:
+        devices: machines, and devices of each; None is this machine.
+        bandwidth, latency: of the network, in bytes per second and seconds; None is measured here.
+        step: seconds of a step on one device; None is measured here.
+        check: numbers of processes to measure as well.
+    """
+
+    devices: tuple[int, int] | None = None
+    bandwidth: float | None = None
+    latency: float | None = None
+    step: float | None = None
+    check: tuple[int, ...] = ()
 
 
 def devices(text: str) -> tuple[int, int]:
