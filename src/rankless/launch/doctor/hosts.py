@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.launch.doctor import between, here
 from rankless.launch.doctor.check import Check, error, warning
-from rankless.launch.hosts.gang import Gang, Member
+from rankless.launch.hosts.gang import Gang, Member, Request
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.training import Training
@@ -100,12 +100,12 @@ class _Doctor:
         self,
         do: str,
         seconds: float,
-        each: Callable[[Member], Mapping[str, Any]] | None = None,
+        request: Request | None = None,
         members: Sequence[Member] | None = None,
     ) -> dict[int, dict[str, Any]]:
         """Ask hosts; the replies of those that could do it. What went wrong is reported."""
         members = self._there() if members is None else members
-        replies = self.gang.ask(members, do, each, seconds)
+        replies = self.gang.ask(members, do, request, seconds)
         self._report_lost()
         for member in members:
             for problem in replies.get(member.index, {}).get("problems", ()):
@@ -114,8 +114,7 @@ class _Doctor:
 
     def _own_checks(self) -> None:
         threads = self.recipe.threads if self.recipe else 1
-        request = {"run": str(self.run), "threads": threads}
-        replies = self._ask("doctor", _LOOK, lambda _: request)
+        replies = self._ask("doctor", _LOOK, {"run": str(self.run), "threads": threads})
         for member in self.gang.members:
             for check in replies.get(member.index, {}).get("checks", ()):
                 self._add(member, Check(**check))
@@ -186,9 +185,9 @@ class _Doctor:
         work = {"parameters": 0, "micro_batches": 0}
         if self.recipe and self._share(members):
             text = self._training().json(lead)
-            reply = self._ask("parameters", _LOOK, lambda _: {"recipe": text}, [lead]).get(lead.index, {})
+            reply = self._ask("parameters", _LOOK, {"recipe": text}, [lead]).get(lead.index, {})
             work = {"parameters": 0, "micro_batches": self.recipe.batch.micro_batches, **reply}
-        opened = self._ask("open_store", _TRY, lambda _: {"address": lead.own}, [lead]).get(lead.index)
+        opened = self._ask("open_store", _TRY, {"address": lead.own}, [lead]).get(lead.index)
         if opened is None:
             return
         meeting = {"address": lead.own, "port": opened["port"], "size": len(members)}
@@ -218,7 +217,7 @@ class _Doctor:
     def _step(self, lead: Member) -> None:
         """Measure a step on the first host alone."""
         request = {"recipe": self._training().json(lead), "devices": self.found.shares[0]}
-        reply = self.gang.ask([lead], "step", lambda _: request, _STEPS).get(lead.index, {})
+        reply = self.gang.ask([lead], "step", request, _STEPS).get(lead.index, {})
         self.found.step = reply.get("seconds", 0.0)
         if not self.found.step:
             why = lead.lost or "; ".join(reply["problems"])

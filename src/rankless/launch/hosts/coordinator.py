@@ -187,7 +187,7 @@ class Coordinator:
         lead, counts = members[0], self.training.shares(members)
         self.gang.speaker = lead
         self.number += 1
-        asked = self.gang.ask([lead], "open_store", lambda _: {"address": lead.own}, _SHORT)
+        asked = self.gang.ask([lead], "open_store", {"address": lead.own}, _SHORT)
         opened = asked.get(lead.index, {})
         if "port" not in opened:
             self.hosts.leave_out(lead, "; ".join(opened.get("problems", [lead.lost])))
@@ -274,7 +274,7 @@ class Coordinator:
     def _finished(self, members: Sequence[Member]) -> int:
         lead = members[0]
         if not lead.lost:
-            replies = self.gang.ask([lead], "report", lambda _: {"run": str(self.training.run)}, _SHORT)
+            replies = self.gang.ask([lead], "report", {"run": str(self.training.run)}, _SHORT)
             for line in replies.get(lead.index, {}).get("text", "").splitlines():
                 say(line)
         say(f"the run directory is on {names(members)}")
@@ -282,8 +282,8 @@ class Coordinator:
 
     def _dry_run_done(self, members: Sequence[Member], end: RoundEnd) -> int:
         """Keep what is compared."""
-        request = {"run": str(self.training.run)}
-        self.outcome = start.must(self.gang, members[:1], "outcome", lambda _: request)[members[0].index]
+        asked = start.must(self.gang, members[:1], "outcome", {"run": str(self.training.run)})
+        self.outcome = asked[members[0].index]
         traces = {name: text for reply in end.replies.values() for name, text in reply["traces"].items()}
         self.outcome["traces"] = {int(name.removeprefix("trace-")): text for name, text in traces.items()}
         return 0

@@ -68,6 +68,10 @@ class Member:
         return self.host.name
 
 
+Request = Mapping[str, Any] | Callable[[Member], Mapping[str, Any]]
+"""A command's arguments: the same for all hosts, or what says each one's."""
+
+
 class Gang:
     """All hosts of a training.
 
@@ -114,7 +118,7 @@ class Gang:
         self,
         members: Sequence[Member],
         do: str,
-        each: Callable[[Member], Mapping[str, Any]] | None = None,
+        request: Request | None = None,
         seconds: float = float("inf"),
     ) -> dict[int, dict[str, Any]]:
         """Ask members for something and wait for all replies.
@@ -122,14 +126,14 @@ class Gang:
         Args:
             members: ready ones.
             do: the command.
-            each: its arguments.
+            request: its arguments.
             seconds: those that have not replied by then are lost.
 
         Returns:
             The replies by the members' indices; none of those that were lost meanwhile.
         """
         for member in members:
-            self.order(member, do, **(each(member) if each else {}))
+            self.order(member, do, **(request(member) if callable(request) else request or {}))
         until = time.monotonic() + seconds
         while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pump(_POLL)

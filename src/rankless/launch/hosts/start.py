@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -12,7 +12,7 @@ from typing import Any
 
 from rankless.errors import UserError
 from rankless.launch.hosts import preflight
-from rankless.launch.hosts.gang import Gang, Member
+from rankless.launch.hosts.gang import Gang, Member, Request
 from rankless.launch.hosts.reach import best_address
 from rankless.launch.hosts.reasons import remedy
 from rankless.launch.hosts.training import Training, Wanted
@@ -21,8 +21,6 @@ from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 
 _MOMENT = 60.0  # seconds for what takes a moment
-
-Each = Callable[[Member], Mapping[str, Any]]
 
 
 def connect(gang: Gang) -> None:
@@ -59,7 +57,7 @@ def _choose_run(gang: Gang, name: str) -> Path:
     """A directory for a new run that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
     for number in count(1):
         run = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        replies = must(gang, gang.members, "holds", partial(_same, {"run": str(run)}))
+        replies = must(gang, gang.members, "holds", {"run": str(run)})
         if not any(reply["exists"] for reply in replies.values()):
             return run
     raise RuntimeError("unreachable")
@@ -71,7 +69,7 @@ def _newest_holder(gang: Gang, run: Path, *, resume: bool) -> Member:
     Raises:
         UserError: it is to go on, and none has it.
     """
-    replies = must(gang, gang.members, "holds", partial(_same, {"run": str(run)}))
+    replies = must(gang, gang.members, "holds", {"run": str(run)})
     for member in gang.members:
         member.holds = replies[member.index]
     if resume and not any(member.holds["has_run"] for member in gang.members):
@@ -89,7 +87,7 @@ def _recipe_there(gang: Gang, member: Member, run: Path, overrides: Sequence[str
         UserError: it is damaged, or errors in the changes.
     """
     request = {"run": str(run), "overrides": list(overrides)}
-    return from_json(must(gang, [member], "recipe", partial(_same, request))[member.index]["recipe"])
+    return from_json(must(gang, [member], "recipe", request)[member.index]["recipe"])
 
 
 def training_of(gang: Gang, wanted: Wanted) -> tuple[Training, Member]:
@@ -127,7 +125,7 @@ def prepare(gang: Gang, training: Training, member: Member) -> tuple[Training, i
         "run": str(training.run),
         "sinks": list(training.sinks),
     }
-    reply = must(gang, [member], "prepare", partial(_same, request))[member.index]
+    reply = must(gang, [member], "prepare", request)[member.index]
     recipe = from_json(reply["recipe"])
     recipe = replace(recipe, data=replace(recipe.data, root=training.recipe.data.root))
     return replace(training, recipe=recipe, sinks=reply["sinks"]), reply["finished"]
@@ -202,13 +200,13 @@ def loneliest(gang: Gang, missed: Mapping[int, Sequence[Member]]) -> Member:
     return gang.members[max(broken, key=lambda index: (broken[index], index))]
 
 
-def must(gang: Gang, members: Sequence[Member], do: str, each: Each) -> dict[int, dict[str, Any]]:
+def must(gang: Gang, members: Sequence[Member], do: str, request: Request) -> dict[int, dict[str, Any]]:
     """Ask hosts for something that all have to do; the replies by their indices.
 
     Raises:
         UserError: some have not, each with its name.
     """
-    replies = gang.ask(members, do, each)
+    replies = gang.ask(members, do, request)
     refuse_lost(members)
     problems = []
     for member in members:
@@ -227,10 +225,6 @@ def refuse_lost(members: Sequence[Member]) -> None:
     """
     if lost := [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]:
         raise UserError(lost)
-
-
-def _same(request: Mapping[str, Any], _: Member) -> Mapping[str, Any]:
-    return request
 
 
 def names(members: Sequence[Member]) -> str:
