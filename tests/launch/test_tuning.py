@@ -6,8 +6,10 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,13 @@ def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path:
     assert record.table()[-1].split(maxsplit=2)[2] == "the loss is no number at step 3"
     with pytest.raises(UserError, match="no number"):
         searched(tmp_path / "other", 4, fail_at=1)
+
+
+def test_values_that_do_not_go_together_are_a_trial_that_fails(tmp_path: Path) -> None:
+    record = begin(tmp_path / "search", load.load("digits"), "digits", [], ["batch.images=6..12"])
+    assert go_on(record, 8, train=trainer()) == 0
+    failed = [trial for trial in record.trials if trial.state == "failed"]
+    assert failed and all("does not divide batch.images" in trial.problem for trial in failed)
 
 
 @pytest.mark.parametrize("keeps_all", [False, True])
@@ -184,3 +193,35 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
         begin(tmp_path / "search", recipe, "small.yaml", [], [])
     with pytest.raises(UserError, match=r"holds no search \(no search\.json\)"):
         opened(tmp_path)
+
+
+def test_the_page_has_the_numbers_of_the_record(tmp_path: Path) -> None:
+    record = searched(tmp_path / "search", 9, fail_at=4)
+    html = (tmp_path / "search" / "report.html").read_text()
+    recorded = json.loads((tmp_path / "search" / "search.json").read_text())
+    seen = set()
+    for value, where in re.findall(r'<data value="([^"]+)" data-at="([^"]+)"', html):
+        path = tuple(json.loads(unescape(where)))
+        expected = recorded
+        for step in path:
+            expected = expected[step]
+        assert float(value) == expected
+        seen.add(path)
+    finished = [at for at, one in enumerate(recorded["trials"]) if one["state"] == "finished"]
+    assert len(finished) == 8 and {("trials", at, "score") for at in finished} <= seen
+    assert {("trials", at, "params", "optim.lr") for at in finished} <= seen
+    drawn = {
+        title: json.loads(content)["lines"]
+        for title, content in re.findall(
+            r'aria-label="([^"]+)">.*?<script type="application/json">(.*?)</script>', html
+        )
+    }
+    scores = {one["number"]: one["score"] for one in recorded["trials"] if one["score"] is not None}
+    assert dict(drawn["AP over trials"][0]["points"]) == pytest.approx(scores, rel=1e-5)
+    assert drawn["AP over trials"][1]["points"][-1][1] == pytest.approx(max(scores.values()), rel=1e-5)
+    (rates,) = drawn["AP against optim.lr"]
+    by_rate = sorted((one["params"]["optim.lr"], one["score"]) for one in recorded["trials"] if one["score"])
+    assert [10**x for x, _ in rates["points"]] == pytest.approx([rate for rate, _ in by_rate], rel=1e-4)
+    assert [y for _, y in rates["points"]] == pytest.approx([score for _, score in by_rate], rel=1e-5)
+    assert record.command(record.ranked()[0]) in unescape(html)
+    assert "the loss is no number at step 3" in html and not re.search(r'(src|href)="(?!data:|trial-)', html)

@@ -69,6 +69,7 @@ def tune(
     environments.refuse("tune", "run it without the launcher, once; --devices says on how many")
     count, many = devices_here(devices), whole_number("--trials", trials)
     from rankless.launch import fork_server
+    from rankless.launch.tuning import page
     from rankless.launch.tuning import tune as tuning
     from rankless.launch.tuning.output import TrialOutput
     from rankless.launch.tuning.rows import TrialRows
@@ -88,12 +89,13 @@ def tune(
     if code:
         say(f"go on with: rankless tune --resume --out {record.folder} --trials {many}")
     elif best := record.ranked()[:1]:
-        words = " ".join((record.search.name, *record.search.words, *best[0].changes))
         others = (
             "all others are kept, too" if record.search.keeps_all else "those of other trials are removed"
         )
         say(f"the best weights are in {record.run(best[0].number)}; {others}")
-        say(f"to train with these values: rankless train {words}")
+        say(f"to train with these values: {record.command(best[0])}")
+    if record.trials:
+        say(f"all trials in a page: {record.folder / page.NAME}")
     return code
 
 

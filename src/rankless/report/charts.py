@@ -24,13 +24,15 @@ class Line:
         name: in the legend; none if empty.
         points: x and y, rising in x.
         color: number of its color; None is gray.
-        style: ``faint``, ``dashed``, ``dots`` or empty.
+        style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.
+        labels: of the points, which the pointer shows in place of x.
     """
 
     name: str
     points: Sequence[Point]
     color: int | None = 0
     style: str = ""
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Axes:
         x_range, y_range: ends; None: those of the lines, in round numbers.
         log: whether the vertical axis is logarithmic; needs positive values.
         marks: at places of the horizontal axis.
+        x_ticks: its places and what stands there; none: round numbers.
     """
 
     x: str = "step"
@@ -59,6 +62,7 @@ class Axes:
     y_range: tuple[float, float] | None = None
     log: bool = False
     marks: Sequence[Mark] = field(default=())
+    x_ticks: Sequence[tuple[float, str]] = ()
 
 
 class _Scale:
@@ -241,11 +245,11 @@ def _frame(axes: Axes, scale: _Scale, *, x_ticks: bool = True) -> str:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{shown(value)}</text>')
     if x_ticks:
-        for value in ticks(scale.x0, scale.x1):
+        for value, label in axes.x_ticks or [(one, shown(one)) for one in ticks(scale.x0, scale.x1)]:
             if scale.x0 - 1e-9 <= value <= scale.x1 + 1e-9:
                 x = scale.x(value)
                 anchor = "end" if x > right - 12 else "middle"
-                parts.append(f'<text x="{x:.1f}" y="{low + 15}" text-anchor="{anchor}">{shown(value)}</text>')
+                parts.append(f'<text x="{x:.1f}" y="{low + 15}" text-anchor="{anchor}">{text(label)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{low}" y2="{low}"/>')
     middle = (LEFT + right) / 2
     if axes.x:
@@ -269,10 +273,12 @@ def _mark(mark: Mark, scale: _Scale) -> str:
 def _path(line: Line, scale: _Scale) -> str:
     color = "gray" if line.color is None else f"c{line.color % COLORS}"
     dots = ""
-    if line.style == "dots" and len(line.points) <= 60:
+    if line.style == "points" or (line.style == "dots" and len(line.points) <= 60):
         places = ((scale.x(x), scale.y(y)) for x, y in line.points)
-        r = 2.5 if len(line.points) > 1 else 4.5
+        r = 4.5 if len(line.points) == 1 else 3.5 if line.style == "points" else 2.5
         dots = "".join(f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>' for x, y in places)
+    if line.style == "points":
+        return dots
     return f'<path class="line {color} {line.style}" d="M{_joined(line.points, scale)}"/>{dots}'
 
 
@@ -302,6 +308,7 @@ def _svg(title: str, body: str, lines: Sequence[Line], scale: _Scale) -> str:
                 "name": line.name,
                 "color": line.color,
                 "points": [[float(f"{x:.7g}"), float(f"{y:.6g}")] for x, y in line.points],
+                **({"labels": line.labels} if line.labels else {}),
             }
             for line in lines
             if line.name

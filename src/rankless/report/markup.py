@@ -44,6 +44,11 @@ def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
     return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
 
 
+def tile(name: str, value: str, kind: str = "") -> str:
+    """A number to be seen at once, of which ``value`` is the HTML; the ``main`` one stands out."""
+    return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
+
+
 def laid_out(cards: str) -> str:
     """Panels that fill their rows, on pages of three columns and of two: none stands alone beside a gap."""
     widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankless.report.collected import Collected
-from rankless.report.markup import card, duration, number, table, text
+from rankless.report.markup import card, duration, number, table, text, tile
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
@@ -26,16 +26,16 @@ def claim(run: Collected, digest: str | None) -> str:
             names.insert(0, run.score_name)
         for place, name in enumerate(names[:4]):
             value = number(scores.get(name), "scores", name, digits=3, step=step)
-            tiles.append(_tile(name, value, "main" if not place else ""))
-    tiles.append(_tile("training time", _spent(run)))
+            tiles.append(tile(name, value, "main" if not place else ""))
+    tiles.append(tile("training time", _spent(run)))
     if (speed := run.images_per_second) is not None:
-        tiles.append(_tile("images/s", speed_text(speed)))
+        tiles.append(tile("images/s", speed_text(speed)))
     if run.pace.waited is not None:
-        tiles.append(_tile("waited for images", f"{run.pace.waited:.0%}"))
+        tiles.append(tile("waited for images", f"{run.pace.waited:.0%}"))
     if run.ranks:
-        tiles.append(_tile("ranks", f"{run.ranks}"))
+        tiles.append(tile("ranks", f"{run.ranks}"))
     steps = f"{run.step:,}"
-    tiles.append(_tile("steps", steps))
+    tiles.append(tile("steps", steps))
     sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
     if run.best is not None:
         sentence += f", best at step {run.best[0]:,}"
@@ -50,10 +50,6 @@ def claim(run: Collected, digest: str | None) -> str:
             f'<details class="recipe"><summary>Recipe</summary><pre class="scroll">{written}</pre></details>'
         )
     return f'<p class="lead">{sentence}.</p><div class="tiles">{"".join(tiles)}</div>{below}'
-
-
-def _tile(name: str, value: str, kind: str = "") -> str:
-    return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
 
 
 def _what(run: Collected) -> str:

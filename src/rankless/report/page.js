@@ -29,7 +29,8 @@ for (const plot of document.querySelectorAll(".plot")) {
       return row;
     });
     const head = document.createElement("b");
-    head.textContent = written(at);
+    const named = lines.find((line) => line.labels);
+    head.textContent = named ? named.labels[named.points.findIndex((point) => point[0] === at)] : written(at);
     tip.replaceChildren(head, ...rows.slice(0, 12));
     tip.hidden = false;
     const where = pixel * scale;

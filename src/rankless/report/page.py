@@ -36,12 +36,17 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
     else:
         title = " · ".join(run.name for run in runs)
         body = f'<div class="grid">{overview.comparison(runs, known)}</div>'
-        body += _section("Curves", training.compared(runs) + _panel(evaluation.compared, runs))
+        body += section("Curves", training.compared(runs) + _panel(evaluation.compared, runs))
         for at, run in enumerate(runs):
             inner = overview.claim(run, known.get(str(run.run.path))) + _sections(run)
             body += (
                 f'<details class="run"><summary class="c{at % 8}">{text(run.name)}</summary>{inner}</details>'
             )
+    return document(title, body, refresh=refresh)
+
+
+def document(title: str, body: str, *, refresh: int = 0) -> str:
+    """Make a page of a title and the HTML below it."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
@@ -69,11 +74,11 @@ def _sections(run: Collected) -> str:
     )
     return "".join(
         (
-            _section("Training", training.score_charts(run) + training.loss_charts(run)),
-            _section(_title_of_details(run), found),
+            section("Training", training.score_charts(run) + training.loss_charts(run)),
+            section(_title_of_details(run), found),
             _panel(galleries, run),
-            _section("Time", timeline.time_charts(run) + training.events_panel(run)),
-            _section("Environment", overview.environment(run)),
+            section("Time", timeline.time_charts(run) + training.events_panel(run)),
+            section("Environment", overview.environment(run)),
         )
     )
 
@@ -96,7 +101,8 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
         return card("Not shown", f"<p>{files}: not in the form that this version writes.</p>")
 
 
-def _section(title: str, cards: str) -> str:
+def section(title: str, cards: str) -> str:
+    """Panels below a title, which fill their rows; nothing where there are none."""
     return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
 
 

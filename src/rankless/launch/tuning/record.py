@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,6 +103,10 @@ class Record:
     def run(self, number: int) -> Path:
         """Return the run directory of a trial."""
         return self.folder / f"trial-{number:03}"
+
+    def command(self, one: Trial) -> str:
+        """Return the command that trains with a trial's values."""
+        return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
         """Return the finished trials, the best first; equal ones in their order."""

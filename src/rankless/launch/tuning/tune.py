@@ -10,6 +10,7 @@ from rankless.errors import INTERRUPTED, STOPPED, UserError
 from rankless.extras import needed
 from rankless.files.writing import remove_tree
 from rankless.launch import local
+from rankless.launch.tuning import page
 from rankless.launch.tuning import space as spaces
 from rankless.launch.tuning.record import FAILED, FINISHED, RUNNING, Record, Search, Trial
 from rankless.launch.tuning.study import suggestion
@@ -116,9 +117,9 @@ def go_on(
         trial = Trial(number, params, changes, RUNNING)
         watcher.began(trial)
         run = record.run(number)
-        chosen, begun = load.changed(recipe, changes), (run / "journal.jsonl").exists()
-        try:
-            code = run_it(chosen, run, begun)
+        begun = (run / "journal.jsonl").exists()
+        try:  # values that are fine one by one may not go together
+            code = run_it(load.changed(recipe, changes), run, begun)
         except UserError as error:
             if number == 1:
                 raise
@@ -128,6 +129,7 @@ def go_on(
                 return code
             trial = _judged(trial, record, code)
         record.add(trial)
+        page.write(record)
         if not record.search.keeps_all:
             _drop_weights(record)
         watcher.ended(trial, is_best=record.ranked()[:1] == [trial])
