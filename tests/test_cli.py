@@ -164,6 +164,11 @@ def test_the_module_runs():
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
         (["train", "--resume"], "--resume needs the run"),
+        (["train", "--resume", "."], "as in --resume --run ."),
+        (["train", "."], ".: this is a folder: expected a recipe; if it holds data, add data.root=. to one"),
+        (["train", "my.cfg"], "my.cfg: expected a recipe first; this is given as model.cfg=my.cfg"),
+        (["train", "my.pth"], "my.pth: expected a recipe first; this is given as model.pretrained=my.pth"),
+        (["train", "resnet50"], "mean 'resnet18'? the name of a model is given as model.name=resnet50"),
         (
             ["train", "--resume", "--run", "gone"],
             "gone: nothing to resume, there is no recipe.yaml",
@@ -296,6 +301,10 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
             "export model=x.safetensors format=openvino half=True imgsz=64",
             "export x.safetensors --format openvino --half model.image_size=64",
         ),
+        ("detector train obj.data my.cfg my.conv.137 -map", "train model.cfg=my.cfg data.root=obj.data"),
+        ("darknet detector test obj.data my.cfg my.weights a.jpg", "predict my.safetensors a.jpg"),
+        ("detect my.cfg my.weights -thresh 0.5", "predict my.safetensors IMAGES"),
+        ("detector map obj.data my.cfg my.weights", "evaluate my.safetensors data.root=obj.data"),
         ("export runs/x --format=onnx nms=True", "export runs/x --format=onnx --nms"),
         (
             "evaluate runs/x data=my.yaml split=test batch=4 iou=0.5 device=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 from rankless.cli.words import is_override
 from rankless.errors import UserError, printable
@@ -22,6 +23,8 @@ _NO = ("false", "0", "no", "off", "none")
 
 def line_of_yolo(tokens: Sequence[str]) -> str:
     """Return our command line for one of ``yolo``'s, as in ``detect train data=my.yaml``; else nothing."""
+    if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
+        return line
     given = [one.removeprefix("task=").removeprefix("mode=") for one in tokens]
     words = [one for one in given if "=" not in one and one != "yolo"]
     task = words.pop(0) if words and words[0] in _RECIPES else ""
@@ -39,6 +42,28 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
     ours, note = imported(model)
     note = f"{note}, then add model.pretrained={ours}; " if note else ""
     return printable(f"{note}write: {line}", 500)
+
+
+def _line_of_darknet(words: Sequence[str]) -> str:
+    """Return our command line for one such as ``detector train obj.data my.cfg my.weights``; else nothing."""
+    mode = "test" if list(words[:1]) == ["detect"] else "".join(words[1:2])
+    files = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
+    cfg = next((word for word in files if word.endswith(".cfg")), "")
+    if (
+        not cfg
+        or words[0] not in ("detector", "detect")
+        or mode not in ("train", "test", "demo", "map", "valid")
+    ):
+        return ""
+    weights = next((word for word in files if word.endswith(".weights") or ".conv." in word), "my.weights")
+    data = next((word for word in files if word.endswith(".data")), "FOLDER")
+    if mode == "train":
+        return printable(f"write: rankless train model.cfg={cfg} data.root={data}", 500)
+    ours = f"{Path(weights).stem}.safetensors"
+    first = f"rankless import {weights} --cfg {cfg} --names NAMES --out {ours}"
+    last = files[-1] if files[-1] not in (cfg, weights, data) else "IMAGES"
+    then = f"predict {ours} {last}" if mode in ("test", "demo") else f"evaluate {ours} data.root={data}"
+    return printable(f"import the weights: {first}, then write: rankless {then}", 500)
 
 
 def refuse_foreign(arguments: Sequence[str]) -> None:

@@ -47,9 +47,8 @@ class Given:
         """
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
-            raise UserError(
-                "--resume needs the run to go on with: add --run, as in --resume --run runs/digits"
-            )
+            run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
+            raise UserError(f"--resume needs the run to go on with: add --run, as in --resume --run {run}")
         return found
 
     def refuse(self, inline: str, download: str, parallel: str) -> None:

@@ -19,6 +19,7 @@ _CLASSES = "not needed: the classes are those of the data, or those of data.clas
 
 ELSEWHERE: Mapping[str, str] = {
     "accumulate": _MICRO,
+    "subdivisions": _MICRO,
     "accumulate_grad_batches": _MICRO,
     "accumulation_steps": _MICRO,
     "grad_accum": _MICRO,
@@ -126,7 +127,7 @@ _SIZE = dict.fromkeys(("imgsz", "img", "img_size"), "model.image_size={}")
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "predict": {
         **_SIZE,
-        **dict.fromkeys(("conf", "conf_thres"), "--confidence {}"),
+        **dict.fromkeys(("conf", "conf_thres", "thresh"), "--confidence {}"),
         **dict.fromkeys(("iou", "iou_thres"), "--iou {}"),
         "augment": "--tta full",
         "batch": "--batch {}",

@@ -257,10 +257,13 @@ def _text(source: str | Path) -> tuple[str, str]:
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
-    if not is_path and not path.is_file():
+    if key := key_of_file(name, ""):
+        raise UserError(f"{name}: expected a recipe first; this is given as {key}={name}")
+    if not is_path and not path.exists():
+        near = nearest(name, shipped()).replace("?", "? the") or "; the"
         raise UserError(
             f"no recipe '{name}': neither a file nor one of the shipped {', '.join(shipped())}"
-            f"{nearest(name, shipped()) or f'; the name of a model is given as model.name={name}'}"
+            f"{near} name of a model is given as model.name={name}"
         )
     try:
         return reading.read_text(path, reading.YAML), name
