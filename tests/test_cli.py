@@ -241,6 +241,19 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
     assert found == ["--epochs", "--foo", "--img-size", "--ba"]
 
 
+@pytest.mark.parametrize(("rank", "waited"), [("0", []), ("1", [5.0])])
+def test_a_rank_with_nothing_to_say_lets_rank_0_say_it(calls, capsys, monkeypatch, rank, waited):
+    """torchrun ends all ranks at the first end of one."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    slept: list[float] = []
+    monkeypatch.setattr(cli.time, "sleep", slept.append)
+    assert cli.main(["train", "digits", "--batch-size", "8"]) == 2
+    assert (slept, "--batch-size" in capsys.readouterr().err) == (waited, rank == "0")
+
+
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, _ = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert (

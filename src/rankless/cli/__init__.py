@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import TextIO
@@ -33,6 +34,9 @@ from rankless.cli.mistakes import in_our_words
 from rankless.cli.words import OPTIONS, part
 from rankless.errors import OutputError, UserError, of_the_system
 from rankless.printing import discard_output
+
+# Seconds that a rank with nothing to say waits, as torchrun ends rank 0, which has yet to say it, at its end.
+_FOR_RANK_0 = 5.0
 
 app = part(
     name="rankless",
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         from rankless.launch import environments
 
-        return _report(in_our_words(error)) if environments.speaks() else UserError.exit_code
+        return _report(in_our_words(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
         goes_on = "; a training run goes on with: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
@@ -116,4 +120,6 @@ def _can_be_flushed(stream: TextIO) -> bool:
 def _report(error: UserError) -> int:
     for problem in error.problems:
         print(f"error: {problem}", file=sys.stderr)
+    if not error.problems:
+        time.sleep(_FOR_RANK_0)
     return error.exit_code
