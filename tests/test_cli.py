@@ -455,7 +455,7 @@ def test_evaluate(trained, capsys):
     assert json.loads(capsys.readouterr().out)["per_class"] == {"cat": {"AP": 0.5, "AP50": None}}
     assert cli.main(["evaluate", "runs/x", "--task", "mine.py:Mine"]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert words == [["AP", "0.2500"], ["APl", "–"], ["images", "3"], [],
+    assert words == [["images", "3"], ["AP", "0.2500"], ["APl", "–"], [],
                      ["class", "AP", "AP50"], ["cat", "0.5000", "–"]]  # fmt: skip
     assert trained.asked == [
         (Path("runs/x"), ("evaluate.iou=0.5",), None, None, "test"),

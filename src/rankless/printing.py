@@ -91,7 +91,9 @@ def print_scores(scores: Mapping[str, Any]) -> None:
         return f"{value:.4f}" if isinstance(value, float) else str(value)
 
     single = {name: value for name, value in scores.items() if not isinstance(value, Mapping | list)}
-    for name, value in single.items():
+    for name, value in sorted(
+        single.items(), key=lambda one: isinstance(one[1], float | None)
+    ):  # scores last
         say(f"{name:{max(map(len, single))}}  {number(value)}")
     for rows in (value for value in scores.values() if isinstance(value, Mapping)):
         columns = list(dict.fromkeys(column for row in rows.values() for column in row))

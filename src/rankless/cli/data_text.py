@@ -120,7 +120,7 @@ def print_statistics(stats: Statistics) -> None:
         if any(cells):
             table.add_row(title, *cells)
     _print(table)
-    say("(a · b · c: least, median and most)\n")
+    say("(a/b/c: least, median and most)\n")
     _print_classes(splits)
     if stats.remarks:
         say()
@@ -170,7 +170,7 @@ def _spread(values: Spread | None, digits: int) -> str:
     if values is None or values.median is None:
         return ""
     three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]
-    return three[0] if three[0] == three[2] else " · ".join(three)
+    return three[0] if three[0] == three[2] else "/".join(three)
 
 
 def _print_classes(splits: Mapping[str, SplitStatistics]) -> None:

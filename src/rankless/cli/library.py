@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -46,8 +48,10 @@ def recipes(
         print_json(load.shipped())
     else:
         width = max(map(len, load.shipped()))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000  # a line each
         for known, what in load.shipped().items():
-            print(f"{known:{width}}  {what}")
+            indent = " " * (width + 2)
+            print(textwrap.fill(f"{known:{width}}  {what}", columns, subsequent_indent=indent))
     return 0
 
 
