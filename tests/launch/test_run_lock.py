@@ -44,6 +44,13 @@ def test_a_strangers_files_are_never_replaced(tmp_path, names, resume):
         assert all(f"'{name.split('/')[0]}'" in str(error.value) for name in names), "all of them"
 
 
+def test_the_output_of_the_job_itself_may_lie_there(tmp_path):
+    before = planted(tmp_path, "4711.out", "4711.err", "job.log")
+    with locked(RunDirectory(tmp_path), resume=False):
+        pass
+    assert before.items() <= contents(tmp_path).items()
+
+
 def test_nor_through_a_link(tmp_path):
     theirs, run = tmp_path / "theirs", tmp_path / "run"
     before = planted(theirs, "log", "lock")

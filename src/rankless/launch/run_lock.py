@@ -71,7 +71,7 @@ def _refuse_a_strangers(run: RunDirectory) -> None:
     """Raise where files of somebody else's lie, so that a run never mixes with them."""
     there = list[str]()
     with suppress(OSError):  # new, or no folder
-        there = sorted(path.name for path in run.path.iterdir() if not _is_of_detached(path))
+        there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: not a run directory, but it has {listed(there)}; expected a run, or a new or an "
@@ -79,9 +79,9 @@ def _refuse_a_strangers(run: RunDirectory) -> None:
         )
 
 
-def _is_of_detached(path: Path) -> bool:
-    """Whether a detached start left it, before the training that it is about."""
-    return path.name == DETACHED or path.stem == "coordinator"
+def _is_of_this_start(path: Path) -> bool:
+    """Whether a detached start left it, or a shell or Slurm (``-o runs/a/%j.out``), before the training."""
+    return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
 
 
 def _is_run(run: RunDirectory) -> bool:
