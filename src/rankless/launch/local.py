@@ -35,6 +35,7 @@ from rankless.launch.opening import (
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
+from rankless.launch.sharing import refuse_idle
 from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
@@ -281,16 +282,11 @@ def server_for(job: Job) -> ForkServer | None:
 
 def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     """How many ranks to start."""
-    most = recipe.batch.micro_batches if recipe else None
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
-        return min(devices, most) if most else devices
+        return min(devices, recipe.batch.micro_batches) if recipe else devices
     if devices < 1:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
-    if most and devices > most:
-        raise UserError(
-            f"--devices is {devices}, but a step has only "
-            f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): use at "
-            f"most {counted(most, 'device')}, a larger batch.images or a smaller batch.micro"
-        )
+    if recipe:
+        refuse_idle("--devices is {}", [devices], recipe)
     return devices

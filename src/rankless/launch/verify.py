@@ -13,6 +13,7 @@ from typing import Any
 
 from rankless.errors import UserError, counted
 from rankless.launch import local
+from rankless.launch.sharing import refuse_idle
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
@@ -77,13 +78,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
     Raises:
         UserError: too many ranks for the recipe, or any error of the training.
     """
-    most = recipe.batch.micro_batches
-    if over := [world for world in worlds if world > most]:
-        raise UserError(
-            f"--worlds has {', '.join(map(str, over))}, but a step has only "
-            f"{counted(most, 'micro-batch', 'micro-batches')} to share "
-            "(batch.images / batch.micro): leave it out, or use a smaller batch.micro"
-        )
+    refuse_idle("--worlds has {}", worlds, recipe)
     if len(worlds) < 2:
         raise UserError(
             f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2"

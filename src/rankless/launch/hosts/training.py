@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError
 from rankless.launch.job import Job
+from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 
@@ -70,12 +71,7 @@ class Training:
             UserError: some host would have none.
         """
         most = self.recipe.batch.micro_batches
-        if len(members) > most:
-            raise UserError(
-                f"--hosts has {counted(len(members), 'host')}, but a step has only "
-                f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): use "
-                "fewer hosts, a larger batch.images or a smaller batch.micro"
-            )
+        refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)

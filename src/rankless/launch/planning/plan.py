@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rankless.errors import UserError, counted
+from rankless.errors import counted
 from rankless.hardware.cores import usable_cores
 from rankless.launch import local
 from rankless.launch.opening import checked, device, devices_here, with_precision
@@ -17,6 +17,7 @@ from rankless.launch.planning.scaling import Row, row, rows
 from rankless.launch.planning.simulation import Simulated, simulated
 from rankless.launch.planning.units import Asked, shown_bandwidth, shown_time
 from rankless.launch.planning.workload import Link, Machine, Workload
+from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
 from rankless.tasks import resolve_recipe
 
@@ -96,7 +97,7 @@ def plan(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> Plan:
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
-    _refuse_too_many(asked.check, recipe)
+    refuse_idle("--check has {}", asked.check, recipe)
     on_cpu = device().type == "cpu"
     slots = max(usable_cores() // recipe.threads, 1)
     machines, each = asked.devices or (1, devices_here(recipe.threads))
@@ -159,15 +160,6 @@ def _measure(recipe: Recipe, steps: Steps, busy: int, asked: Asked, say: Callabl
             say(f"training with {counted(count, 'process', 'processes')} …")
             taken.steps[count] += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
     return taken
-
-
-def _refuse_too_many(check: Sequence[int], recipe: Recipe) -> None:
-    most = recipe.batch.micro_batches
-    if over := [count for count in check if count > most]:
-        raise UserError(
-            f"--check has {', '.join(map(str, over))}, but a step has only "
-            f"{counted(most, 'micro-batch', 'micro-batches')} to share; leave it out"
-        )
 
 
 def _of_measured(work: Workload, machine: Machine) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rankless.errors import UserError, counted, printable
+from rankless.errors import UserError, printable
+from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
 
 
@@ -115,16 +116,6 @@ def job_name(recipe: str) -> str:
     return name if name[:1].isalpha() else f"train-{name}".rstrip("-")
 
 
-def refuse_idle_ranks(recipe: Recipe, ranks: int) -> None:
-    """Raise if a step has fewer micro-batches than there are ranks, which each rank would find out later."""
-    if ranks > recipe.batch.micro_batches:
-        every = counted(recipe.batch.micro_batches, "micro-batch", "micro-batches")
-        raise UserError(
-            f"{ranks} devices, but a step has only {every} to share; expected at most as many devices: use "
-            "fewer, or a larger batch.images or a smaller batch.micro"
-        )
-
-
 def checked(
     problems: Problems, words: Sequence[str], load: Callable[[Sequence[str]], tuple[Recipe, str]], ranks: int
 ) -> tuple[str, tuple[str, ...]]:
@@ -141,5 +132,5 @@ def checked(
         if not named:
             raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
         recipe, _ = load(words)
-        refuse_idle_ranks(recipe, ranks)
+        refuse_idle("{} devices", [ranks], recipe)
     return named, tuple(word for word in words if word != named)
