@@ -192,6 +192,8 @@ def test_the_module_runs():
         (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
         (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),
+        (["verify", "--version=0.5"], "--version takes no value; see: rankless verify --help"),
+        (["data", "show", "--help=-1", "-1"], "--help takes no value; see: rankless data show --help"),
         (["recipes", "digits", "more"], "'more': unexpected argument; see: rankless recipes --help"),
     ],
 )

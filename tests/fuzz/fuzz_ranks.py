@@ -50,11 +50,12 @@ def no_rank_at_first(place: Path, *_: Any, **__: Any) -> Outcome:
 @contextlib.contextmanager
 def in_this_process(supervise: Any = no_rank_at_first) -> Iterator[None]:
     """No process is started while it lasts."""
+    from rankless.engine import workers
     from rankless.launch import local
 
-    real = local.supervise
-    local.supervise = supervise
+    real = local.supervise, workers.loader_processes
+    local.supervise, workers.loader_processes = supervise, lambda *_: 0
     try:
         yield
     finally:
-        local.supervise = real
+        local.supervise, workers.loader_processes = real

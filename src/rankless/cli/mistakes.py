@@ -35,6 +35,8 @@ def in_our_words(error: CycloptsError) -> UserError:
         options = dict.fromkeys((word, *(one.partition("=")[0] for one in others)))
         command = (error.command_chain or ("",))[0]
         hints = {one: _from_elsewhere(one, names, command) for one in options if one not in names}
+        if not hints:  # a switch of every command
+            return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
             f"{printable(one)}: no such option{hint or nearest(one, names)}; {see}"
             for one, hint in hints.items()

@@ -27,9 +27,15 @@ from rankless.files import checksums, reading
 from rankless.files.writing import flush, remove_tree
 from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
-from rankless.runs.directory import RunDirectory, beside, damage, recover, remains, remove
-
-_LONGEST_STATE = 256 * reading.MIB  # a million unreadable images have less
+from rankless.runs.directory import (
+    LONGEST_STATE,
+    RunDirectory,
+    beside,
+    damage,
+    recover,
+    remains,
+    remove,
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,7 @@ def _state(folder: Path, step: int) -> dict[str, Any]:
     """
     path = folder / "state.json"
     try:
-        state: dict[str, Any] = json.loads(reading.read_text(path, _LONGEST_STATE))
+        state: dict[str, Any] = json.loads(reading.read_text(path, LONGEST_STATE))
         saved = msgspec.convert(state, _State).step
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None

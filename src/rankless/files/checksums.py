@@ -32,11 +32,11 @@ def read(folder: Path) -> dict[str, str] | None:
     return {match[2]: match[1] for match in map(_LINE.fullmatch, lines) if match}
 
 
-def of_file(path: Path) -> str:
-    """Compute the SHA-256 of a regular file.
+def of_file(path: Path, most: int | None = None) -> str:
+    """Compute the SHA-256 of a regular file of at most so many bytes; of any size by default.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: it cannot be read, is not a regular file, or is too large.
     """
-    with reading.opened(path) as file:
+    with reading.opened(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
