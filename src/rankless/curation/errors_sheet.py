@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown
-from rankless.curation.model_errors import Mistake, ModelErrors, Opened, WrongImage, image_of
+from rankless.curation.model_errors import Mistake, ModelErrors, Opened, WrongImage
 from rankless.data.images.drawing import Mark
+from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
@@ -87,7 +90,7 @@ def _title(errors: ModelErrors) -> str:
 
 def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
     caption = f"{summary(errors, image)} · {_named(image.source)}"
-    if (read := image_of(opened, image.index)) is None:
+    if (read := _image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
     marks = [_mark(errors, one, read[1]) for one in image.mistakes if not is_whole(one)]
@@ -96,7 +99,7 @@ def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
 
 def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) -> Shown:
     caption = f"{doubt(errors, one)} · {_named(image.source)}"
-    if (read := image_of(opened, image.index)) is None:
+    if (read := _image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
     if is_whole(one):
@@ -114,3 +117,12 @@ def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) 
 def _mark(errors: ModelErrors, one: Mistake, reduced: int) -> Mark:
     x1, y1, x2, y2 = (side / reduced for side in one.box)
     return Mark((x1, y1, x2, y2), text(errors, one), one.predicted if one.predicted >= 0 else one.label)
+
+
+def _image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:
+    """An evaluation image, uint8 (3, H, W), and pixels of the source per pixel of it; None if gone."""
+    try:
+        read: Any = opened.task.evaluation_data().images.read(index)
+    except UnreadableImage:
+        return None
+    return (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)

@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, printable
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load
@@ -320,12 +319,3 @@ def _finders(image: ImageBoxes) -> dict[int, int]:
 def _box(sides: Any) -> Box:
     x1, y1, x2, y2 = sides.tolist()
     return x1, y1, x2, y2
-
-
-def image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:
-    """Return an evaluation image, uint8 (3, H, W), and pixels of the source per pixel of it; None if gone."""
-    try:
-        read: Any = opened.task.evaluation_data().images.read(index)
-    except UnreadableImage:
-        return None
-    return (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)

@@ -191,7 +191,6 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
     tree, lines, unread = yaml12.read_in_part(text, name)
     if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
-
     if _describes_data(tree, name):
         raise UserError(
             f"{name}: describes a data set, and is no recipe; name it as the data: "
@@ -211,9 +210,10 @@ def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck
 
 def _describes_data(tree: Any, name: str) -> bool:
     """Check for Darknet's ``.data`` file and Ultralytics's ``data.yaml``, which people give as a recipe."""
-    if name.endswith(".data"):
-        return True
-    return isinstance(tree, dict) and "train" in tree and not tree.keys().isdisjoint(("names", "nc", "val"))
+    is_yaml = (
+        isinstance(tree, dict) and "train" in tree and not tree.keys().isdisjoint(("names", "nc", "val"))
+    )
+    return is_yaml or name.endswith(".data")
 
 
 def _over(
