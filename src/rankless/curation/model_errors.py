@@ -123,8 +123,7 @@ class ModelErrors:
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
         """Return the annotations that are likely wrong, the likeliest first, each with its image."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
-        every = [] if self.is_blind else every
-        return sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
+        return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
     def name(self, label: int) -> str:
         """Return a class's name; ``nothing`` for -1."""

@@ -280,9 +280,7 @@ def _text(source: str | Path) -> tuple[str, str]:
             expected = f"a recipe; if it holds data, add data.root={name} to one"
         raise UserError(f"{name}: this is a folder: expected {expected}") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name}: this is not UTF-8 text (byte {error.start}): expected a YAML file"
-        ) from None
+        raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
 
