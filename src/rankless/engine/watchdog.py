@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import statistics
+import tempfile
 import threading
 import time
 from collections import defaultdict, deque
@@ -91,9 +92,10 @@ class Watchdog:
         elif self.drawing():
             at = "waiting for images"
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
-        with suppress(OSError):
-            os.write(_LOG, line.encode())
-            faulthandler.dump_traceback(_LOG, all_threads=True)
+        with suppress(OSError), tempfile.TemporaryFile() as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)  # letter by letter
+            stacks.seek(0)
+            os.write(_LOG, line.encode() + stacks.read())  # at once, lest ranks that share a log mix theirs
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
