@@ -72,6 +72,10 @@ class ShortageError(UserError):
     """Memory ran out; the caller that knows the recipe adds what to change in it."""
 
 
+class OneValueError(UserError):
+    """A batch norm has one value per channel to learn from: the micro-batch is too small."""
+
+
 STOPPED = 85
 """Exit code of a run that was asked to stop and saved its state: a scheduler may requeue it."""
 

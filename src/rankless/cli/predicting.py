@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from rankless.cli.words import Json, PredictingTarget, Task, flag, is_override, part
 from rankless.errors import UserError, counted
 from rankless.files.reading import read_text
+from rankless.hardware.heap import hold_freed_memory
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def predict(
 
     check_target(target, sources)
     _fix_instruction_set(target)
+    hold_freed_memory()
     from rankless.inference.predict import predict as find
 
     with _named_as_given(given):

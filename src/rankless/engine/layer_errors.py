@@ -8,7 +8,7 @@ from types import TracebackType
 
 from torch import nn
 
-from rankless.errors import UserError
+from rankless.errors import OneValueError, UserError
 from rankless.recipe.schema import Recipe
 
 _NOT_DETERMINISTIC = " does not have a deterministic implementation"
@@ -21,7 +21,8 @@ def explained(recipe: Recipe) -> Iterator[None]:
     """Inside, these errors of PyTorch's are raised as sentences.
 
     Raises:
-        UserError: an operation without deterministic kernels, or a batch norm that sees a single value.
+        UserError: an operation without deterministic kernels.
+        OneValueError: a batch norm that sees a single value.
     """
     try:
         yield
@@ -36,7 +37,7 @@ def explained(recipe: Recipe) -> Iterator[None]:
             ) from error
         if text.startswith(_ONE_VALUE):
             where = _layer(error.__traceback__) or "a batch norm"
-            raise UserError(
+            raise OneValueError(
                 f"{where} sees one value per channel, of which there is no variance (batch.micro is "
                 f"{recipe.batch.micro}); use a larger batch.micro or model.image_size, or batch_norm: sync "
                 "or frozen"

@@ -120,3 +120,18 @@ def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_norms_over_the_whole_batch_are_refused() -> None:
     with pytest.raises(UserError, match=r"batch\.micro decides nothing about memory"):
         fit(load("digits", ["batch_norm=sync"]), None, print)
+
+
+ONE_PIXEL = (*SMALL, "model.image_size=32", "data.multi_scale=0")
+
+
+@pytest.mark.processes
+def test_micro_batches_too_small_for_batch_norm_are_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its deepest map has one pixel, and PyTorch refuses the variance of one value."""
+    assert main(["fit", *ONE_PIXEL, "--devices", "1"]) == 0
+    said = capfd.readouterr().out
+    assert "1          –  too small: batch norm sees one value per channel" in said
+    assert "the largest that fits: batch.micro=4" in said
+    assert main(["fit", *ONE_PIXEL, "batch.images=1", "batch.micro=1"]) == 2
+    said = capfd.readouterr().err
+    assert "one value per channel even in 1 image" in said and "use a larger model.image_size" in said

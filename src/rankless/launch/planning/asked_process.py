@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from rankless.errors import ShortageError, UserError
+from rankless.errors import OneValueError, ShortageError, UserError
 from rankless.hardware.memory import peak
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 PAGES = "rankless.launch.planning"
+_ERRORS = {error.__name__: error for error in (OneValueError, ShortageError)}
 
 
 class AskedProcess:
@@ -70,14 +71,14 @@ class AskedProcess:
         """The answer to the question before.
 
         Raises:
-            UserError: the process met one, or died; a :class:`ShortageError` where its memory ran out.
+            UserError: the process met one, of the same class where it is one of ours, or died.
         """
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             raise died(self.what, self._process.wait(), self.log, self.instead)
         answer: dict[str, Any] = json.loads(line)
         if problems := answer.get("problems"):
-            raise (ShortageError if answer["shortage"] else UserError)(problems)
+            raise _ERRORS.get(answer["error"], UserError)(problems)
         return answer
 
     def end(self) -> None:
@@ -157,5 +158,5 @@ def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None
         known = error if isinstance(error, UserError) else shortage(error)
         if known is None:
             raise
-        answer({"problems": list(known.problems), "shortage": isinstance(known, ShortageError)})
+        answer({"problems": list(known.problems), "error": type(known).__name__})
     return 0

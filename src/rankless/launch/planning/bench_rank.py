@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankless.engine.sinks.sink import Sink
+from rankless.hardware.heap import hold_freed_memory
 from rankless.launch.planning.asked_process import answering, memory_taken, waiting_for
 from rankless.recipe.instruction_set import fix
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train whenever asked, until the standard input ends."""
+    hold_freed_memory()
     return answering("bench", _train)
 
 

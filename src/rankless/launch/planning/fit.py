@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rankless.errors import ShortageError, UserError, counted
+from rankless.errors import OneValueError, ShortageError, UserError, counted
 from rankless.hardware import memory
 from rankless.launch.opening import checked, device, devices_here, with_precision
 from rankless.launch.planning.measuring import StepProcess
@@ -20,6 +20,7 @@ from rankless.tasks import open_task, resolve_recipe
 _USABLE = 0.9  # of the memory that is free: other programs come and go
 _MICRO_BATCHES = 2  # of a step that is tried: the second one finds the gradients of the first in memory
 _GIB = 1 << 30
+_TOO_SMALL = "too small: batch norm sees one value per channel"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Tried:
     memory: int | None = None
     speed: float | None = None
     problem: str = ""
+
+    @property
+    def too_small(self) -> bool:
+        """Whether the problem is not memory, but batch norms without enough to learn from."""
+        return self.problem == _TOO_SMALL
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,17 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
     found = Fitted(recipe, ranks, free, search.sees and recipe.batch_norm == "micro", tried)
-    if tried[0].problem:
+    if all(one.problem for one in tried):
+        too_large = [one for one in tried if not one.too_small]
+        if not too_large:
+            raise UserError(
+                f"batch norm sees one value per channel even in {counted(tried[-1].micro, 'image')}, of "
+                "which there is no variance; use a larger model.image_size or batch.images, or "
+                "batch_norm: frozen"
+            )
         raise UserError(
-            f"a micro-batch of {counted(tried[0].micro, 'image')} does not fit into the memory of this "
-            f"device ({_gib(free)} free): {tried[0].problem}; use a smaller model or smaller images"
+            f"a micro-batch of {counted(too_large[0].micro, 'image')} does not fit into the memory of this "
+            f"device ({_gib(free)} free): {too_large[0].problem}; use a smaller model or smaller images"
         )
     return found
 
@@ -180,7 +193,7 @@ class _Search:
         else:
             self.say(f"training with batch.micro={micro} …")
             self.tried[micro] = self._try(micro)
-        return not self.tried[micro].problem
+        return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
         """Bytes that a size will take: on the line through the two largest that fit; 0 without two."""
@@ -200,6 +213,8 @@ class _Search:
                     answer = process.answer()
             except ShortageError as error:
                 return Tried(micro, problem="; ".join(error.problems))
+            except OneValueError:
+                return Tried(micro, problem=_TOO_SMALL)
             except UserError:
                 if not over:
                     raise

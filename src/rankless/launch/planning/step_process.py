@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rankless.hardware.heap import hold_freed_memory
 from rankless.launch.planning.asked_process import answering, memory_taken, quick, waiting_for
 from rankless.recipe.instruction_set import fix
 
@@ -87,6 +88,7 @@ class _Taken:
 
 def main() -> int:
     """Measure whenever asked, until the standard input ends."""
+    hold_freed_memory()
     return answering("measure", _measure)
 
 
@@ -154,13 +156,15 @@ class _Steps:
 
     def run(self) -> None:
         """Train one step."""
+        from rankless.engine.layer_errors import explained
         from rankless.engine.loop import update
         from rankless.engine.totals import Flags
 
         self.buckets.clear()
         self.state.begin(0)  # nothing is released meanwhile
         self.clock.begin()
-        totals = self.state.accumulator.run(self.done, self._drawn(), self._scaled, Flags())
+        with explained(self.state.recipe):
+            totals = self.state.accumulator.run(self.done, self._drawn(), self._scaled, Flags())
         self.clock.end("backward")
         update(self.state, self.done, totals)
         self.clock.end("update")

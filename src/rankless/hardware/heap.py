@@ -1,0 +1,27 @@
+"""The C library's heap: how it treats the tens of MB that every step takes and gives back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # <malloc.h>
+# What people set themselves stays.
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
+
+
+def hold_freed_memory() -> None:
+    """Have glibc hold what is freed for what comes next (Linux; elsewhere nothing happens).
+
+    By default it returns large blocks to the kernel, which clears every page of them when the next batch
+    takes them again. One arena for all threads holds less than one for each. Only for processes that are
+    Rankless's own: it cannot be undone. Best called before threads start.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
