@@ -116,8 +116,9 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
 @pytest.mark.parametrize(
     ("images", "batch", "micro", "line"),
     [
-        (169, 64, 8, "add batch.images=8 optim.lr=0.00125"),
-        (169, 64, 32, "add batch.images=8 batch.micro=8 optim.lr=0.00125"),
+        (169, 64, 4, "add batch.images=8 optim.lr=0.00125"),
+        (169, 64, 8, "add batch.images=8 batch.micro=4 optim.lr=0.00125"),
+        (169, 64, 32, "add batch.images=8 batch.micro=4 optim.lr=0.00125"),
         (1279, 64, 8, "add batch.images=32 optim.lr=0.005"),
         (1280, 64, 8, ""),
         (5, 8, 4, "use a smaller batch.images"),
@@ -132,6 +133,9 @@ def test_few_steps_in_an_epoch_are_reported_with_the_line_to_add(
     if line.startswith("add"):
         better = default([f"batch.images={batch}", f"batch.micro={micro}", *line.split()[1:]])
         assert not StepSchedule(better, images).warnings()
+        assert better.batch.micro_batches >= min(2, batch // micro), (
+            "two devices could share a step, and still can"
+        )
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))

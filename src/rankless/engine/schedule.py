@@ -114,13 +114,14 @@ class StepSchedule:
     def _smaller_batch(self) -> str:
         """What to write for a batch with which an epoch has enough steps, where that is a smaller one.
 
-        The rate falls with the batch, as usual: in proportion for SGD, with the square root for Adam.
+        The rate falls with the batch, as usual: in proportion for SGD, with the square root for Adam. A batch
+        that several devices could share still has two micro-batches.
         """
         batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
         if batch >= self.recipe.batch.images:
             return "use a smaller batch.images" if self.recipe.batch.images > self.images else ""
-        micro = self.recipe.batch.micro
-        also = "" if batch % micro == 0 else f" batch.micro={batch}"
+        micro, largest = self.recipe.batch.micro, batch // min(2, self.recipe.batch.micro_batches)
+        also = "" if largest % micro == 0 else f" batch.micro={largest}"
         optim, ratio = self.recipe.optim, batch / self.recipe.batch.images
         lr = optim.lr * (ratio if optim.name == "sgd" else ratio**0.5)
         return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
