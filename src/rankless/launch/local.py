@@ -23,6 +23,7 @@ from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
 from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
 from rankless.launch.opening import (
+    cards,
     checked,
     device,
     devices_here,
@@ -284,7 +285,15 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     """How many ranks to start."""
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
-        return min(devices, recipe.batch.micro_batches) if recipe else devices
+        if recipe and devices > (most := recipe.batch.micro_batches):
+            share, kind = counted(most, "micro-batch", "micro-batches"), "GPUs" if cards() else "processes"
+            say(
+                f"a step has only {share} (batch.images / batch.micro), so only {most} of the {devices} "
+                f"{kind} possible here will train",
+                file=sys.stderr,
+            )
+            return most
+        return devices
     if devices < 1:
         raise UserError(f"--devices is {devices}: expected a whole number of at least 1, or 'auto'")
     if recipe:
