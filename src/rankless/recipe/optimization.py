@@ -53,14 +53,14 @@ class Optim:
         if self.nesterov and self.name != "sgd":
             raise clash(
                 f"'optim.nesterov' is true, which optim.name '{self.name}' does not have; "
-                "leave it out, or use 'sgd'",
+                "use optim.nesterov=false, or 'sgd'",
                 "nesterov",
                 "name",
             )
         if self.nesterov and self.momentum == 0:
             raise clash(
                 "'optim.nesterov' is true, which needs momentum, and optim.momentum is 0: "
-                "give a momentum such as 0.9, or leave nesterov out",
+                "give a momentum such as 0.9, or use optim.nesterov=false",
                 "nesterov",
                 "momentum",
             )
