@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from rankless.engine import workers
 from rankless.world.process_group import World
+from rankless.world.transport import PROCESS_GROUP
 
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 TIMEOUT = timedelta(seconds=60)
@@ -47,8 +48,10 @@ def run(path: str, name: str, arguments: tuple[Any, ...], rank: int, size: int, 
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
     )
     try:
+        PROCESS_GROUP.gather_apart(TIMEOUT)
         return function(World(rank, size, torch.device("cpu"), rank), *arguments)
     finally:
+        PROCESS_GROUP.beside = None
         gc.collect()
         dist.destroy_process_group()
 

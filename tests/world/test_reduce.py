@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -233,3 +235,25 @@ def test_a_missing_gradient_reaches_every_rank_as_nan(ranks: Any) -> None:
                 spoiled = [number for number, g in enumerate(gradients) if np.isnan(g).all()]
                 assert spoiled == (unused_numbers() if skipping else [])
                 assert all(np.isfinite(g).all() for n, g in enumerate(gradients) if n not in spoiled)
+
+
+def goes_on_alone(world: World, meeting: Path) -> bool:
+    """Whether rank 0's backward pass got to the first layer while rank 1 had not begun its own."""
+    reduce.BUCKET_MIB = 0.0002  # type: ignore[assignment]
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(6)))
+    model[0].weight.register_hook(lambda _: (meeting / f"{step}").touch() if world.is_first else None)
+    sums = reduce.GradientSum(model, Exchange(2, world.rank, world.size), exact=True)
+    for step in range(STEPS):
+        with sums.micro_batch(world.rank):
+            loss = sums.module(torch.ones(1, 16)).sum()
+            until = time.monotonic() + (20 if step == STEPS - 1 else 0)
+            while not world.is_first and time.monotonic() < until and not (meeting / f"{step}").exists():
+                time.sleep(0.01)
+            there = world.is_first or (meeting / f"{step}").exists()
+            sums.backward(loss)
+    return there
+
+
+@pytest.mark.processes
+def test_the_backward_pass_waits_for_nobody_before_its_end(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, goes_on_alone, tmp_path) == [True, True]

@@ -78,7 +78,11 @@ class Exchange:
 
 
 class Pending:
-    """One exchange under way; :meth:`combine`, then :meth:`finish`."""
+    """One exchange under way; :meth:`combine`, then :meth:`finish`.
+
+    Attributes:
+        is_combined: whether the first of the two is done.
+    """
 
     def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
         self.layout, self.sums, self.result = layout, sums, result
@@ -88,6 +92,7 @@ class Pending:
         lengths = [min(self.shard, max(length - rank * self.shard, 0)) for rank in range(size)]
         self.own = lengths[layout.rank]
         self.work: Work | None = None
+        self.is_combined = False
         if size == 1:
             return
         counts = [len(nodes) for nodes in layout.nodes]
@@ -99,9 +104,21 @@ class Pending:
             to_send=[counts[layout.rank] * n for n in lengths],
         )
 
+    def combine_if_there(self) -> bool:
+        """Combine what the others have sent unless some of it is still on its way; whether it is combined.
+
+        Where gathering has no order of its own this waits, so that every rank keeps one order.
+        """
+        if not self.is_combined:
+            if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
+                return False
+            self.combine()
+        return True
+
     def combine(self) -> None:
         """Add this rank's shard of all nodes in tree order and begin to gather the shards."""
         layout = self.layout
+        self.is_combined = True
         if self.work is None:  # a world of one holds the root already
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])

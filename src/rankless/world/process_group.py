@@ -204,13 +204,16 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
         backend = _backend(store, rank, size, device)
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
         try:
+            with quiet_output():
+                PROCESS_GROUP.gather_apart(TIMEOUT)
+            watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             yield World(rank, size, device, local_rank, launcher_store, here, inline)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
+            PROCESS_GROUP.beside = None
             gc.collect()
             dist.destroy_process_group()
 

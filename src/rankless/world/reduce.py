@@ -2,7 +2,7 @@
 
 It is a communication hook of ``DistributedDataParallel``: the earlier micro-batches run under ``no_sync`` and
 are folded along the tree as they come; in the last one, each bucket that becomes ready is exchanged while the
-next is computed.
+next ones are computed.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
@@ -24,7 +24,7 @@ from rankless.world.uncompiled import PlainDataParallel
 Gradients = Sequence[Tensor]
 
 # Small enough that several overlap with the backward pass of a small net, large enough to fill a link.
-BUCKET_MIB = 8
+BUCKET_MIB = 4
 
 
 def add_gradients(left: Gradients, right: Gradients) -> Gradients:
@@ -141,7 +141,7 @@ class GradientSum:
         return views
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Exchange this bucket; meanwhile finish the one before, so that every rank keeps one order."""
+        """Exchange this bucket, and combine those before that have arrived: all ranks in the same order."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
@@ -151,11 +151,12 @@ class GradientSum:
         sums = [*(_flat(gradients, views, buffer) for _, gradients in fold.stack[:-1]), buffer]
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        if self.waiting:
-            self.waiting[-1][0].combine()
+        all(pending.combine_if_there() for pending, _, _ in self.waiting)  # up to the first that is not
         self.waiting.append((self.layout.start(sums, buffer), bucket, future))
         if bucket.is_last():
-            self.waiting[-1][0].combine()
+            for pending, _, _ in self.waiting:
+                if not pending.is_combined:
+                    pending.combine()
             for pending, ready, promise in self.waiting:
                 pending.finish()
                 promise.set_result(ready.buffer())

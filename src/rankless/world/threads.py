@@ -112,6 +112,9 @@ class _Exchanged:
     def wait(self) -> None:
         self._meeting.take(self._number, self._rank, self._take)
 
+    def is_completed(self) -> bool:
+        return False  # it is done by waiting
+
 
 class ThreadTransport:
     """See :class:`rankless.world.transport.Transport`.
@@ -123,7 +126,7 @@ class ThreadTransport:
     """
 
     def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
-        self.waits, self.in_process, self.group = PeerWaits(), True, group
+        self.waits, self.in_process, self.gathers_apart, self.group = PeerWaits(), True, False, group
         self.name = "threads"
         self._meeting, self._rank = meeting, rank
         self._begun = 0  # operations so far, of which each rank has the same

@@ -7,6 +7,7 @@ A world has one transport per rank. That of processes is here; that of threads i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Protocol, cast
 
 import torch
@@ -22,6 +23,9 @@ class Work(Protocol):
 
     def wait(self) -> object:
         """Return when its result can be read and what was sent may be changed."""
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
 
 
 class Transport(Protocol):
@@ -40,6 +44,10 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """What it is called in the record of the run."""
+
+    @property
+    def gathers_apart(self) -> bool:
+        """Whether gathering keeps an order of its own: each rank may begin it before or after the rest."""
 
     def send(self, packed: Tensor, rank: int) -> None:
         """Send bytes, uint8 (N,) on the CPU, which nobody changes any more."""
@@ -66,11 +74,29 @@ class Transport(Protocol):
 
 
 class GroupTransport:
-    """The default process group of ``torch.distributed``, of which a process has one."""
+    """The default process group of ``torch.distributed``, of which a process has one.
+
+    Attributes:
+        beside: a second group of the same ranks, for gathering; None where the default one does that, too.
+    """
 
     def __init__(self) -> None:
         self.waits, self.in_process = PeerWaits(), False
         self.group: dist.ProcessGroup | None = None
+        self.beside: dist.ProcessGroup | None = None
+
+    @property
+    def gathers_apart(self) -> bool:
+        """See :class:`Transport`."""
+        return self.beside is not None
+
+    def gather_apart(self, timeout: timedelta) -> None:
+        """Gather over connections of its own from now on, where that is possible; all ranks must call it.
+
+        Not with NCCL: its kernels for two groups would have to start in one order on all ranks.
+        """
+        if dist.get_backend() == "gloo" and dist.get_world_size() > 1:
+            self.beside = cast(dist.ProcessGroup, dist.new_group(timeout=timeout))
 
     @property
     def name(self) -> str:
@@ -105,7 +131,7 @@ class GroupTransport:
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
         """See :meth:`Transport.all_gather`; ``gathered`` is (ranks * N,), ``mine`` (N,)."""
-        return cast(Work, all_gather_single(gathered, mine, async_op=True))
+        return cast(Work, all_gather_single(gathered, mine, group=self.beside, async_op=True))
 
 
 PROCESS_GROUP = GroupTransport()

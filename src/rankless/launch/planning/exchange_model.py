@@ -69,8 +69,9 @@ def buckets_exposed(
 ) -> float:
     """Seconds from the end of the backward pass until the last bucket is there.
 
-    As in :meth:`rankless.world.reduce.GradientSum.exchange`: when a bucket is ready, the one before is
-    waited for, added and gathered, and the backward pass goes on.
+    As in :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready, the one before
+    is waited for, added and gathered, and the backward pass goes on. Over gloo it does not wait, so that a
+    step takes a little less.
     """
     free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
     clock = ready = 0.0
