@@ -47,6 +47,15 @@ def test_inside_it_is_seeded_and_outside_nothing_changes():
     assert len({first, *others}) == 5
 
 
+def test_no_two_generators_draw_the_same_numbers():
+    with seeded(0, 2, 3):
+        python = [random.random() for _ in range(1000)]
+        numpy = np.random.random(1000)  # noqa: NPY002
+        torch_ = torch.rand(1000, dtype=torch.float64).numpy()
+    correlations = np.corrcoef([python, numpy, torch_])
+    assert np.abs(correlations - np.eye(3)).max() < 0.15  # 5 standard deviations
+
+
 def test_inside_another_it_gives_back_what_was_there():
     with seeded(0, 0, 0):
         first = draws()

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from rankless.errors import UserError
-from rankless.randomness import GENERATORS, key
+from rankless.randomness import GENERATORS, key, torch_seed
 
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
 """So deep generators are looked for in what a data set is made of; longer lists are the data itself."""
@@ -43,9 +43,10 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
     with GENERATORS:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
         try:
-            random.seed(key(seed, "item", epoch, index))
-            np.random.seed(_words(key(seed, "item", epoch, index)))  # noqa: NPY002
-            torch.default_generator.manual_seed(key(seed, "item", epoch, index) % 2**63)  # not those of GPUs
+            # Of one seed, Python's and NumPy's, both Mersenne twisters, would draw the same numbers.
+            random.seed(key(seed, "item", epoch, index, "python"))
+            np.random.seed(_words(key(seed, "item", epoch, index, "numpy")))  # noqa: NPY002
+            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # not those of GPUs
             for number, generator in enumerate(generators):
                 _seed(generator, key(seed, "item", epoch, index, number))
             yield
