@@ -219,12 +219,13 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     Path("pets/val/empty").mkdir()
     Path("pets/train/cat/notes.txt").write_text("not an image")
     said = run(capsys, "check", pets, code=1)
-    assert "✗ 'val' has classes that 'train' does not have: 'eel' (a training stops)" in said
+    further = f"'val' has classes that 'train' does not have: 'eel'; see '{pets}/val/eel'"
+    assert f"✗ {further} (a training stops)" in said
     assert "  · 1 folder holds no images and is no class: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
-    assert found["classes"] == ["'val' has classes that 'train' does not have: 'eel'"]
+    assert found["classes"] == [further]
     assert any("'empty'" in sentence for sentence in found["splits"]["val"]["notes"])
     assert report(capsys, "check", pets, "--split", "val")["ok"] is True
     with pytest.raises(UserError, match="the model has no class 'eel'"):  # so does a training

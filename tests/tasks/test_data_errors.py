@@ -8,6 +8,7 @@ from PIL import Image
 from rankless.errors import UserError
 from rankless.recipe.load import default
 from rankless.tasks import resolve_recipe
+from rankless.tasks.classify import Classify
 
 
 @pytest.fixture
@@ -46,3 +47,16 @@ def test_images_that_are_few_enough_are_no_errors(root: Path) -> None:
     (root / "images/train/1.png").write_bytes(b"no image")
     found = errors_of(root, "data.max_bad=0.5")
     assert len(found) == 2 and "class out of range" in found[0]
+
+
+def test_a_class_folder_that_the_training_split_lacks_is_named(root: Path) -> None:
+    for path in ("train/a", "train/b", "train/empty", "val/a", "val/b", "val/empty", "val/zebra"):
+        (root / "f" / path).mkdir(parents=True)
+        if path != "train/empty":
+            Image.new("RGB", (40, 20)).save(root / "f" / path / "0.png")
+    task = Classify(default([f"data.root={root / 'f'}", "model.name=resnet18", "task=classify"]))
+    with pytest.raises(UserError) as refused:
+        task.evaluation_data()
+    said = str(refused.value)
+    assert "'val' has classes that 'train' does not have: 'empty', 'zebra'" in said
+    assert "f/train/empty'" in said and "--" not in said

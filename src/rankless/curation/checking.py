@@ -21,7 +21,7 @@ from rankless.curation.alike import Thumbnails, near_pairs, thumbnail
 from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
-from rankless.data.datasets.class_matching import match_classes
+from rankless.data.datasets.class_matching import further_classes, match_classes
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
@@ -121,7 +121,7 @@ def disagreements(data: DataSet) -> list[str]:
             used = tuple(part.class_names[label] for label in np.unique(part.labels).tolist())
         strange = [label for label in used if label not in names]
         if strange and not _are_found(used, names):
-            problems.append(f"'{name}' has classes that '{first}' does not have: {listed(strange)}")
+            problems.append(further_classes(data.root, first, name, strange))
     return problems
 
 

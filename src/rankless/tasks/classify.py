@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from rankless.data.datasets.class_matching import between_splits
 from rankless.data.datasets.classification import ClassificationExamples, collate, open_images
 from rankless.data.datasets.classification_input import place
 from rankless.data.datasets.torchvision_sets import located
@@ -43,6 +45,7 @@ class Classify:
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
+        self._learns = class_names is None
         self.class_names = tuple(self._training.images.class_names if class_names is None else class_names)
         if class_names is None and (problems := [*unknown_best(recipe, score_names(len(self.class_names)))]):
             raise UserError(problems)
@@ -142,15 +145,16 @@ class Classify:
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = located(self.recipe.data)
         # The labels refer to the model's outputs, which the training data defines.
-        samples = open_images(
-            data.root,
-            split,
-            getattr(self, "class_names", None),
-            format=data.format,
-            classes=data.classes,
-            max_bad=data.max_bad,
-            given=() if augmented else self.recipe.evaluate.classes_map,
-        )
+        with between_splits(data.root, data.train, split) if self._learns else nullcontext():
+            samples = open_images(
+                data.root,
+                split,
+                getattr(self, "class_names", None),
+                format=data.format,
+                classes=data.classes,
+                max_bad=data.max_bad,
+                given=() if augmented else self.recipe.evaluate.classes_map,
+            )
         recipe = self.recipe
         return ClassificationExamples(
             samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from rankless.data.anchors import box_sizes, kmeans_anchors
 from rankless.data.augment.multi_scale import StepSizes
 from rankless.data.datasets.annotated import DetectionImages, MatchedImages
-from rankless.data.datasets.class_matching import match_classes
+from rankless.data.datasets.class_matching import between_splits, match_classes
 from rankless.data.datasets.detection import DetectionExamples, collate, open_images
 from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
@@ -63,6 +64,7 @@ class Detect:
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe, coco.NAMES)]
         if not class_names and problems:
             raise UserError(problems)
+        self._learns = class_names is None
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
@@ -193,7 +195,9 @@ class Detect:
         if images.class_names == self.class_names and not given:
             return images
         where = f"{self.recipe.data.root}, split '{self.recipe.data.val}'"
-        match = match_classes(images.class_names, self.class_names, given, where)
+        data = self.recipe.data
+        with between_splits(data.root, data.train, data.val) if self._learns else nullcontext():
+            match = match_classes(images.class_names, self.class_names, given, where)
         return MatchedImages(images, match, self.class_names)
 
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rankless.data.datasets.annotated import DetectionImages, GroundTruth, MatchedImages
-from rankless.data.datasets.class_matching import LEFT_OUT, match_classes
+from rankless.data.datasets.class_matching import LEFT_OUT, between_splits, match_classes
 from rankless.errors import UserError
 from rankless.structures import Sample
 
@@ -56,7 +56,7 @@ def test_what_the_user_says_comes_first_and_may_join_or_leave_out():
 
 
 def test_a_model_whose_classes_are_numbers_says_how_to_name_them():
-    with pytest.raises(UserError, match="have numbers for names: import it again with --names FILE"):
+    with pytest.raises(UserError, match="importing it again with --names FILE"):
         match_classes(("cat", "dog"), ("0", "1"), (), "x")
 
 
@@ -90,3 +90,19 @@ def test_images_have_the_models_labels():
     assert sample.boxes.tolist() == truth.boxes.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
     assert truth.areas.tolist() == [9, 7] and truth.flags.tolist() == [0, 2]
     assert len(images) == 1 and images.class_names == ("dog", "truck", "car")
+
+
+def test_numbers_are_no_sign_of_an_import_where_classes_of_the_data_are_found():
+    with pytest.raises(UserError) as found:
+        match_classes(("0", "nine"), ("0", "9"), (), "x", may_leave_out=False)
+    assert "--classes-map 'nine=9'" in str(found.value) and "import" not in str(found.value)
+
+
+def test_in_training_it_is_the_data_whose_splits_differ(tmp_path):
+    (tmp_path / "train/eel").mkdir(parents=True)
+    (tmp_path / "val/zebra").mkdir(parents=True)
+    for name, where in (("zebra", f"see '{tmp_path}/val/zebra'"), ("eel", f"in '{tmp_path}/train/eel'")):
+        with pytest.raises(UserError) as found, between_splits(str(tmp_path), "train", "val"):
+            match_classes(("0", name), ("0", "1"), (), "x", may_leave_out=False)
+        assert f"'val' has classes that 'train' does not have: '{name}'" in str(found.value)
+        assert where in str(found.value) and "--" not in str(found.value)

@@ -6,7 +6,9 @@ The same classes may be in another order in the data, be spelled otherwise, or b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rankless.errors import UserError, counted, listed, nearest
 
@@ -41,6 +43,46 @@ class ClassMatch:
     notes: tuple[str, ...]
 
 
+class UnmatchedClassesError(UserError):
+    """Classes of the data that the model does not have.
+
+    Args:
+        names: of these classes.
+        problems: what to say of them to the user of a trained model.
+    """
+
+    def __init__(self, names: Sequence[str], problems: Sequence[str]) -> None:
+        super().__init__(problems)
+        self.names = tuple(names)
+
+
+@contextmanager
+def between_splits(root: str, training: str, other: str) -> Iterator[None]:
+    """Inside, the model has the classes of the split ``training``; a class it lacks is a fault of the data.
+
+    Raises:
+        UserError: the split ``other`` has further classes, in place of :class:`UnmatchedClassesError`.
+    """
+    try:
+        yield
+    except UnmatchedClassesError as error:
+        raise UserError(
+            f"{root}: {further_classes(root, training, other, error.names)}; give the splits the "
+            "same classes, or choose among them with data.classes"
+        ) from None
+
+
+def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
+    """Say that the split ``other`` has classes ``names`` that ``training`` lacks, and where."""
+    said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
+    top = Path(root).expanduser()
+    empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
+    folders = [str(Path(root, other, name)) for name in names if (top / other / name).is_dir()]
+    if empty:
+        return f"{said}; no image is in {listed(empty)}"
+    return f"{said}; see {listed(folders)}" if folders else said
+
+
 def match_classes(
     data: Sequence[str], model: Sequence[str], given: Pairs, where: str, *, may_leave_out: bool = True
 ) -> ClassMatch:
@@ -57,7 +99,8 @@ def match_classes(
         may_leave_out: whether a class of the data may be none of the model's.
 
     Raises:
-        UserError: a given name that does not exist, or a class that is not found; lists all of them.
+        UserError: a given name that does not exist.
+        UnmatchedClassesError: classes that are not found; lists all of them.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -68,7 +111,7 @@ def match_classes(
         wanted = _unique({name: key(name) for name in data if name not in found})
         found |= {wanted[word]: of_model[free[word]] for word in wanted if word in free}
     if missing := [name for name in data if name not in found]:
-        raise UserError(_unmatched(missing, model, where, may_leave_out))
+        raise UnmatchedClassesError(missing, _unmatched(missing, model, found, where, may_leave_out))
     return ClassMatch(tuple(found[name] for name in data), tuple(_table(data, model, found, where)))
 
 
@@ -114,22 +157,27 @@ def _unique(words: Mapping[str, str]) -> dict[str, str]:
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 
 
-def _unmatched(missing: Sequence[str], model: Sequence[str], where: str, may_leave_out: bool) -> list[str]:
+def _unmatched(
+    missing: Sequence[str], model: Sequence[str], found: Mapping[str, int], where: str, may_leave_out: bool
+) -> list[str]:
     problems = [
         f"{where}: the model has no class '{name}'{nearest(name, model)}" for name in missing[:_SHOWN]
     ]
     if len(missing) > _SHOWN:
         problems.append(f"{where}: … nor {len(missing) - _SHOWN} other classes of the data")
-    if list(model) == [str(label) for label in range(len(model))]:
+    taken = set(found.values())
+    free = next((name for label, name in enumerate(model) if label not in taken), model[0])
+    if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes have numbers for names: import it again with --names FILE, or "
-            f"say which is which: --classes-map '{missing[0]}=0'",
+            f"the model's {len(model)} classes have numbers for names: say which is which, as in "
+            f"--classes-map '{missing[0]}={free}'; a model that was imported without names is given them by "
+            "importing it again with --names FILE",
         ]
     known = f"the model's classes are {listed(model)}: say which of them these are"
     if not may_leave_out:
-        return [*problems, f"{known}, as in --classes-map '{missing[0]}={model[0]}', or train again"]
-    pairs = f"{missing[0]}={model[0]}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
+        return [*problems, f"{known}, as in --classes-map '{missing[0]}={free}', or train again"]
+    pairs = f"{missing[0]}={free}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
     return [
         *problems,
         f"{known}, or leave them out with nothing behind the '=', as in --classes-map '{pairs}'",
