@@ -27,7 +27,7 @@ PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
 LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
-"""Of an image with more boxes, or with labels on more of it, only colors and legend name the classes."""
+"""Of an image with more boxes, or with labels on more of it, the texts are short or left to the legend."""
 _NARROWEST = 0.35  # width over height that an image has room for at least: its caption stands below it
 _WIDEST = 6.0  # width over height of the largest room
 _HIGHEST = 3 * HEIGHT  # of a row
@@ -220,19 +220,20 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
     size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
-    named = _is_named(one, size[0] * size[1])
+    boxes = [[side * scale for side in mark.box] for mark in one.marks]
     marks = [
-        Mark((x1 * scale, y1 * scale, x2 * scale, y2 * scale), text if named else "", label)
-        for (x1, y1, x2, y2), text, label in one.marks
+        Mark((x1, y1, x2, y2), text, mark.label)
+        for (x1, y1, x2, y2), mark, text in zip(boxes, one.marks, _texts(one, size[0] * size[1]), strict=True)
     ]
     return annotate(one.image.resize((size[0], size[1]), how), marks)
 
 
-def _is_named(one: Shown, pixels: int) -> bool:
-    """Whether an image so large has room for the class names of its boxes."""
+def _texts(one: Shown, pixels: int) -> list[str]:
+    """What stands on the labels of an image so large: all texts, or all short ones, where it has no room."""
     letters = sum(len(mark.text) + 1 for mark in one.marks)
     side = 0.7 * pixels**0.25  # of a letter, as it is drawn
-    return len(one.marks) <= CROWDED and letters * 0.6 * side * 1.4 * side <= COVERED * pixels
+    has_room = len(one.marks) <= CROWDED and letters * 0.6 * side * 1.4 * side <= COVERED * pixels
+    return [mark.text if has_room else mark.short for mark in one.marks]
 
 
 def _blank(width: int, height: int) -> Image.Image:

@@ -18,6 +18,13 @@ from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
 _AROUND = 1.5  # sides of a doubtful label's box that are shown on each side of it
+_SHORT = {
+    "missed": "missed",
+    "class": "wrong class",
+    "place": "wrong place",
+    "duplicate": "again",
+    "background": "no label",
+}
 _LEAST = 96  # pixels of the image that are shown around a small one
 
 
@@ -110,13 +117,14 @@ def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) 
     left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
     right, bottom = min(pixels.width, round(x2 + reach)), min(pixels.height, round(y2 + reach))
     cut = pixels.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-    moved = Mark((x1 - left, y1 - top, x2 - left, y2 - top), mark.text, mark.label)
-    return Shown(cut, [moved], caption, frozenset({mark.label}))
+    moved = (x1 - left, y1 - top, x2 - left, y2 - top)
+    return Shown(cut, [mark._replace(box=moved)], caption, frozenset({mark.label}))
 
 
 def _mark(errors: ModelErrors, one: Mistake, reduced: int) -> Mark:
     x1, y1, x2, y2 = (side / reduced for side in one.box)
-    return Mark((x1, y1, x2, y2), text(errors, one), one.predicted if one.predicted >= 0 else one.label)
+    label = one.predicted if one.predicted >= 0 else one.label
+    return Mark((x1, y1, x2, y2), text(errors, one), label, short=_SHORT[one.kind])
 
 
 def _image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:

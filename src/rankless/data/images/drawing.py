@@ -27,11 +27,13 @@ class Mark(NamedTuple):
         box: xyxy in pixels of the image.
         text: what stands on its label; without one it has none.
         label: class id; it gives the color.
+        short: stands on the label where a sheet has no room for the text.
     """
 
     box: Rectangle
     text: str
     label: int
+    short: str = ""
 
 
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
