@@ -11,7 +11,7 @@ from rankless.errors import UserError
 from rankless.files.outputs import Outputs
 from rankless.report.charts import Point, smoothed
 from rankless.report.collected import Collected
-from rankless.report.training import by_task, score_points
+from rankless.report.training import by_task, score_points, spans_decades
 
 _COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
 _GRAY = "#8a8a8a"
@@ -41,6 +41,8 @@ def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
         for at in members:
             _draw(runs[at], _COLORS[at % len(_COLORS)], (loss, scores, rate, time), alone=len(runs) == 1)
         of = f" ({task})" if len(tasks) > 1 else ""
+        if spans_decades([(0, y) for line in loss.lines for y in line.get_ydata()]):
+            loss.set_yscale("log")
         _finish(loss, f"Loss{of}", legend=True)
         _finish(scores, f"Scores{of}", legend=True)
     _finish(rate, "Learning rate", legend=len(runs) > 1)
@@ -82,7 +84,11 @@ def _finish(axes: Any, title: str, *, legend: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_xlim(left=0)
-    if axes.lines and min(min(line.get_ydata()) for line in axes.lines) >= 0:
+    if (
+        axes.get_yscale() == "linear"
+        and axes.lines
+        and min(min(line.get_ydata()) for line in axes.lines) >= 0
+    ):
         axes.set_ylim(bottom=0)
     if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=9)

@@ -52,6 +52,7 @@ def loss_charts(run: Collected) -> str:
     """Losses, parts, learning rate and gradient norm."""
     steps = run.steps
     loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
+    validation = score_points(run, "loss")
     parts = [name for name in steps.names if name.startswith("part:")]
     # Of few steps the smoothed line is the line of the steps, which it would hide.
     few, smooth = len(loss) < FEW, "" if len(loss) < FEW else ", smoothed"
@@ -60,9 +61,10 @@ def loss_charts(run: Collected) -> str:
     lines = [] if few else [Line("each step", loss, None, "faint")]
     lines += [
         Line(f"training{smooth}", smoothed(loss), 0),
-        Line("validation", score_points(run, "loss"), 1, "dots"),
+        Line("validation", validation, 1, "dots"),
     ]
-    charts = [line_chart("Loss", lines, steps_axes(run, log=_spans_decades(loss)), gray)]
+    axes = steps_axes(run, log=spans_decades([*loss, *validation]))
+    charts = [line_chart("Loss", lines, axes, gray)]
     if len(parts) > 1:
         lines = [
             Line(name.removeprefix("part:"), smoothed(list(steps.points(name))), color)
@@ -75,13 +77,13 @@ def loss_charts(run: Collected) -> str:
     charts.append(line_chart("Learning rate", lines, steps_axes(run)))
     lines = [] if few else [Line("each step", norm, None, "faint")]
     lines.append(Line("each step" if few else "smoothed", smoothed(norm), 2))
-    axes = steps_axes(run, log=_spans_decades(norm))
+    axes = steps_axes(run, log=spans_decades(norm))
     charts.append(line_chart("Gradient norm", lines, axes, f"Of the mean gradient, before clipping. {gray}"))
     return "".join(charts)
 
 
-def _spans_decades(points: Sequence[Point]) -> bool:
-    """Whether only a logarithmic axis shows both ends."""
+def spans_decades(points: Sequence[Point]) -> bool:
+    """Whether only a logarithmic axis shows both ends, as where the first evaluations are far off."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
@@ -111,7 +113,11 @@ def score_charts(run: Collected) -> str:
 def events_panel(run: Collected) -> str:
     """What happened, in the order in which it did."""
     rows = [
-        (number(entry["step"], "event", "at"), text(entry["event"]), text(_said(entry)))
+        (
+            number(entry["step"], "event", "at"),
+            text(entry["event"]),
+            "<br>".join(map(text, _said(entry).split("\n"))),
+        )
         for entry in run.events[-200:]
     ]
     if not rows:
