@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +20,7 @@ import torch.distributed as dist
 from rankless.errors import UserError
 from rankless.world import process_group
 from rankless.world.process_group import World, is_lost_peer, join
-from rankless.world.rendezvous import meet
+from rankless.world.rendezvous import join_store, meet
 
 
 def talk(world: World) -> list[Any]:
@@ -114,3 +120,31 @@ def test_ranks_that_were_given_different_numbers_are_refused(sizes: tuple[int, i
 )
 def test_a_lost_peer_is_reported_from_an_error(error: Exception, lost: bool) -> None:
     assert is_lost_peer(error) == lost
+
+
+def test_what_listens_and_is_no_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own client waits for an answer to its greeting without end."""
+    monkeypatch.setattr("rankless.world.rendezvous._PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: what listens there does not answer"):
+            join_store("127.0.0.1", port, timedelta(seconds=20))
+
+
+@pytest.mark.processes
+def test_a_rank_that_waits_for_the_first_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "RANKLESS_CPU": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rankless", "train", "digits", "--run", str(tmp_path / "run")],
+            env={**os.environ, **place, "MASTER_PORT": str(silent.getsockname()[1])},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with silent.accept()[0]:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20) == 85
+        finally:
+            process.kill()
+            process.wait()

@@ -168,6 +168,15 @@ def listening_at(address: str, port: int) -> socket.socket:
     return listener
 
 
+def listens(address: str, port: int) -> bool:
+    """Whether something takes connections there."""
+    try:
+        with socket.create_connection((address, port), timeout=5.0):
+            return True
+    except OSError:
+        return False
+
+
 def own_addresses() -> list[str]:
     """The addresses of this machine that others may reach: neither loopback nor link-local."""
     every = (address for addresses in interfaces().values() for address in addresses)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from rankless.hardware import network
 from rankless.world.compat import innermost_store
 
 _POLL = 0.05  # seconds
+_PATIENCE = 60.0  # seconds in which a store answers
 _TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
 # By the operating system: the loopback interface, which nothing outside the machine can reach.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -145,8 +147,34 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
 
 
 def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """The store that another process has opened."""
-    return dist.TCPStore(address, port, is_master=False, timeout=timeout)
+    """The store that another process has opened, or will open in time.
+
+    Raises:
+        UserError: what listens there is no store.
+    """
+    found: list[dist.TCPStore | Exception] = []
+
+    def connect() -> None:
+        try:
+            found.append(dist.TCPStore(address, port, is_master=False, timeout=timeout))
+        except Exception as error:
+            found.append(error)
+
+    # The client waits in C++, where no signal is handled, and for the answer to its greeting without end.
+    thread, listened = threading.Thread(target=connect, daemon=True), False
+    thread.start()
+    while not found:
+        thread.join(_PATIENCE)
+        listens = not found and network.listens(address, port)
+        if listens and listened:  # it has had the time between two looks
+            raise UserError(
+                f"{address}:{port}: what listens there does not answer; expected the first rank of this job: "
+                "end the program if it is another one, or set MASTER_PORT to another port"
+            )
+        listened = listens
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _private_file() -> Path:
