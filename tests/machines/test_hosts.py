@@ -205,3 +205,13 @@ def test_a_run_goes_on_after_its_client_was_killed_and_after_ctrl_c(rig: Rig, al
         assert run.wait() == 0, run.text()  # h3 has nothing of it
         run.gone()
         assert run.outcome("h2") == run.outcome("h3") == alone
+
+
+def test_hosts_may_share_the_run_directory(rig: Rig) -> None:
+    """Their ranks have jobs of their own in it; one host used to take away another's."""
+    shared = rig.folder / "shared" / "run"
+    with HostsRun(rig, str(shared), "h1:1,h2:1,h3:1", "small.yaml", "epochs=1") as run:
+        assert run.wait() == 0, run.text()
+        assert "Traceback" not in run.text() and "warning" not in run.text(), run.text()
+        run.gone()
+    assert not [*shared.glob(".job*")]

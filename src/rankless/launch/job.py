@@ -52,11 +52,12 @@ class Job:
 
 
 @contextmanager
-def job_folder(run: Path | None) -> Iterator[Path]:
+def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
     """A private folder (mode 0700) for a job and what its ranks leave, gone at the end.
 
     Args:
         run: the run directory of a training, which this process has locked; None where there is none.
+        first: number of the first rank here; each of several machines that share the directory has another.
 
     Raises:
         OSError: it cannot be made.
@@ -65,7 +66,7 @@ def job_folder(run: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
             yield Path(scratch)
         return
-    folder = run / JOB
+    folder = run / (f"{JOB}-{first}" if first else JOB)
     remove_tree(folder)  # of a launcher that was killed
     folder.mkdir(mode=0o700)
     try:

@@ -235,11 +235,11 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def job_written(job: Job, traces: Path | None) -> Iterator[Path]:
-    """The job's path, in ``traces`` or a private folder."""
+def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
+    """The job's path, in ``traces`` or a private folder; ``first`` is the number of the first rank here."""
     with ExitStack() as stack:
         try:
-            folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None))
+            folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
             job_path = write_job(job, folder)
         except OSError as error:
             raise UserError(f"the job for the ranks cannot be written ({error}); {remedy(error)}") from error

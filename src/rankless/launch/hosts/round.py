@@ -20,6 +20,7 @@ from rankless.world.rendezvous import OneOfMany
 def run_round(
     job: Job,
     ranks: int,
+    first: int,
     rendezvous: Callable[[Path], OneOfMany],
     requests: Requests,
     abandoned: Callable[[], bool],
@@ -29,6 +30,7 @@ def run_round(
     Args:
         job: what they do.
         ranks: how many.
+        first: the number of the first.
         rendezvous: makes where they meet the others, given the folder of the job.
         requests: takes what this process is asked to do.
         abandoned: whether the ranks of other hosts have gone.
@@ -43,7 +45,7 @@ def run_round(
     def progress() -> int:
         return run.pointed("last") or 0
 
-    with local.job_written(job, None) as path:
+    with local.job_written(job, None, first) as path:
         outcome = supervise(
             path,
             ranks,
