@@ -168,6 +168,7 @@ def test_the_module_runs():
         (["train", "."], ".: this is a folder: expected a recipe; if it holds data, add data.root=. to one"),
         (["train", "my.cfg"], "my.cfg: expected a recipe first; this is given as model.cfg=my.cfg"),
         (["train", "my.pth"], "my.pth: expected a recipe first; this is given as model.pretrained=my.pth"),
+        (["train", "my.pt", "data=x"], "rankless train model.pretrained=my.safetensors data.root=x"),
         (["train", "resnet50"], "mean 'resnet18'? the name of a model is given as model.name=resnet50"),
         (
             ["train", "--resume", "--run", "gone"],
@@ -518,11 +519,15 @@ def test_predict(trained, capsys):
 
 
 def test_digest(calls, capsys):
-    Path("w").write_bytes(b"")
+    Path("w").write_bytes(b"\0" * 8 + b"{}")
     assert cli.main(["digest", "w"]) == 0
     assert capsys.readouterr().out == "digest of w  w\n"
     assert cli.main(["digest", "w", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"sha256": "digest of w", "weights": "w"}
+    assert cli.main(["digest", "w", "w"]) == 0
+    assert capsys.readouterr().out == "digest of w  w\n" * 2
+    assert cli.main(["digest", "w", "w", "--json"]) == 0
+    assert [one["weights"] for one in json.loads(capsys.readouterr().out)] == ["w", "w"]
 
 
 def test_verify(calls, capsys):
@@ -591,15 +596,20 @@ def test_an_output_that_cannot_be_written_is_named():
     [
         (["evaluate", "nope"], ["nope: no such file or directory"]),
         (["predict", "nope", "x"], ["'x': no such file or folder", "nope: no such file or directory"]),
-        (["train", "digits", "data.root=nope"], ["nope: no such file or folder at "]),
-        (["train", "digits", "data.root=/no/pe"], ["/no/pe: no such file or folder; expected"]),
+        (["train", "digits", "data.root=nope"], ["data.root is 'nope': no such file or folder at "]),
+        (["train", "digits", "data.root=/no/pe"], ["data.root is '/no/pe': no such file or folder; exp"]),
+        (["train", "resnet18"], ["data.root is not given: expected a folder or a file; add data.root="]),
+        (["train", "fine-tune", "model.pretrained=a.pth"], ["data.root is not", "import a.pth --model NAME"]),
+        (["train", "digits", "model.pretrained=imagenet"], ["published weights are imported first"]),
+        (["train", "digits", "model.pretrained=true"], ["published weights are imported first"]),
+        (["train", "digits", "--ranks", "1"], ["here it is --devices N"]),
         (
             ["train", "digits", "model.pretrained=nope.pt"],
             ["model.pretrained is 'nope.pt': no such file"],
         ),
         (
             ["train", "digits", "data.root=nope", "model.pretrained=nope.pt"],
-            ["nope: no such file or folder at ", "model.pretrained is 'nope.pt': no such file"],
+            ["data.root is 'nope': no such file or ", "model.pretrained is 'nope.pt': no such file"],
         ),
     ],
 )
@@ -608,6 +618,7 @@ def test_a_path_that_leads_nowhere_is_reported_before_pytorch_is_imported(
     tmp_path: Path, words: list[str], said: list[str]
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    (tmp_path / "a.pth").write_bytes(b"PK\3\4")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     done = subprocess.run(
         [sys.executable, "-m", "rankless", *words],

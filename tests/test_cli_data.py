@@ -95,6 +95,7 @@ def test_help_imports_nothing_heavy(words):
         (["chek"], "; did you mean 'check'?; see: rankless data --help"),
         (["check"], "ROOT is missing; see: rankless data check --help"),
         (["check", "gone"], "gone: no such file or folder"),
+        (["check", "/gone"], "/gone: no such file or folder"),
         (["check", "digits"], "'digits' is built in"),
         (
             ["check", "cells", "--format", "yolo"],

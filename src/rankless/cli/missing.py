@@ -10,6 +10,7 @@ from pathlib import Path
 from rankless.data.datasets.torchvision_sets import located
 from rankless.data.missing import missing_data
 from rankless.errors import UserError
+from rankless.recipe.familiar import PUBLISHED
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
@@ -44,14 +45,22 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     problems: list[str] = []
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
         try:
-            problems += missing_data(located(recipe.data).root)
+            given_root, root = recipe.data.root, located(recipe.data).root
+            if given_root.startswith("path/to/") and missing_data(given_root):  # a shipped recipe's own
+                problems.append("data.root is not given: expected a folder or a file; add data.root=FOLDER")
+            else:
+                problems += [
+                    f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
+                ]
         except UserError as error:
             problems += error.problems
     pretrained = recipe.model.pretrained
     if begins and pretrained not in ("", "timm"):
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
-            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}" for one in given
+            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"
+            f"{'' if Path(pretrained).suffix or Path(pretrained).exists() else f'; {PUBLISHED}'}"
+            for one in given
         ]
     if problems:
         raise UserError(problems)

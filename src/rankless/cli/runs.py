@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -21,6 +22,8 @@ from rankless.cli.words import (
 from rankless.printing import print_json, print_scores, say
 
 app = part()
+
+Others = Annotated[Path, Parameter(help="Further ones, a line each.")]
 
 
 @app.command(
@@ -75,18 +78,24 @@ def evaluate(
 
 @app.command(
     sort_key=4,
-    usage="Usage: rankless digest TARGET [OPTIONS]",
-    help_epilogue="Example:\n  rankless digest runs/digits\n",
+    usage="Usage: rankless digest TARGET... [OPTIONS]",
+    help_epilogue="Example:\n  rankless digest runs/one runs/two\n",
 )
-def digest(target: Target, /, *, as_json: Json = False) -> int:
+def digest(
+    target: Target,
+    /,
+    *others: Others,
+    as_json: Json = False,
+) -> int:
     """Print the SHA-256 of the weights: equal weights, equal digest."""
     from rankless.models.checkpoints.weights import digest_file
     from rankless.runs.trained_weights import trained_weights_of
 
-    path = trained_weights_of(target)
-    sha256 = digest_file(path)
+    paths = [trained_weights_of(one) for one in (target, *others)]
+    found = [{"sha256": digest_file(path), "weights": str(path)} for path in paths]
     if as_json:
-        print_json({"sha256": sha256, "weights": str(path)})
+        print_json(found if others else found[0])
     else:
-        say(f"{sha256}  {path}")
+        for one in found:
+            say(f"{one['sha256']}  {one['weights']}")
     return 0

@@ -210,6 +210,7 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
     """
     from rankless.models.names import problem
     from rankless.recipe import load
+    from rankless.recipe.familiar import key_of_file, line_of_file
 
     # The models are heavy to import, and those that shipped recipes name exist.
     is_named = name not in (None, *load.shipped()) or any(
@@ -225,5 +226,8 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
         except UserError as error:
             if "data" not in keys:  # the name that the data has elsewhere, where a line needs no recipe
                 raise
-            raise UserError([*error.problems, _NO_RECIPE]) from None
+            values = dict(word.partition("=")[::2] for word in overrides)
+            file = values.get("model", "")
+            instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
+            raise UserError([*error.problems, instead]) from None
     return load.load(name or "digits", overrides, check_name=check), name or "digits"

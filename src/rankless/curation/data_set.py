@@ -17,6 +17,7 @@ from rankless.data.datasets.opening import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths, subset
 from rankless.data.index.file_states import saved_names
+from rankless.data.missing import missing_data
 from rankless.errors import UserError, listed, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
@@ -206,6 +207,8 @@ def beside(root: str, ending: str) -> Path:
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:
+        if problems := missing_data(root):
+            raise UserError(problems)
         raise UserError(f"{root}: this is the whole file system; give the data set's folder")
     return folder.with_name(f"{folder.name}-{ending}")
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rankless.errors import printable
+
 PYTORCH = (".pt", ".pth")
 """Endings of PyTorch's files."""
 _DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
@@ -110,7 +112,7 @@ OPTIONS: Mapping[str, str] = {
     "j": "workers",
     "lr": "optim.lr",
     "momentum": "optim.momentum",
-    "nproc_per_node": _PLAN,
+    **dict.fromkeys(("n", "np", "nproc", "nproc_per_node", "num_gpus", "ranks"), _PLAN),
     "output_dir": _RUN,
     "pretrained": "model.pretrained",
     "save_dir": _RUN,
@@ -185,6 +187,25 @@ def imported(name: str) -> tuple[str, str]:
     ours = f"{Path(name).stem}.safetensors"
     line = f"rankless import {name} --model NAME --out {ours}"
     return ours, f"{name}: only weights of a network in 'rankless models' fit, once they are imported: {line}"
+
+
+PUBLISHED = (
+    "published weights are imported first (rankless import FILE --model NAME --out NEW.safetensors), and "
+    "those of timm's classifiers are model.pretrained=timm; docs/weights.md says where they are"
+)
+
+
+def line_of_file(name: str, values: Mapping[str, str]) -> str:
+    """Say how a training with a cfg or with a file of weights is written.
+
+    Args:
+        name: of the file.
+        values: what else was given, by its key; of these the data is taken.
+    """
+    ours, note = imported(name)
+    data = values.get("data.root") or values.get("data") or "FOLDER"
+    note = f"{note}, then " if note else ""
+    return printable(f"{note}write: rankless train {key_of_file(ours, '')}={ours} data.root={data}", 500)
 
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"

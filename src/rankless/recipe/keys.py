@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import TypeAdapter
 
 from rankless.errors import nearest, one_of, similar
-from rankless.recipe.familiar import ELSEWHERE, VALUES, answer
+from rankless.recipe.familiar import ELSEWHERE, PUBLISHED, VALUES, answer
 from rankless.recipe.kinds import KINDS, foreign, losses_of
 from rankless.recipe.loss_kinds import loss_kind
 from rankless.recipe.model_kinds import model_kind
@@ -144,6 +144,8 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
     what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if value is None:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
+    if path == ("model", "pretrained"):
+        return f"{what}: a run or a weights file; {PUBLISHED}"
     if isinstance(value, str):
         if known := VALUES.get((".".join(path), value)):
             return f"{what}; {known}"

@@ -18,7 +18,7 @@ from rankless.errors import UserError, nearest
 from rankless.files import reading
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
-from rankless.recipe.familiar import key_of_file
+from rankless.recipe.familiar import key_of_file, line_of_file
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
 from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
@@ -43,6 +43,9 @@ def load(source: str | Path, overrides: Sequence[str] = (), *, check_name: NameC
     Raises:
         UserError: every problem of the file and of the overrides, with line and nearest valid key.
     """
+    if key := key_of_file(str(source), ""):
+        line = line_of_file(str(source), dict(one.partition("=")[::2] for one in overrides))
+        raise UserError(f"{source}: expected a recipe first; this is given as {key}={source}; {line}")
     text, name = _text(source)
     return _parse(text, name, overrides, check_name)
 
@@ -257,8 +260,6 @@ def _text(source: str | Path) -> tuple[str, str]:
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
-    if key := key_of_file(name, ""):
-        raise UserError(f"{name}: expected a recipe first; this is given as {key}={name}")
     if not is_path and not path.exists():
         near = nearest(name, shipped()).replace("?", "? the") or "; the"
         raise UserError(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankless.errors import UserError
+from rankless.files.reading import opened
 from rankless.printing import warn
 from rankless.runs.directory import weights_of
 
@@ -21,7 +22,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
     """Return what :func:`rankless.runs.directory.weights_of` does, if it is no exported file.
 
     Raises:
-        UserError: there are no weights, or it is an exported file.
+        UserError: there are no weights, it is an exported file, or it does not begin like a weights file.
     """
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
@@ -29,4 +30,23 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
             f"{path}: is {what}, which computes what a model predicts but holds no weights to train on or to "
             "compare; expected a run or a weights file (.safetensors): give the one it was exported from"
         )
+    try:
+        with opened(path) as file:
+            what = not_safetensors(path, file.read(9))
+    except OSError:
+        what = ""  # whoever reads it says so
+    if what:
+        raise UserError(f"{path}: is not a readable weights file: {what}")
     return path
+
+
+def not_safetensors(path: Path, start: bytes) -> str:
+    """Say why a file that begins with these bytes, at least 9 if it has them, holds no safetensors."""
+    if not start:
+        return "it is empty"
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        return (
+            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
+            f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
+        )
+    return "" if start[8:9] == b"{" else "it does not start like a safetensors file"

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rankless.errors import UserError
 from rankless.files import checksums, reading
+from rankless.runs.trained_weights import not_safetensors
 
 CHECKSUM = "crc32"
 """The key of the checksum in the metadata."""
@@ -208,16 +209,9 @@ def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 def _reason(path: Path, content: bytes, error: Exception) -> str:
-    if not content:
-        return "it is empty"
-    if content[:4] == b"PK\x03\x04" or content[:1] == b"\x80":
-        return (
-            "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
-            f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
-        )
+    if what := not_safetensors(path, content[:9]):
+        return what
     length = int.from_bytes(content[:8], "little")
-    if content[8:9] != b"{":
-        return "it does not start like a safetensors file"
     if 8 + length > len(content):
         error = ValueError(f"a header of {length} bytes in a file of {len(content)}")
     return f"it is truncated or damaged ({error}); take another copy"
