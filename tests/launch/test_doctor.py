@@ -36,7 +36,7 @@ def full(*args: object) -> None:
 
 LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("ok", lambda: machine.software("1.2", "1.2"), "rankless 1.2, torch ", ""),
-    ("warning", lambda: machine.software("1.3", "1.2"), "but rankless 1.2 is installed", "rankless==1.3"),
+    ("warning", lambda: machine.software("1.3", "1.2"), "but rankless 1.2 is installed", "or install 1.3"),
     ("ok", lambda: machine.processor("a CPU", frozenset({"avx2", "avx", "sse4_1"})), "a CPU, AVX2", ""),
     ("warning", lambda: machine.processor("old", frozenset({"sse4_1"})), "no AVX2", "newer"),
     ("ok", lambda: machine.memory(8 * GB), "8.0 GB free", ""),

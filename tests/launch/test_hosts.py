@@ -27,6 +27,25 @@ def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert err == ""
 
 
+def test_a_host_that_could_not_save_the_end_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {"h1": 240, "h2": 40, "h3": 240}
+    hosts = [Machine(name) for name in steps]
+    with cluster(monkeypatch, *hosts) as found:
+
+        def held(step: int) -> Any:
+            """A run that is new at the start, and there at the end."""
+            return lambda _: {"exists": False, "has_run": False, "step": step if hosts[0].joined else None}
+
+        for host in hosts:
+            host.answers["holds"] = held(steps[host.name])
+        assert found.coordinator.train() == 0
+    out, err = capsys.readouterr()
+    assert "the run directory is on h1, h3\n" in out
+    assert err == "warning: h2 has the run only up to step 40 of 240; copy it from another host\n"
+
+
 def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     second = Machine("h2", answers={"begin": {"problems": ["runs/x: not a run directory"]}})
     with cluster(monkeypatch, Machine("h1"), second) as found:
@@ -294,7 +313,7 @@ def test_a_host_that_prints_without_end_keeps_nobody_from_ctrl_c(monkeypatch: py
     [
         ("me@h1: Permission denied (publickey).", "ssh-copy-id h1"),
         ("Host key verification failed.", "ssh h1 once by hand"),
-        ("/opt/python: No module named rankless", "--sync, or: ssh h1 /opt/python -m pip install rankless=="),
+        ("/opt/python: No module named rankless", "--sync, or install rankless "),
         ("bash: line 1: python3: command not found", "--python PATH"),
     ],
 )

@@ -5,11 +5,13 @@ Nothing of it is in the recipe, and all of it can change bits.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,15 @@ def describe(device: torch.device) -> Environment:
     }
 
 
+@cache
+def source() -> str:
+    """Twelve digits of a hash of the package's code, which copies of one version may differ in."""
+    root, found = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
 def versions() -> dict[str, str]:
     """Of Python, the packages and the native libraries that compute."""
     built = torch.__config__.show()
@@ -80,6 +91,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "rankless": __version__,  # of the code that runs; what is installed may be another
+        "rankless source": source(),
         **{name: metadata.version(name) for name in (*_PACKAGES, *_DECODERS)},
         **{name: value for name, value in native.items() if value},
     }

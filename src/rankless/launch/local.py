@@ -36,7 +36,7 @@ from rankless.launch.opening import (
 from rankless.launch.rank_job import error_in
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.record import record_death, record_error
-from rankless.launch.sharing import refuse_idle
+from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
@@ -286,12 +286,8 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):
-            share, kind = counted(most, "micro-batch", "micro-batches"), "GPUs" if cards() else "processes"
-            say(
-                f"a step has only {share} (batch.images / batch.micro), so only {most} of the {devices} "
-                f"{kind} possible here will train",
-                file=sys.stderr,
-            )
+            kind = "GPUs here" if cards() else "processes possible here"
+            say(too_few(most, devices, kind), file=sys.stderr)
             return most
         return devices
     if devices < 1:

@@ -8,6 +8,14 @@ from rankless.errors import UserError, counted
 from rankless.recipe.schema import Recipe
 
 
+def too_few(ranks: int, devices: int, kind: str) -> str:
+    """The note where only ``ranks`` of all ``devices`` of a ``kind`` (plural) have a micro-batch each."""
+    return (
+        f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
+        f"only {ranks} of the {devices} {kind} will train"
+    )
+
+
 def refuse_idle(asked: str, counts: Sequence[int], recipe: Recipe) -> None:
     """Raise where some devices or hosts would have nothing to compute.
 

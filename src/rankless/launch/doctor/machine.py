@@ -41,7 +41,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
         return warning(
             "software",
             f"{value}, but rankless {installed} is installed",
-            f"see that PYTHONPATH is what you want, or: {sys.executable} -m pip install rankless=={running}",
+            f"see that PYTHONPATH is what you want, or install {running}",
         )
     return ok("software", f"{value} ({sys.executable})")
 

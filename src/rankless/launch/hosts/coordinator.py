@@ -27,6 +27,7 @@ from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.hosts.way import Way
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
+from rankless.launch.sharing import too_few
 from rankless.printing import say, warn
 
 _GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
@@ -116,7 +117,9 @@ class Coordinator:
         if finished:
             report_nothing_left(training.run, finished, self.training.recipe.epochs, self._again())
             return False
-        self.training.shares(members)
+        wished, ranks = (sum(f(members).values()) for f in (self.training.devices_of, self.training.shares))
+        if ranks < wished:
+            say(too_few(ranks, wished, "devices"), file=sys.stderr)
         for member in members:  # one after another: they may share a directory
             start.begin(self.gang, self.training, member, self.token, resume=wanted.resume)
             self.hosts.joined.add(member.index)
@@ -277,7 +280,10 @@ class Coordinator:
             replies = self.gang.ask([lead], "report", {"run": str(self.training.run)}, _SHORT)
             for line in replies.get(lead.index, {}).get("text", "").splitlines():
                 say(line)
-        say(f"the run directory is on {names(members)}")
+        behind = start.behind(self.gang, members, str(self.training.run))
+        say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
+        for name, steps in behind.items():
+            warn(f"{name} has the run only up to step {steps}; copy it from another host")
         return 0
 
     def _dry_run_done(self, members: Sequence[Member], end: RoundEnd) -> int:

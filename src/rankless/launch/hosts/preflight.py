@@ -87,7 +87,7 @@ def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any])
     if len(set(values.values())) < 2:
         return []
     fix = "give hosts that have it alike"
-    if what == "rankless":
+    if what in ("rankless", "rankless source"):
         fix = "add --sync to use this machine's everywhere"
     elif "data" in what:
         fix = "copy the same data to all, or give its path, as in host:4:/mnt/data"

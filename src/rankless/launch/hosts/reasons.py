@@ -9,18 +9,22 @@ from rankless import __version__
 _SAID = (
     (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
     (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
     (r"REMOTE HOST IDENTIFICATION", "SSH", "ssh-keygen -R {address} if the machine is new under that name"),
+    (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
     (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
     (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "see that it is up: ping {address}"),
     (
         r"No module named '?rankless",
         "rankless",
-        "add --sync, or: ssh {address} {python} -m pip install rankless=={version}",
+        "add --sync, or install rankless {version} there as it is installed here",
     ),
     (r"not found|No such file", "Python", "give --python PATH, the interpreter there"),
-    (r"No module named", "packages", "ssh {address} {python} -m pip install rankless=={version}"),
+    (
+        r"No module named",
+        "packages",
+        "install there what is installed here, or give --python another interpreter",
+    ),
 )
 
 

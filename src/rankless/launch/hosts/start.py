@@ -227,6 +227,17 @@ def refuse_lost(members: Sequence[Member]) -> None:
         raise UserError(lost)
 
 
+def behind(gang: Gang, members: Sequence[Member], run: str) -> dict[str, str]:
+    """The hosts whose newest whole checkpoint is not the newest of all, by name: ``40 of 240``."""
+    here = [member for member in members if not member.lost]
+    replies = gang.ask(here, "holds", {"run": run})
+    steps = {
+        member.name: replies[member.index].get("step") or 0 for member in here if member.index in replies
+    }
+    newest = max(steps.values(), default=0)
+    return {name: f"{step:,} of {newest:,}" for name, step in steps.items() if step < newest}
+
+
 def names(members: Sequence[Member]) -> str:
     """Of hosts, for a message."""
     return ", ".join(member.name for member in members)

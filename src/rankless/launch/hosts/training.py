@@ -72,6 +72,17 @@ class Training:
         """
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
+        counts = self.devices_of(members)
+        while sum(counts.values()) > most:  # those with the most give up one
+            counts[max(counts, key=lambda index: counts[index])] -= 1
+        return counts
+
+    def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
+        """How many devices each host is to use, by its index, whether or not there is work for all.
+
+        Raises:
+            UserError: some host has not as many.
+        """
         counts, problems = {}, []
         for member in members:
             own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
@@ -83,8 +94,6 @@ class Training:
                 )
         if problems:
             raise UserError(problems)
-        while sum(counts.values()) > most:  # those with the most give up one
-            counts[max(counts, key=lambda index: counts[index])] -= 1
         return counts
 
 
