@@ -239,6 +239,14 @@ def test_check_one_split(cells, capsys):
     assert list(report(capsys, "check", cells, "--split", "val")["splits"]) == ["val"]
 
 
+def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys):
+    described = Path("cells/data.yaml")
+    described.write_text("".join(x for x in described.read_text().splitlines(True) if "val" not in x))
+    said = run(capsys, "check", str(described))
+    assert "no split 'val'" in said and "rankless data split" in said
+    assert "no split 'val'" in report(capsys, "check", str(described))["missing"]
+
+
 def test_stats(cells, capsys):
     said = run(capsys, "stats", cells, "--out", "stats.png")
     rows = {" ".join(line.split()[:-2]): line.split()[-2:] for line in said.splitlines() if line}

@@ -24,6 +24,7 @@ from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index import scan
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
+from rankless.errors import UserError
 
 NAMES = ["cat", "dog", "eel"]
 
@@ -49,6 +50,8 @@ def _content(root: Path) -> dict[str, Any]:
 
 def read(root: Path, split: str) -> Raw:
     content = _content(root)
+    if split not in content["splits"]:
+        raise UserError(f"{root}: no split '{split}'")
     entries = content["splits"][split]
     files = [str(root / entry["file"]) for entry in entries]
     rows = [(number, *box) for number, entry in enumerate(entries) for box in entry["boxes"]]

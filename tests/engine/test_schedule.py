@@ -86,7 +86,7 @@ def test_a_resumed_run_draws_the_rest(schedule: StepSchedule, start: int) -> Non
         (64, 16, 1, ["the whole run (16 steps) lies within the warm-up"]),
         (64, 16, 2, []),
         (3, 0, 1, ["the data has 3 training images, so each step takes every image 1.3 times"]),
-        (1, 9, 2, ["1 training image, so each step takes", "the whole run (1 step) lies"]),
+        (1, 9, 2, ["1 training image, so each step takes", "is 9); train for more epochs"]),
     ],
 )
 def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: int, said: list[str]) -> None:

@@ -64,6 +64,15 @@ def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) ->
     assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, workers")
 
 
+def test_keys_that_only_another_network_has_are_left_out(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.recipe.write_text(dump(load("yolov4-tiny")))
+    with pytest.raises(UserError) as caught:
+        check_resume(run, load("resnet18"))
+    assert "model.name: yolov4-tiny in the run, resnet18 now" in caught.value.problems
+    assert "None" not in str(caught.value)
+
+
 @pytest.fixture
 def stopped(tmp_path: Path, small_recipe: str) -> tuple[RunDirectory, Recipe, Path]:
     """A run after step 3, its recipe, and a copy of its data in another place."""

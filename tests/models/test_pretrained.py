@@ -15,6 +15,7 @@ from rankless.errors import UserError
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.recipe.model_kinds import ResnetModel
 from rankless.recipe.schema import Model, Recipe
 
 NAMES = ("cat", "dog", "owl")
@@ -130,6 +131,9 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
         "model.width is 1.0, 0.5 in the file; leave these keys out to take the network in the file, or "
         "model.pretrained for an untrained one, or give weights of this one",
     )
+    with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
+        start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))
+    assert "None" not in str(refused.value)
     safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")
     with pytest.raises(UserError, match="none of its tensors is one of 'yolov4-tiny'") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES, Model(name="yolov4-tiny"))

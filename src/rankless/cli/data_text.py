@@ -12,6 +12,7 @@ from rankless.curation.converting import Converted
 from rankless.curation.fixing import Fixed, remedy
 from rankless.curation.splitting import Divided, fractions_of
 from rankless.curation.statistics import SplitStatistics, Spread, Statistics
+from rankless.data.formats.registry import format_named
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import counted, escaped
@@ -41,10 +42,12 @@ def print_check(checked: Checked) -> None:
         _print_findings(checked.findings[name], {"replaced": _THEN[stops]})
         if not checked.notes(name) and not checked.findings[name].counts:
             say("  nothing found")
-    if checked.between.counts or checked.classes:
+    if checked.between.counts or checked.classes or checked.missing:
         say("\nbetween the splits")
         for sentence in checked.classes:
             say(f"  ✗ {sentence} ({_THEN['stops']})")
+        if checked.missing:
+            say(f"  · {checked.missing}")
         _print_findings(checked.between)
     if checked.quick:
         say("\nheaders only: no image was decoded, none compared with another")
@@ -77,7 +80,7 @@ def print_conversion(done: Converted) -> None:
     """What was written, what was lost, and whether it reads back the same."""
     for name, each in done.data.splits.items():
         say(f"{name}: {_counted(each)}")
-    say(f"written: {done.out} ({done.data.format} → {done.to})")
+    say(f"written: {done.out} ({done.data.title} → {format_named(done.to).TITLE})")
     for sentence in done.lost:
         say(f"  {sentence}")
     if done.differences:
@@ -114,7 +117,7 @@ def print_division(done: Divided) -> None:
 def print_statistics(stats: Statistics) -> None:
     """A table of everything in numbers, one of the classes, and remarks."""
     splits = stats.splits
-    say(f"{stats.root}: {stats.format}\n")
+    say(f"{stats.root}: {format_named(stats.format).TITLE}\n")
     table = _table("", *splits)
     for title, cells in _rows(list(splits.values())):
         if any(cells):

@@ -22,6 +22,7 @@ from rankless.curation.data_set import DataSet, open_data_set
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
+from rankless.data.datasets.opening import examine
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
@@ -44,6 +45,7 @@ class Checked:
         leaked: of each split, the numbers of the images that a later split has as well.
         quick: nothing was decoded or compared.
         classes: how the splits' classes disagree, as sentences; each of them stops a training.
+        missing: that no split is for validation, as a sentence; a training with the defaults stops.
     """
 
     data: DataSet
@@ -53,6 +55,7 @@ class Checked:
     leaked: dict[str, set[int]] = field(default_factory=dict)
     quick: bool = False
     classes: list[str] = field(default_factory=list)
+    missing: str = ""
 
     @property
     def ok(self) -> bool:
@@ -97,6 +100,7 @@ class Checked:
             "splits": splits,
             "between": self.between.as_json(),
             "classes": self.classes,
+            "missing": self.missing,
         }
 
 
@@ -123,6 +127,18 @@ def disagreements(data: DataSet) -> list[str]:
         if strange and not _are_found(used, names):
             problems.append(further_classes(data.root, first, name, strange))
     return problems
+
+
+def _without_validation(data: DataSet, format: str) -> str:
+    """Return what a training says where it finds no split to be scored on; nothing if there is one."""
+    wanted = Data().val
+    if wanted in data.splits:
+        return ""
+    try:
+        examine(data.root, wanted, format)
+    except UserError as error:
+        return next((problem for problem in error.problems if f"no split '{wanted}'" in problem), "")
+    return ""
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
@@ -167,6 +183,7 @@ def check(
         findings[name].update(whole.findings)
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
     made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
+    made.missing = "" if splits else _without_validation(data, format)
     if not quick:
         _decode_and_compare(made)
     return made

@@ -104,10 +104,11 @@ class StepSchedule:
         if self.recipe.schedule.name == "one-cycle":
             key, rise, usual = "rise", ceil(self.rise), "30%"
         if rise >= self.steps:
+            smaller = f"use a smaller schedule.{key}, such as {usual}, or more epochs"
             found.append(
                 f"the whole run ({counted(self.steps, 'step')}) lies within the warm-up of the learning rate "
-                f"(schedule.{key} is {getattr(self.recipe.schedule, key)}); use a smaller schedule.{key}, "
-                f"such as {usual}, or more epochs"
+                f"(schedule.{key} is {getattr(self.recipe.schedule, key)}); "
+                f"{smaller if self.steps > 1 else 'train for more epochs'}"
             )
         return [*found, *self._perhaps_epochs()]
 

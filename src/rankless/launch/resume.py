@@ -43,11 +43,13 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
-        listed = [f"{key}: {old} in the run, {new} now" for key, old, new in different]
+        # A key that only one of them has follows from another task, network or loss, which is named.
+        both = [one for one in different if one[1] is not None and one[2] is not None]
+        listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
             [
-                f"{run.path} cannot go on with another recipe; {len(different)} "
-                f"{'keys differ' if len(different) > 1 else 'key differs'}:",
+                f"{run.path} cannot go on with another recipe; "
+                f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
                 f"leave them as they were, or start a new run; what may change: {', '.join(FREE)}, "
                 f"and {_ROOT} where the same data lies",

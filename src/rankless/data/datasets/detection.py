@@ -16,6 +16,7 @@ from rankless.data.datasets.annotated import BoxedImages, DetectionImages, Groun
 from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.opening import open_annotations
+from rankless.data.formats.registry import format_named
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
 from rankless.errors import UserError
@@ -204,8 +205,8 @@ def open_images(
     annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
-            f"{root}: read as '{annotations.format}', which gives each image a class and no boxes, but "
-            f"a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}, or set "
-            "data.format if it is another"
+            f"{root}: read as {format_named(annotations.format).TITLE}, which give each image a class and no "
+            f"boxes, but a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}"
+            ", or set data.format if it is another"
         )
     return BoxedImages(annotations)

@@ -100,11 +100,12 @@ def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tens
         field.name
         for field in fields(theirs)
         if field.name not in ("pretrained", "freeze", "checkpointing")
-        and getattr(theirs, field.name) != getattr(ours, field.name, None)
+        and hasattr(ours, field.name)  # other kinds of networks have other keys, and another name
+        and getattr(theirs, field.name) != getattr(ours, field.name)
     ]
     if keys:
         differ = "; ".join(
-            f"model.{key} is {_short(getattr(ours, key, None))}, {_short(getattr(theirs, key))} in the file"
+            f"model.{key} is {_short(getattr(ours, key))}, {_short(getattr(theirs, key))} in the file"
             for key in keys
         )
         raise UserError(
