@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
+from rankless.given import Text, classes_of, several
 from rankless.inference import saving, video
 from rankless.inference.opening import Asked, open_finders
 from rankless.inference.predict_custom import CustomFinder
@@ -33,16 +34,16 @@ _FOLDER = Path("predictions")
 
 
 def predict(
-    target: Path,
-    sources: Sequence[str],
+    target: Text,
+    sources: Text | Sequence[Text],
     *,
-    out: Path | None = None,
+    out: Text | None = None,
     confidence: float | None = None,
-    classes: Sequence[str | int] = (),
+    classes: str | Sequence[str | int] = (),
     device: str | None = None,
     batch: int | None = None,
-    overrides: Sequence[str] = (),
-    save: Sequence[str] = saving.DEFAULT,
+    overrides: str | Sequence[str] = (),
+    save: str | Sequence[str] = saving.DEFAULT,
     force: bool = False,
     resume: bool = False,
     task: type | str | None = None,
@@ -52,8 +53,8 @@ def predict(
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        sources: images, folders (searched with their subfolders), glob patterns, built-in scenes as
-            ``digits:val:0-7``, video files, cameras as ``webcam:0``, and streams as ``rtsp://…``.
+        sources: one or several: images, folders (searched with their subfolders), glob patterns, built-in
+            scenes as ``digits:val:0-7``, video files, cameras as ``webcam:0``, and streams as ``rtsp://…``.
         out: a new or empty folder for the results; None makes a new one,
             ``predictions``, ``predictions-2`` …
         confidence: predictions with a lower score are discarded, 0..1; by default 0.25 for detections; a
@@ -77,11 +78,18 @@ def predict(
             error: they are listed in the report. Where no image can be read, nothing is written.
 
     Examples:
-        >>> report = rankless.predict(Path("runs/digits"), ["digits:val:1000-1003"], out=Path("found"))
+        >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")
         >>> [len(image.detections) for image in report.images]
     """
-    asked = Asked(confidence, tuple(classes), device, tuple(overrides), task, batch)
-    kinds = saving.kinds_named(save)
+    asked = Asked(
+        confidence,
+        classes_of(classes),
+        device,
+        tuple(several(overrides)),
+        task,
+        batch,
+    )
+    kinds, out = saving.kinds_named(several(save)), None if out is None else Path(out)
     if resume and out is None:
         raise UserError("--resume needs the folder of the stopped prediction; name it with --out")
     if resume and force:
@@ -89,10 +97,10 @@ def predict(
     found: list[str] = []
 
     def look() -> None:
-        found.extend(find(sources))
+        found.extend(find(several(sources)))
         video.refuse_without_av([name for name in found if is_video(name)])
 
-    opened = open_finders(target, asked, look)
+    opened = open_finders(Path(target), asked, look)
     finder = opened.finders[0]
     saving.refuse_unfit(kinds, finder)
     for each in opened.finders:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
+from rankless.given import classes_of, several
 from rankless.inference.inputs import ImageLike, source_of
 from rankless.inference.opening import Asked, Opened, open_finders
 from rankless.inference.pipeline import Source, answered, threads
@@ -21,10 +22,10 @@ from rankless.inference.results import Result, Results
 
 def load(
     target: str | os.PathLike[str],
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     *,
     confidence: float | None = None,
-    classes: Sequence[str | int] = (),
+    classes: str | Sequence[str | int] = (),
     device: str | None = None,
     batch: int | None = None,
 ) -> Predictor:
@@ -47,7 +48,15 @@ def load(
         >>> result.names, result.xyxy.shape, result.scores.min() > 0.25
     """
     opened = open_finders(
-        Path(target), Asked(confidence, tuple(classes), device, tuple(overrides), None, batch)
+        Path(target),
+        Asked(
+            confidence,
+            classes_of(classes),
+            device,
+            tuple(several(overrides)),
+            None,
+            batch,
+        ),
     )
     return Predictor(opened)
 

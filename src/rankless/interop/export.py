@@ -14,6 +14,7 @@ import torch
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
+from rankless.given import several
 from rankless.interop import onnx_file, openvino_file, torch_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
 from rankless.interop.plan import Asked, Plan, planned
@@ -89,7 +90,7 @@ def export(
     format: str,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     nms: bool = False,
     confidence: float | None = None,
     batch: int | None = None,
@@ -128,7 +129,7 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
-    asked, target = Asked(nms, confidence, batch, any_size, half), Path(target)
+    asked, target, overrides = Asked(nms, confidence, batch, any_size, half), Path(target), several(overrides)
     stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
     if stem.suffix in _endings(format):
         stem = stem.with_suffix("")

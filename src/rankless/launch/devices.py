@@ -30,6 +30,8 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     if devices is None or isinstance(devices, int):
         yield devices
         return
+    if isinstance(devices, str):
+        raise UserError(f"devices is {devices!r}; expected a number, or a list of GPUs such as [0, 1]")
     # It asks the driver without starting CUDA here, which would keep the GPUs that it then saw.
     there = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
     before = os.environ.get(_VISIBLE)

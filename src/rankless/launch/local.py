@@ -15,6 +15,7 @@ from typing import Any
 
 from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
 from rankless.files.numbered import removed_on_error
+from rankless.given import Text, several
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.devices import visible
@@ -143,8 +144,8 @@ def train(
 
 
 def evaluate(
-    target: Path,
-    overrides: Sequence[str] = (),
+    target: Text,
+    overrides: str | Sequence[str] = (),
     *,
     task: type | str | None = None,
     devices: int | Sequence[int] | None = None,
@@ -168,7 +169,7 @@ def evaluate(
         UserError: whatever is the user's to fix, such as weights of a task that is not built in when no
             ``task`` is given.
     """
-    path = weights_of(target)
+    path, overrides = weights_of(Path(target)), several(overrides)
     loaded = trained.load(path)
     if task is not None:
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]

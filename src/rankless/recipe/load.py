@@ -9,13 +9,14 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError, nearest
 from rankless.files import reading
+from rankless.given import Overrides, several
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
 from rankless.recipe.familiar import key_of_file, line_of_file
@@ -27,7 +28,7 @@ from rankless.recipe.validation import COMMAND_LINE, Given, Location, NameCheck,
 _COMMAND_LINE = Location(COMMAND_LINE)
 
 
-def load(source: str | Path, overrides: Sequence[str] = (), *, check_name: NameCheck | None = None) -> Recipe:
+def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
     """Load the recipe of a file and apply overrides.
 
     Args:
@@ -44,13 +45,12 @@ def load(source: str | Path, overrides: Sequence[str] = (), *, check_name: NameC
         UserError: every problem of the file and of the overrides, with line and nearest valid key.
     """
     if key := key_of_file(str(source), ""):
-        line = line_of_file(str(source), dict(one.partition("=")[::2] for one in overrides))
+        line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
         raise UserError(f"{source}: expected a recipe first; this is given as {key}={source}; {line}")
-    text, name = _text(source)
-    return _parse(text, name, overrides, check_name)
+    return _parse(*_text(source), overrides, check_name)
 
 
-def default(overrides: Sequence[str] = (), *, check_name: NameCheck | None = None) -> Recipe:
+def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
     """Return the recipe of all defaults, with overrides applied as in :func:`load`.
 
     Raises:
@@ -60,7 +60,7 @@ def default(overrides: Sequence[str] = (), *, check_name: NameCheck | None = Non
     return build(with_network(given), problems, check_name)
 
 
-def changed(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
     """Apply overrides to a recipe, as in :func:`load`.
 
     Raises:
@@ -117,8 +117,8 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """List the dotted keys whose values differ, in the recipe's order, with the old and the new value."""
     before, after = dict(_flat(old)), dict(_flat(new))
-    keys = dict.fromkeys((*before, *after))
-    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
+    return [(key, before.get(key), after.get(key)) for key in keys]
 
 
 # Nothing here changes a number that was computed already.
@@ -190,7 +190,7 @@ def shipped_text(name: str) -> str:
     return (resources.files("rankless.recipe") / "shipped" / f"{name}.yaml").read_text("utf-8")
 
 
-def _parse(text: str, name: str, overrides: Sequence[str], check_name: NameCheck | None) -> Recipe:
+def _parse(text: str, name: str, overrides: Overrides, check_name: NameCheck | None) -> Recipe:
     tree, lines, unread = yaml12.read_in_part(text, name)
     if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
@@ -220,7 +220,7 @@ def _describes_data(tree: Any, name: str) -> bool:
 
 
 def _over(
-    given: dict[KeyPath, Given], problems: list[Problem], overrides: Sequence[str]
+    given: dict[KeyPath, Given], problems: list[Problem], overrides: Overrides
 ) -> tuple[dict[KeyPath, Given], list[Problem]]:
     changed, more = _overridden(overrides)
     # A preset on the command line replaces the file's values of its section.
@@ -228,10 +228,9 @@ def _over(
     return others | changed, problems + more
 
 
-def _overridden(overrides: Sequence[str]) -> tuple[dict[KeyPath, Given], list[Problem]]:
-    given: dict[KeyPath, Given] = {}
-    problems: list[Problem] = []
-    for override in overrides:
+def _overridden(overrides: Overrides) -> tuple[dict[KeyPath, Given], list[Problem]]:
+    given, problems = dict[KeyPath, Given](), list[Problem]()
+    for override in several(overrides):
         key, equals, text = override.partition("=")
         if not equals or not key:
             problems.append(Problem(_COMMAND_LINE, f"'{override}': {_without_key(override)}"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.given import Text
 from rankless.models.checkpoints.fit import compare, mismatch
 from rankless.models.checkpoints.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe.load import from_json, to_json
@@ -144,7 +145,12 @@ def digest(state: Mapping[str, Tensor]) -> str:
     """Compute the SHA-256 over names, dtypes, shapes and little-endian values, sorted by name.
 
     It does not depend on device, memory layout or file format; every bit of every tensor changes it.
+
+    Raises:
+        UserError: it is no state dict.
     """
+    if not isinstance(state, Mapping):
+        raise UserError(f"{state!r}: expected a state dict; of a file it is rankless.digest_file(path)")
     sha = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name]
@@ -154,12 +160,15 @@ def digest(state: Mapping[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def digest_file(path: Path) -> str:
+def digest_file(path: Text) -> str:
     """Compute the :func:`digest` of the tensors in a safetensors file, whoever wrote it.
 
     Raises:
         UserError: no such file, or it cannot be read.
     """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected a weights file, such as {path / 'best.safetensors'}")
     return digest(read(path)[0])
 
 

@@ -1,0 +1,25 @@
+"""What callers from Python give: one value where several may stand, paths where texts may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+Text = str | os.PathLike[str]
+Overrides = str | Sequence[str]
+"""``key=value``, or several."""
+
+
+def several(given: Text | Sequence[Text | int]) -> list[str]:
+    """All values as texts: a lone text is one value, not a sequence of letters.
+
+    Examples:
+        >>> several("optim.lr=0.1"), several([Path("a.jpg"), "b.jpg", 3])
+        (['optim.lr=0.1'], ['a.jpg', 'b.jpg', '3'])
+    """
+    return [os.fspath(given)] if isinstance(given, str | os.PathLike) else [str(one) for one in given]
+
+
+def classes_of(given: str | Sequence[str | int]) -> tuple[str | int, ...]:
+    """Names or ids of classes."""
+    return (given,) if isinstance(given, str) else tuple(given)
