@@ -603,6 +603,7 @@ def test_an_output_that_cannot_be_written_is_named():
         (["train", "digits", "model.pretrained=imagenet"], ["published weights are imported first"]),
         (["train", "digits", "model.pretrained=true"], ["published weights are imported first"]),
         (["train", "digits", "--ranks", "1"], ["here it is --devices N"]),
+        (["evaluate", "run", "--gpus", "1"], ["here it is --devices N"]),
         (
             ["train", "digits", "model.pretrained=nope.pt"],
             ["model.pretrained is 'nope.pt': no such file"],

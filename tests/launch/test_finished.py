@@ -88,7 +88,7 @@ def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.Captur
 def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) -> None:
     with pytest.raises(UserError) as caught:
         evaluate(finished, devices=1, split="nosuch")
-    assert caught.value.problems == ("--split is 'nosuch': digits: no split 'nosuch'; expected train or val",)
+    assert caught.value.problems == ("split 'nosuch': digits: no split 'nosuch'; expected train or val",)
 
 
 def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:

@@ -500,3 +500,8 @@ def test_a_key_given_twice_hides_nothing_else(tmp_path):
 def test_nothing_far_away_is_suggested(tmp_path, key):
     (problem,) = problems_of(tmp_path, "epochs: 1", f"{key}=1")
     assert "did you mean" not in problem and "; expected one of " in problem
+
+
+def test_overrides_as_a_mapping_are_answered_in_the_words_of_python() -> None:
+    with pytest.raises(UserError, match=r"overrides is .*: expected a list of texts, as in \['epochs=1'\]"):
+        load("digits", {"epochs": 1})

@@ -64,6 +64,8 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
         return f"; here it is {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
+    if meant and "--run" not in names and "--devices" in names and "--devices" in meant:
+        return "; here it is --devices N"
     if not meant or "--run" not in names:  # a command that takes no recipe
         return ""
     said = answer(meant)

@@ -230,7 +230,7 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
         if split is None or not any(missing in problem for problem in error.problems):
             raise
         raise UserError(
-            f"--split is '{split}': {problem.replace(IN_RECIPE, '')}" if missing in problem else problem
+            f"split '{split}': {problem.replace(IN_RECIPE, '')}" if missing in problem else problem
             for problem in error.problems
         ) from error
 

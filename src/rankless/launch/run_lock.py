@@ -124,8 +124,8 @@ def _take(file: IO[str], path: Path) -> None:
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
     if not resume and (steps := run.steps()):
         raise UserError(
-            f"{run.path}: a run is there already (last step {steps[-1]}); go on with --resume, "
-            "or give another --run"
+            f"{run.path}: a run is there already (last step {steps[-1]}); go on with --resume "
+            "(resume=True in Python), or name another run"
         )
 
 

@@ -180,6 +180,13 @@ def key_of_file(name: str, default: str) -> str:
     return _FILES.get(Path(name).suffix, default)
 
 
+def without_key(word: str) -> str:
+    """Return what is expected in place of a word that is no override, which may name a file or a folder."""
+    if not Path(word).exists():
+        return "expected key=value, as in optim.lr=0.02"
+    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
+
+
 def imported(name: str) -> tuple[str, str]:
     """Return the name after its import for a file of PyTorch's, and how that is done; for others nothing."""
     if not name.endswith(PYTORCH):

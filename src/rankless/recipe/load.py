@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rankless.files import reading
 from rankless.given import Overrides, several
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
-from rankless.recipe.familiar import key_of_file, line_of_file
+from rankless.recipe.familiar import key_of_file, line_of_file, without_key
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
 from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
@@ -229,11 +229,13 @@ def _over(
 
 
 def _overridden(overrides: Overrides) -> tuple[dict[KeyPath, Given], list[Problem]]:
+    if isinstance(overrides, Mapping):
+        raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
     given, problems = dict[KeyPath, Given](), list[Problem]()
     for override in several(overrides):
         key, equals, text = override.partition("=")
         if not equals or not key:
-            problems.append(Problem(_COMMAND_LINE, f"'{override}': {_without_key(override)}"))
+            problems.append(Problem(_COMMAND_LINE, f"'{override}': {without_key(override)}"))
             continue
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
@@ -244,13 +246,6 @@ def _overridden(overrides: Overrides) -> tuple[dict[KeyPath, Given], list[Proble
         given |= more
         problems += wrong
     return given, problems
-
-
-def _without_key(word: str) -> str:
-    """Return what is expected in place of a word that is no override, which may name a file or a folder."""
-    if not Path(word).exists():
-        return "expected key=value, as in optim.lr=0.02"
-    return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
 
 
 def _text(source: str | Path) -> tuple[str, str]:
