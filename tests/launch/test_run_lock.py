@@ -88,3 +88,19 @@ def test_a_training_under_way_is_named_before_what_it_has_saved(tmp_path):
             pass
     with pytest.raises(UserError, match=r"a run is there already .*--resume"), locked(run, False):
         pass
+
+
+@pytest.mark.parametrize("kind", ["file", "broken link"])
+def test_what_cannot_be_a_run_directory_is_called_what_it_is(kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    if kind == "file":
+        run.touch()
+    else:
+        run.symlink_to(tmp_path / "nowhere")
+    with (
+        pytest.raises(
+            UserError, match=rf"run: cannot be used as a run directory \(.*is a {kind}\); give another"
+        ),
+        locked(RunDirectory(run), resume=False),
+    ):
+        pass

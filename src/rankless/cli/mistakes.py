@@ -45,7 +45,8 @@ def in_our_words(error: CycloptsError) -> UserError:
         used = error.keyword or next((one.keyword for one in error.argument.tokens if one.keyword), None)
         if used:
             return UserError(f"{printable(used)} has no value: expected one after it; {see}")
-        return UserError(f"{error.argument.name} is missing; {see}")
+        what = str(error.argument.parameter.help or "").rstrip(".")
+        return UserError(f"{error.argument.name} is missing{f': {what}' if what else ''}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")
         expected = _EXPECTED.get(error.target_type or str, "another value")

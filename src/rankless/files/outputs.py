@@ -61,7 +61,7 @@ class Outputs:
             first, *others = within
             if folder in self._lists:
                 continue
-            if reason := _unusable(folder):
+            if reason := unusable(folder):
                 where = (
                     f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
                 )
@@ -250,7 +250,7 @@ def refuse_filled(folder: Path) -> None:
         )
 
 
-def _unusable(folder: Path) -> str:
+def unusable(folder: Path) -> str:
     """Say why nothing can be written to ``folder``, which need not exist; empty if no reason is known."""
     while True:
         try:

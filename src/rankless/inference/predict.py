@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rankless.errors import UserError
@@ -112,12 +112,21 @@ def predict(
             stack.enter_context(removed_on_error(folder))
         recording = Recording(opened, found, folder, kinds, force=force, resume=resume)
         state = opened.path.stat()
-        return recording.run(
+        report = recording.run(
             {
                 "images": hashlib.sha256("\n".join(found).encode("utf-8", "surrogateescape")).hexdigest(),
                 "weights": [str(opened.path.resolve()), state.st_size, state.st_mtime_ns],
-                "options": [confidence, [str(one) for one in classes], sorted(overrides), opened.batch],
+                "options": [
+                    confidence,
+                    [str(one) for one in asked.classes],
+                    sorted(asked.overrides),
+                    opened.batch,
+                ],
                 "outputs": sorted(kinds),
             },
             progress=progress,
         )
+        if out is None:
+            with suppress(OSError):  # it holds results; without any it is not left behind
+                folder.rmdir()
+        return report

@@ -113,7 +113,7 @@ def _damage(run: RunDirectory) -> str:
     except OldRecipeError:
         raise
     except UserError as error:
-        return f"is damaged ({error.problems[0].removeprefix(f'{run.recipe}:')})"
+        return f"is damaged ({error.problems[0].removeprefix(f'{run.recipe}: ')})"
     return "is damaged (its end is missing)" if is_cut(run.recipe) else ""
 
 

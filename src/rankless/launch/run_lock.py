@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from rankless.errors import UserError, listed
-from rankless.files.reading import MIB, POINTER, read_text
+from rankless.files.outputs import unusable
+from rankless.files.reading import MIB, POINTER, read_text, reason
 from rankless.files.writing import remove_tree, sweep
 from rankless.printing import warn
 from rankless.runs import journal
@@ -24,23 +25,31 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Inside, what the system refuses is an error that names the run directory."""
+    try:
+        yield
+    except OSError as error:
+        why = unusable(path) or reason(error)
+        raise UserError(f"{path}: cannot be used as a run directory ({why}); give another --run") from error
+
+
+@contextmanager
 def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
     """Lock the run directory; the lock of a dead process is gone with it."""
     if resume:
         refuse_nothing(run)
     _refuse_a_strangers(run)
-    try:
+    with _usable(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
         file = _lock(run)
-    except OSError as error:
-        raise UserError(
-            f"{run.path}: cannot be used as a run directory ({error}); give another --run"
-        ) from error
     with file:
         _take(file, run.path)
         if os.fstat(file.fileno()).st_size == 0:
-            file.write(_MARK)
-            file.flush()
+            with _usable(run.path):
+                os.write(
+                    file.fileno(), _MARK.encode("ascii")
+                )  # what a file holds back fails once more in its end
         _refuse_another(run, resume)  # not before: another process that trains here is what matters
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back
