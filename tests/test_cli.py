@@ -160,7 +160,10 @@ def test_the_module_runs():
             "--run has no value: expected one after it; see: rankless train --help",
         ),
         (["train", "digits", "--resume=maybe"], "--resume has 'maybe': expected no value"),
-        (["data", "check"], "ROOT is missing; see: rankless data check --help"),
+        (
+            ["data", "check"],
+            "ROOT is missing: the data set: a folder, or a file such as a data.yaml; see: rankless data",
+        ),
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
         (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
         (["train", "--resume"], "--resume needs the run"),
@@ -177,7 +180,10 @@ def test_the_module_runs():
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "ssdlite320"], "yolov4; the name of a model is given as model.name=ssdlite320"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),
-        (["evaluate"], "TARGET is missing; see: rankless evaluate --help"),
+        (
+            ["evaluate"],
+            "TARGET is missing: a run directory, weights file or export; see: rankless evaluate --help",
+        ),
         (["evaluate", "run", "other"], "'other': expected key=value"),
         (["predict", "run"], "no images given"),
         (
@@ -189,7 +195,7 @@ def test_the_module_runs():
         (["digest", "gone"], "gone: no such file"),
         (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
         (["verify", "--steps", "1.5"], "--steps has '1.5'"),
-        (["import", "x.pt"], "--out is missing; see: rankless import --help"),
+        (["import", "x.pt"], "--out is missing: the weights file to write; see: rankless import --help"),
         (["import", "x.pt", "--out", "o", "--classes", "many"], "--classes has 'many'"),
         (["import", "x.pt", "--out", "o", "y.pt"], "'y.pt': expected key=value"),
         (["recipes", "digts"], "no shipped recipe 'digts'"),

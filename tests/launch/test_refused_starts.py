@@ -72,7 +72,7 @@ def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) 
             "batch.micro=2",
         ]
     )
-    with pytest.raises(UserError, match="the model has no class 'c'"):
+    with pytest.raises(UserError, match="'val' has classes that 'train' does not have: 'c'"):
         train(recipe, tmp_path / "run", devices=1)
     assert "training in" not in said()
     small = default(

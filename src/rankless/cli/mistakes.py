@@ -46,7 +46,8 @@ def in_our_words(error: CycloptsError) -> UserError:
         if used:
             return UserError(f"{printable(used)} has no value: expected one after it; {see}")
         what = str(error.argument.parameter.help or "").rstrip(".")
-        return UserError(f"{error.argument.name} is missing{f': {what}' if what else ''}; {see}")
+        what = f": {what[:1].lower()}{what[1:]}" if what else ""
+        return UserError(f"{error.argument.name} is missing{what}; {see}")
     if isinstance(error, CoercionError) and error.token is not None:
         name = error.token.keyword or (error.argument.name if error.argument else "the argument")
         expected = _EXPECTED.get(error.target_type or str, "another value")

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from rankless.data.missing import refuse_gone
 from rankless.errors import UserError, printable
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load
@@ -185,8 +186,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     Raises:
         UserError: no weights, a task that is not built in, or data that cannot be opened.
     """
-    path = weights_of(target)
-    loaded = trained.load(path)
+    loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):
         raise UserError(
             f"{path}: is of the task '{printable(loaded.recipe.task)}', whose errors only itself knows; "
@@ -194,17 +194,17 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
-    on_gpu = torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU")
-    device = torch.device("cuda" if on_gpu else "cpu")
+    refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu"
+    )
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
-    task: Detect | Classify
-    if recipe.task == "detect":
-        # As a prediction reports boxes: each under its best class.
+    kind: type[Detect | Classify] = Classify
+    if recipe.task == "detect":  # as a prediction reports boxes, each under its best class
+        kind = Detect
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
-        task = Detect(recipe, class_names=loaded.class_names)
-    else:
-        task = Classify(recipe, class_names=loaded.class_names)
+    task = kind(recipe, class_names=loaded.class_names)
     task.evaluation_data()
     model = trained.model(task, replace(loaded, recipe=recipe), str(path))
     return Opened(target.resolve().name, path, task, model.to(device).eval(), device)

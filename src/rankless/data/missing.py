@@ -4,7 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankless.errors import UserError
 from rankless.files.remote import is_remote
+
+
+def refuse_gone(root: str, before: str, weights: Path) -> None:
+    """Check that data to score with is there where it is what the weights were trained on.
+
+    Args:
+        root: of the data to score with.
+        before: of the data that the weights were trained on; a relative one counts from here, too.
+        weights: for the message.
+
+    Raises:
+        UserError: there is nothing.
+    """
+    if root == before and missing_data(root):
+        where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
+        raise UserError(
+            f"{weights}: was trained on data.root={root}, which is not there{where}; expected that data set; "
+            "add data.root=FOLDER"
+        )
 
 
 def missing_data(root: str) -> list[str]:

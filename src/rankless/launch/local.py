@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rankless.data.missing import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
 from rankless.files.numbered import removed_on_error
 from rankless.given import Text, several
@@ -181,6 +182,8 @@ def evaluate(
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
+        if recipe.task in BUILT_IN:
+            refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
         recipe, ranks = with_precision(recipe), ranks_for(count, None)
         with _split_is_an_option(split):
             ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
