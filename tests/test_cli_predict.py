@@ -69,10 +69,15 @@ def test_an_error_about_an_options_key_names_the_option(asked, capsys, monkeypat
     monkeypatch.setattr(page, "predict", predict)
     words = "w.safetensors a.jpg --max 5 --iou 0.5 evaluate.nms=soft --tta flip"
     assert cli.main(["predict", *words.split()]) == 2
-    said = [
-        line.partition(": prediction does not use it")[0] for line in capsys.readouterr().err.splitlines()
+    lines = [
+        line.partition(": prediction does not use it; ") for line in capsys.readouterr().err.splitlines()
     ]
-    assert said == ["error: command line: key 'evaluate.nms'", "error: --iou", "error: --max"]
+    assert [line[0] for line in lines] == [
+        "error: command line: key 'evaluate.nms'",
+        "error: --iou",
+        "error: --max",
+    ]
+    assert all("a classifier has no boxes" in line[2] for line in lines[1:])
 
 
 def test_lists_of_sources(asked, monkeypatch):

@@ -65,6 +65,9 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
             "evaluate.confidence": "give --confidence",
             "evaluate.multi_label": "a box is shown under its best class; leave it out",
         }
+        if task == "classify":
+            no_boxes = "a classifier has no boxes and answers with its five best classes; leave it out"
+            hints |= dict.fromkeys(("evaluate.iou", "evaluate.detections"), no_boxes)
         raise UserError(
             f"command line: key '{key}': prediction does not use it; "
             f"{hints.get(key, f'expected {one_of(used)}')}"

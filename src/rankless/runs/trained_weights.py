@@ -49,4 +49,6 @@ def not_safetensors(path: Path, start: bytes) -> str:
             "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
             f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
         )
-    return "" if start[8:9] == b"{" else "it does not start like a safetensors file"
+    return (
+        "" if start[8:9] == b"{" else "it does not start like a safetensors file; expected a run or weights"
+    )
