@@ -93,7 +93,10 @@ def test_help_imports_nothing_heavy(words):
     ("words", "sentence"),
     [
         (["chek"], "; did you mean 'check'?; see: rankless data --help"),
-        (["check"], "ROOT is missing; see: rankless data check --help"),
+        (
+            ["check"],
+            "ROOT is missing: the data set: a folder, or a file such as a data.yaml; see: rankless data",
+        ),
         (["check", "gone"], "gone: no such file or folder"),
         (["check", "/gone"], "/gone: no such file or folder"),
         (["check", "digits"], "'digits' is built in"),

@@ -180,7 +180,7 @@ def test_data_with_the_classes_in_another_order_and_spelling(net: Path, capsys):
     coco(Path("more"), ("cat", "dog", "owl"))
     assert cli.main(["evaluate", str(net), "data.root=more", "--devices", "1"]) == 2
     assert "the model has no class 'owl'" in (error := capsys.readouterr().err)
-    assert "--classes-map 'owl=cat'" in error and "Traceback" not in error
+    assert "--classes-map 'owl=motorcycle'" in error and "Traceback" not in error
     words = ["evaluate", str(net), "data.root=more", "--devices", "1", "--classes-map"]
     Path("map.txt").write_text("owl=\n")
     assert cli.main([*words, "map.txt"]) == 0

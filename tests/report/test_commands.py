@@ -44,7 +44,10 @@ def test_a_report_lies_in_its_run_and_one_of_several_here(
 def test_mistakes_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "report") == (
         2,
-        ["error: RUN is missing; see: rankless report --help"],
+        [
+            "error: RUN is missing: run directories; several are shown side by side; "
+            "see: rankless report --help"
+        ],
     )
     code, lines = said(capsys, "plot", tmp_path, tmp_path / "none", "--out", tmp_path / "curves.png")
     assert code == 2

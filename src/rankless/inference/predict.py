@@ -81,14 +81,7 @@ def predict(
         >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")
         >>> [len(image.detections) for image in report.images]
     """
-    asked = Asked(
-        confidence,
-        classes_of(classes),
-        device,
-        tuple(several(overrides)),
-        task,
-        batch,
-    )
+    asked = Asked(confidence, classes_of(classes), device, tuple(several(overrides)), task, batch)
     kinds, out = saving.kinds_named(several(save)), None if out is None else Path(out)
     if resume and out is None:
         raise UserError("--resume needs the folder of the stopped prediction; name it with --out")
@@ -116,12 +109,7 @@ def predict(
             {
                 "images": hashlib.sha256("\n".join(found).encode("utf-8", "surrogateescape")).hexdigest(),
                 "weights": [str(opened.path.resolve()), state.st_size, state.st_mtime_ns],
-                "options": [
-                    confidence,
-                    [str(one) for one in asked.classes],
-                    sorted(asked.overrides),
-                    opened.batch,
-                ],
+                "options": [confidence, several(asked.classes), sorted(asked.overrides), opened.batch],
                 "outputs": sorted(kinds),
             },
             progress=progress,

@@ -47,18 +47,8 @@ def load(
         >>> (result,) = model.predict("digits:val:1000")
         >>> result.names, result.xyxy.shape, result.scores.min() > 0.25
     """
-    opened = open_finders(
-        Path(target),
-        Asked(
-            confidence,
-            classes_of(classes),
-            device,
-            tuple(several(overrides)),
-            None,
-            batch,
-        ),
-    )
-    return Predictor(opened)
+    asked = Asked(confidence, classes_of(classes), device, tuple(several(overrides)), None, batch)
+    return Predictor(open_finders(Path(target), asked))
 
 
 class Predictor:

@@ -44,7 +44,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
         _refuse_other_data(run, before, recipe)
     elif different:
         # A key that only one of them has follows from another task, network or loss, which is named.
-        both = [one for one in different if one[1] is not None and one[2] is not None]
+        both = [one for one in different if one[1] is not None and one[2] is not None] or different
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
             [

@@ -44,11 +44,11 @@ def not_safetensors(path: Path, start: bytes) -> str:
     """Say why a file that begins with these bytes, at least 9 if it has them, holds no safetensors."""
     if not start:
         return "it is empty"
+    if start[8:9] == b"{":  # behind the header's length, whose first byte may be a pickle's
+        return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
             "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
             f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
         )
-    return (
-        "" if start[8:9] == b"{" else "it does not start like a safetensors file; expected a run or weights"
-    )
+    return "it does not start like a safetensors file; expected a run or weights"

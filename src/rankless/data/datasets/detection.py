@@ -205,8 +205,8 @@ def open_images(
     annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
-            f"{root}: read as {format_named(annotations.format).TITLE}, which give each image a class and no "
-            f"boxes, but a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}"
+            f"{root}: read as {format_named(annotations.format).TITLE}, with a class and no boxes for each "
+            f"image, but a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}"
             ", or set data.format if it is another"
         )
     return BoxedImages(annotations)
