@@ -47,9 +47,8 @@ def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
         _take(file, run.path)
         if os.fstat(file.fileno()).st_size == 0:
             with _usable(run.path):
-                os.write(
-                    file.fileno(), _MARK.encode("ascii")
-                )  # what a file holds back fails once more in its end
+                # Past the buffer, which would be written once more when the file is closed.
+                os.write(file.fileno(), _MARK.encode("ascii"))
         _refuse_another(run, resume)  # not before: another process that trains here is what matters
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back

@@ -147,7 +147,6 @@ class HostProcess(DoctorCommands):
         from rankless.files.reading import POINTER, read_text
         from rankless.files.writing import remove_tree
         from rankless.launch import opening
-        from rankless.launch.job import JOB
         from rankless.launch.run_lock import locked
         from rankless.recipe.load import from_json
         from rankless.runs.directory import RunDirectory
@@ -159,8 +158,6 @@ class HostProcess(DoctorCommands):
                 return {"shared": True}
         has_run = directory.recipe.exists() or bool(directory.steps())
         self.opened.enter_context(locked(directory, resume and has_run))
-        for left in directory.path.glob(f"{JOB}*"):  # by hosts that were lost
-            remove_tree(left)
         if not stays:
             self.opened.callback(remove_tree, directory.path)
         if not (resume and has_run):
