@@ -26,13 +26,14 @@ def work():
     how, _, out = sys.argv[1:]
     atexit.register(Path(out + ".exit").touch)
     threading.Thread(target=lambda: (time.sleep(0.1), Path(out + ".thread").touch())).start()
-    Path(out + ".json").write_text(json.dumps({
+    Path(out + ".part").write_text(json.dumps({
         "path": sys.path, "variables": dict(os.environ), "leads": os.getsid(0) == os.getpid() == os.getpgrp(),
         "bound to": [int(sys.argv[2]), os.getppid()],
         "files": [str(d) for d in Path("/proc/self/fd").iterdir() if int(d.name) > 2 and d.exists()],
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGHUP)],
     }))
+    Path(out + ".part").rename(out + ".json")  # whole from the moment it is there: "wait" is killed then
     print("a line that is not flushed", end="")
     if how == "raise":
         raise ValueError("deliberately")
