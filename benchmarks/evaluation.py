@@ -27,6 +27,7 @@ import torch
 from rankless.data.datasets.annotated import GroundTruth
 from rankless.engine.evaluate import evaluate
 from rankless.engine.shared_process import autocast_for
+from rankless.hardware.heap import hold_freed_memory
 from rankless.metrics.coco import coco_scores
 from rankless.recipe.load import load
 from rankless.recipe.precision import resolve
@@ -184,10 +185,10 @@ def calibrated(task: Detect, model: Any, images: torch.Tensor, candidates: int) 
         low, high = (low, middle) if many else (middle, high)
 
 
-def passes(images: int, rounds: int, name: str) -> None:
+def passes(images: int, rounds: int, name: str, width: float) -> None:
     """Print the parts of an evaluation beside its forward passes."""
-    words = [f"model.name={name}", "model.image_size=416", "workers=0", "batch.images=8", "batch.micro=8"]
-    recipe = load("digits", words)
+    words = [f"model.name={name}", f"model.width={width}", "model.image_size=416"]
+    recipe = load("digits", [*words, "workers=0", "batch.images=8", "batch.micro=8"])
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu")))
     torch.manual_seed(0)
     task = Prepared(recipe, [str(label) for label in range(80)])
@@ -221,7 +222,7 @@ def passes(images: int, rounds: int, name: str) -> None:
                 times[work.__name__].append(time.process_time() - began)
     forwards, wholes = (np.array(times[each]) * 1000 / images for each in ("forward", "whole"))
     each = np.mean([len(one.scores) for one in kept])
-    print(f"{name}, {recipe.precision}: {images:,} images, {each:.0f} detections each")
+    print(f"{name}, width {width:g}, {recipe.precision}: {images:,} images, {each:.0f} detections each")
     print(
         f"  forward {forwards.min():.2f} ms, evaluation {wholes.min():.2f} ms an image: "
         f"{wholes.min() / forwards.min():.3f} times, median of pairs {np.median(wholes / forwards):.3f}"
@@ -241,11 +242,13 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=["scoring", "passes"])
     options = parser.parse_args()
     torch.set_num_threads(1)
+    hold_freed_memory()  # as every rank of an evaluation does
     images, rounds = (200, 1) if options.quick else (options.images, 5)
     if "scoring" in (options.part or ["scoring"]):
         scoring(images)
     if "passes" in (options.part or ["passes"]):
-        passes(max(images // 20, 64), rounds, "yolov4-tiny")
+        for width in (1.0, 0.5):
+            passes(max(images // 20, 64), rounds, "yolov4-tiny", width)
     return 0
 
 

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import bare
 from rankless.engine.loop import train
 from rankless.engine.settings import computes_like
 from rankless.engine.state import TrainingState
+from rankless.hardware.heap import hold_freed_memory
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -48,6 +50,7 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
         recipe: as JSON, its precision resolved.
         drawn: draw the images while training; else micro-batches that lie ready in memory are used.
     """
+    hold_freed_memory()  # as every rank of a training does
     loaded = from_json(recipe)
     with ExitStack() as stack:
         stack.enter_context(computes_like(loaded))
@@ -55,7 +58,7 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
         run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankless-bench-"))))
         task = open_task(loaded)
         if not drawn:
-            task = Ready(task, loaded)
+            task, loaded = Ready(task, loaded), replace(loaded, workers=0)  # which nothing is left for
 
         def observe(step: int, state: TrainingState, scores: Scores | None) -> None:
             turns(step, Subject(task, loaded, world, run, state), scores)
@@ -65,6 +68,7 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
 
 def threads(turns: Turns, recipe: str, size: int) -> None:
     """The same with ``size`` threads of this process as ranks; on CPUs."""
+    hold_freed_memory()
     loaded, meeting, gate = from_json(recipe), Meeting(size), threading.Barrier(size)
     with ExitStack() as stack:
         stack.enter_context(computes_like(loaded))

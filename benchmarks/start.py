@@ -1,15 +1,27 @@
-"""What it costs to start ranks: forked by the command, and as new interpreters from Python, in turn."""
+"""How long a start takes: of ranks, forked or as new interpreters, and up to what a person waits for.
+
+    python benchmarks/start.py [--ranks 2] [--repeats 5]
+
+First two ranks that are forked by the command, and as new interpreters from Python, in turn. Then the
+seconds of the clock from a command to what it is given for, beside importing torch: the help, the first step
+of ``digits``, the next step of a run that is resumed, the end of ``predict`` on one scene. These want a quiet
+machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from rankless.runs import journal
 
 CHANGES = [
     "epochs=1",
@@ -32,9 +44,55 @@ def measured(command: list[str]) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, took
 
 
+def until_step(step: int, run: Path, *more: str) -> float:
+    """Seconds from the command to train until the journal has ``step``; the training is stopped then."""
+    command = [sys.executable, "-m", "rankless", "train", "--run", str(run), *more]
+    began, path = time.perf_counter(), run / "journal.jsonl"
+    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (path.exists() and max(map(journal.step_of, journal.read(path)), default=0) >= step):
+        if training.poll() is not None:
+            raise SystemExit(f"the training ended with {training.returncode}")
+        time.sleep(0.01)
+    took = time.perf_counter() - began
+    training.send_signal(signal.SIGTERM)  # which saves
+    training.wait()
+    return took
+
+
+def last_step(run: Path) -> int:
+    """The last step in the run's journal."""
+    return max(map(journal.step_of, journal.read(run / "journal.jsonl")))
+
+
+def waits(repeats: int) -> None:
+    """Print the best and the median seconds up to what each command is given for."""
+
+    def command(*words: str) -> Callable[[Path], float]:
+        return lambda run: measured([sys.executable, "-m", "rankless", *words])[1]
+
+    def predicted(run: Path) -> float:
+        words = ("predict", str(run), "digits:val:0", "--out", str(run / f"predicted-{time.time_ns()}"))
+        return command(*words)(run)
+
+    ways: dict[str, Callable[[Path], float]] = {
+        "import torch alone": lambda run: measured([sys.executable, "-c", "import torch"])[1],
+        "--help": command("--help"),
+        "the first step of digits": lambda run: until_step(1, run, "digits"),
+        "resumed: the next step": lambda run: until_step(last_step(run) + 1, run, "--resume"),
+        "predict, one scene": predicted,
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="rankless-start-") as scratch:
+            for way, wait in ways.items():
+                seconds[way].append(wait(Path(scratch) / "run"))
+    for way, each in seconds.items():
+        print(f"{way:<25} {min(each):5.2f} s at best, {statistics.median(each):5.2f} s as the median")
+
+
 def main() -> None:
-    """Print both ways' medians, and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print both ways' medians and their ratio, and how long a person waits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -55,6 +113,7 @@ def main() -> None:
         print(f"{way:<17} {processor:5.1f} s of the processor  {clock:5.1f} s")
     ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
     print(f"{'forked / new':<17} {ratios[0]:5.2f}                     {ratios[1]:5.2f}")
+    waits(options.repeats)
 
 
 if __name__ == "__main__":
