@@ -321,6 +321,36 @@ def test_restarts_and_deaths_are_marked_where_they_happened(run: Path) -> None:
     assert "on 3 ranks; rank 1 was killed by SIGKILL" in " ".join(Numbers(html).text)
 
 
+def test_every_line_of_an_event_is_a_line_of_the_page(run: Path) -> None:
+    note = {"event": "note", "at": 4, "text": "2 images <cannot> be read:\na.jpg\nb.jpg"}
+    with (run / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(note) + "\n")
+    assert "2 images &lt;cannot&gt; be read:<br>a.jpg<br>b.jpg" in rendered(run)
+
+
+def test_losses_that_span_decades_are_on_a_logarithmic_axis(run: Path) -> None:
+    """A geometric mean is then halfway up."""
+
+    def heights(losses: list[float]) -> list[float]:
+        timing = {"seconds": 1.0, "waited": 0.0, "network": 0.0}
+        entries = [
+            {"step": step, "loss": loss, "timing": {**timing, "time": 1000.0 + step}}
+            for step, loss in enumerate(losses, 1)
+        ]
+        (run / "journal.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+        html = rendered(run)
+        loss = html[html.index('aria-label="Loss"') :]
+        loss = loss[: loss.index("</svg>")]
+        points = re.search(r'points="([^"]+)"|d="M([^"]+)"', loss)
+        assert points, loss
+        return [float(one) for one in re.findall(r"[\d.]+[ ,]([\d.]+)", points[1] or points[2])]
+
+    top, middle, low = heights([1000.0, 1000**0.5, 1.0])
+    assert middle == pytest.approx((top + low) / 2, abs=0.2)
+    top, middle, low = heights([3.0, 2.1, 2.0])
+    assert middle == pytest.approx(low + 0.1 * (top - low), abs=0.2)
+
+
 def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
     """Ten seconds of death and restart after step 6, in a run of eleven steps of a second each."""
     entries: list[dict[str, Any]] = []
