@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankless.world import reduce
+from rankless.world import exchange, reduce
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
@@ -55,10 +56,17 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 
 
 def summed(
-    world: World, leaves: int, dropout: float, dtype: torch.dtype, exact: bool, bucket_mib: float
+    world: World,
+    leaves: int,
+    dropout: float,
+    dtype: torch.dtype,
+    exact: bool,
+    bucket_mib: float,
+    message: int = exchange.MESSAGE_BYTES,
 ) -> tuple[list[list[np.ndarray]], int, bool]:
-    """The gradients after each step, how many buckets the last had, and whether they lie as their weights."""
+    """Each step's gradients, how many exchanges the last had, and whether they lie as their weights."""
     before, reduce.BUCKET_MIB = reduce.BUCKET_MIB, bucket_mib  # type: ignore[assignment]
+    exchange.MESSAGE_BYTES, most = message, exchange.MESSAGE_BYTES
     model = net(dropout, dtype)
     layout = Exchange(leaves, world.rank, world.size)
     started = 0
@@ -81,6 +89,7 @@ def summed(
         found.append([g.contiguous().numpy() for g in gradients_of(model)])
         like = all(p.grad is None or p.grad.stride() == p.stride() for p in model.parameters())
         model.zero_grad(set_to_none=True)
+    exchange.MESSAGE_BYTES = most
     return found, started, like
 
 
@@ -125,6 +134,20 @@ def test_the_bits_are_those_of_one_process(ranks: Any, size: int, leaves: int) -
     for found, buckets, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 0.0002):
         assert digest(found) == digest(expected)
         assert buckets > 1, "one bucket alone proves little"
+        assert like
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("size", "leaves"), [(2, 6), (3, 7)])
+def test_large_buckets_go_in_parts(ranks: Any, size: int, leaves: int) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = by_itself(leaves, 0.3, torch.float32)
+    torch.set_num_threads(threads)
+    # Some 370 weights, in messages of at most 10 to each rank.
+    for found, exchanges, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 8, 40):
+        assert digest(found) == digest(expected)
+        assert exchanges >= 300 / (10 * size)
         assert like
 
 
@@ -257,3 +280,20 @@ def goes_on_alone(world: World, meeting: Path) -> bool:
 @pytest.mark.processes
 def test_the_backward_pass_waits_for_nobody_before_its_end(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, goes_on_alone, tmp_path) == [True, True]
+
+
+def hooks_left(world: World) -> tuple[int, int]:
+    """How many parameters have hooks beside a sum of gradients, and after it."""
+    model = net(0.0, torch.float32)
+    counts = []
+    alive = [reduce.GradientSum(model, Exchange(2, world.rank, world.size), exact=True)]
+    for _ in range(2):
+        counts.append(sum(bool(p._backward_hooks) for p in model.parameters()))
+        alive.clear()
+        gc.collect()
+    return counts[0], counts[1]
+
+
+@pytest.mark.processes
+def test_what_looks_for_arrivals_at_every_layer_goes_with_the_sum(ranks: Any) -> None:
+    assert ranks(2, hooks_left) == [(3, 0)] * 2  # two convolutions and a linear layer

@@ -16,6 +16,10 @@ from torch import Tensor
 from rankless.world.transport import PROCESS_GROUP, Transport, Work
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
+# At most so much goes to one rank at a time over gloo. A rank says that it is ready to receive by way of the
+# connection that it sends on, so behind a large message the other direction of the link would lie idle.
+MESSAGE_BYTES = 2**20
+
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left + right``, of one shape, in the memory of ``left``."""
@@ -54,6 +58,15 @@ class Exchange:
         """
         return Pending(self, sums, result)
 
+    def parts(self, vector: Tensor) -> list[slice]:
+        """The parts of a vector (N,) that are to be exchanged one by one: the same on every rank."""
+        count = 1
+        if self.size > 1 and self.transport.gathers_apart:
+            shard = -(-len(vector) // self.size)
+            count = max(1, -(-shard * vector.element_size() // MESSAGE_BYTES))
+        length = -(-len(vector) // count)
+        return [slice(start, start + length) for start in range(0, len(vector), length)]
+
     def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Add one flat vector per own micro-batch, (N,), up to the nodes that this rank owns, in place."""
         values = zip(self.own, leaves, strict=True)
@@ -78,11 +91,7 @@ class Exchange:
 
 
 class Pending:
-    """One exchange under way; :meth:`combine`, then :meth:`finish`.
-
-    Attributes:
-        is_combined: whether the first of the two is done.
-    """
+    """One exchange under way; :meth:`combine`, then :meth:`finish`, once each."""
 
     def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
         self.layout, self.sums, self.result = layout, sums, result
@@ -92,7 +101,6 @@ class Pending:
         lengths = [min(self.shard, max(length - rank * self.shard, 0)) for rank in range(size)]
         self.own = lengths[layout.rank]
         self.work: Work | None = None
-        self.is_combined = False
         if size == 1:
             return
         counts = [len(nodes) for nodes in layout.nodes]
@@ -109,16 +117,14 @@ class Pending:
 
         Where gathering has no order of its own this waits, so that every rank keeps one order.
         """
-        if not self.is_combined:
-            if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
-                return False
-            self.combine()
+        if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
+            return False
+        self.combine()
         return True
 
     def combine(self) -> None:
         """Add this rank's shard of all nodes in tree order and begin to gather the shards."""
         layout = self.layout
-        self.is_combined = True
         if self.work is None:  # a world of one holds the root already
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])

@@ -72,7 +72,26 @@ class GradientSum:
         self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
         self.fold: Fold[Gradients] = Fold(exchange.micro_batches, add_gradients)
         self.tail = Node(0, 0)
-        self.waiting: list[tuple[Pending, dist.GradBucket, torch.futures.Future[Tensor]]] = []
+        self.waiting: list[Pending] = []
+        self.combined = 0  # of those that wait, from the first on
+        self.promised: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
+        if exact and exchange.transport.gathers_apart:
+            self._look_between_buckets()
+
+    def _look_between_buckets(self) -> None:
+        """Combine what has arrived at every layer of the backward pass, too.
+
+        The last buckets hold many layers: until they are ready the network would have nothing to do.
+        """
+        owner = weakref.ref(self)
+
+        def look(_: Tensor) -> None:
+            if one := owner():
+                one.combine_arrived()
+
+        hooks = [p.register_hook(look) for p in self.parameters if p.ndim > 1]
+        for hook in hooks:
+            weakref.finalize(self, hook.remove)
 
     @contextmanager
     def micro_batch(self, leaf: int) -> Iterator[None]:
@@ -140,8 +159,13 @@ class GradientSum:
             self.before[number] = None  # DDP has copied it into the bucket
         return views
 
+    def combine_arrived(self) -> None:
+        """Combine the exchanges under way up to the first that has not arrived."""
+        while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
+            self.combined += 1
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Exchange this bucket, and combine those before that have arrived: all ranks in the same order."""
+        """Exchange this bucket, and combine what has arrived of those before: all ranks in the same order."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
@@ -151,16 +175,20 @@ class GradientSum:
         sums = [*(_flat(gradients, views, buffer) for _, gradients in fold.stack[:-1]), buffer]
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        all(pending.combine_if_there() for pending, _, _ in self.waiting)  # up to the first that is not
-        self.waiting.append((self.layout.start(sums, buffer), bucket, future))
+        self.combine_arrived()
+        parts = self.layout.parts(buffer)
+        self.waiting += [self.layout.start([one[part] for one in sums], buffer[part]) for part in parts]
+        self.promised.append((future, buffer))
         if bucket.is_last():
-            for pending, _, _ in self.waiting:
-                if not pending.is_combined:
-                    pending.combine()
-            for pending, ready, promise in self.waiting:
+            for pending in self.waiting[self.combined :]:
+                pending.combine()
+            for pending in self.waiting:
                 pending.finish()
-                promise.set_result(ready.buffer())
+            for promise, total in self.promised:
+                promise.set_result(total)
             self.waiting.clear()
+            self.promised.clear()
+            self.combined = 0
         return future
 
 
