@@ -1,66 +1,33 @@
 """How fast training images are made, by one process with one thread, beside other libraries.
 
-    python benchmarks/input.py [FOLDER] [--peers-python PATH] [--turns 15]
+    python benchmarks/input.py [FOLDER] [--python [NAME=]PATH …] [--turns 15]
 
 All contenders take turns in one run, a few batches at a time; the seconds are the process's CPU time, which
 other work on the machine changes least. What the work is says ``input_contenders.py``. Libraries that are not
-installed are named and left out; ``--peers-python`` (or ``INPUT_PEERS_PYTHON``) is the Python that has them.
+installed are named and left out; ``--python`` (or ``PEERS_PYTHON``) is the Python that has them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from foreign import PYTHON, Foreign, python_of
+from turns import rounds
+
 BATCH = 16
 PEERS = ("torchvision", "albumentations", "ultralytics")
 OURS = ("decode", "rankless", "rankless-batch", "rankless-ram")
 RATIOS = ("rankless", "rankless-batch")
-
-
-class Contender:
-    """One process that makes batches when it is told to."""
-
-    def __init__(self, name: str, folder: Path, mosaic: bool, python: str) -> None:
-        self.name = name
-        script = Path(__file__).with_name("input_contenders.py")
-        command = [python, str(script), name, str(folder), *(["mosaic"] if mosaic else [])]
-        one = {f"{kind}_NUM_THREADS": "1" for kind in ("OMP", "MKL", "OPENBLAS")}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **one},
-        )
-        self.state = self._answer()
-        self.seconds: list[float] = []  # of CPU per image, by turn
-
-    def turn(self, batches: int) -> None:
-        """Let it make some batches."""
-        assert self.process.stdin is not None
-        print(batches, file=self.process.stdin, flush=True)
-        self.seconds.append(float(self._answer().split()[0]) / (batches * BATCH))
-
-    def end(self) -> None:
-        """End its process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-    def _answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
 
 
 def draw(folder: Path, count: int = 256) -> None:
@@ -75,21 +42,25 @@ def draw(folder: Path, count: int = 256) -> None:
         Image.fromarray(total.clip(0, 255).astype(np.uint8)).save(folder / f"{number:04}.jpg", quality=90)
 
 
-def measure(folder: Path, mosaic: bool, python: str, turns: int, batches: int) -> dict[str, list[float]]:
-    """Seconds per image of every contender that is there, by turn."""
-    made = [Contender(name, folder, mosaic, sys.executable) for name in OURS]
-    made += [Contender(name, folder, mosaic, python) for name in PEERS]
-    there = [each for each in made if each.state == "ready"]
-    for each in made:
-        if each not in there:
-            print(f"  {each.name} is left out: {each.state or 'it ended with an error'}")
-    for number in range(turns):
-        order = there if number % 2 else there[::-1]
-        for each in order:
-            each.turn(batches)
-    for each in made:
-        each.end()
-    return {each.name: each.seconds for each in there}
+def measure(
+    folder: Path, mosaic: bool, python: Sequence[str], turns: int, batches: int
+) -> dict[str, list[float]]:
+    """Seconds of CPU per image of every contender that is there, by turn."""
+    script = str(Path(__file__).with_name("input_contenders.py"))
+    more = [str(folder), *(["mosaic"] if mosaic else [])]
+    one = {f"{kind}_NUM_THREADS": "1" for kind in ("OMP", "MKL", "OPENBLAS")}
+    with ExitStack() as stack:
+        one["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="input-"))
+        there = []
+        for name in (*OURS, *PEERS):
+            path = sys.executable if name in OURS else python_of(name, python)
+            each = stack.enter_context(Foreign(name, path, [script, name, *more], one))
+            if each.problem:
+                print(f"  {name} is left out: {each.problem}")
+            else:
+                there.append(each)
+        found = rounds(there, turns, batches)
+    return {each.name: [step.cpu / BATCH for step in times] for each, times in zip(there, found, strict=True)}
 
 
 def tell(title: str, found: dict[str, list[float]]) -> None:
@@ -110,7 +81,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, help="JPEGs; made if not given")
-    parser.add_argument("--peers-python", default=os.environ.get("INPUT_PEERS_PYTHON", sys.executable))
+    parser.add_argument("--python", **PYTHON)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--batches", type=int, default=2, help="of 16 images, in a turn")
     parser.add_argument("--json", action="store_true")
@@ -121,7 +92,7 @@ def main() -> int:
             draw(folder)
         parts = {}
         for title, mosaic in (("plain", False), ("mosaic", True)):
-            parts[title] = measure(folder, mosaic, options.peers_python, options.turns, options.batches)
+            parts[title] = measure(folder, mosaic, options.python, options.turns, options.batches)
             if not options.json:
                 tell(title, parts[title])
     if options.json:

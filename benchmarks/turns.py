@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Body = Callable[..., None]
 
@@ -197,7 +197,14 @@ def _free_port() -> int:
         return port
 
 
-def rounds(contenders: Sequence[Contender], count: int, steps: int = 1) -> list[list[Seconds]]:
+class Steps(Protocol):
+    """What takes turns: a :class:`Contender`, or a script of :mod:`foreign`."""
+
+    def steps(self, count: int) -> list[Seconds]:
+        """Run so many steps; how long each took."""
+
+
+def rounds(contenders: Sequence[Steps], count: int, steps: int = 1) -> list[list[Seconds]]:
     """Times per step of every contender: A B, then B A, and so on; the first round only warms up.
 
     Returns:
