@@ -49,7 +49,13 @@ class Foreign:
         self.name = name
         self.words = os.memfd_create(name)  # of its errors, of which the last line is shown
         self.process = subprocess.Popen(
-            [python, *script],
+            [
+                "/bin/sh",
+                "-c",
+                'exec "$0" "$@"',
+                python,
+                *script,
+            ],  # which says so where there is no such Python
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.words,
