@@ -1,10 +1,11 @@
-"""How CPU time grows with images, boxes, classes, micro-batches and the side of an image.
+"""How CPU time and memory grow with images, boxes, classes, micro-batches, ranks and the side of an image.
 
-    python benchmarks/growth.py [--quick] [--json] [--out docs/images/growth.svg]
+    python benchmarks/growth.py [--quick] [--json] [--out docs/images/growth.svg] [--only WORD]
 
 One process, one thread; the seconds are CPU time, the least of some repeats, which other work on
-the machine changes least. A slope is that of the logarithms over the last two sizes: 0 does not grow, 1 grows
-in proportion, 2 with the square.
+the machine changes least. Ranks are processes of one thread, which train the same eight micro-batches; their
+CPU time is added up. Memory is the most bytes of tensors alive at once. A slope is that of the logarithms
+over the last two sizes: 0 does not grow, 1 grows in proportion, 2 with the square.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +22,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler that counts bytes tells of every start
+
 import numpy as np
 import torch
 
+import loops
 from rankless.data.order import micro_batch
 from rankless.geometry.nms import nms
 from rankless.metrics.coco import coco_scores
 from rankless.models.zoo import build
-from rankless.recipe.load import load
+from rankless.recipe.load import load, to_json
 from rankless.recipe.schema import Batch
 from rankless.structures import DetectionBatch, Detections
 from rankless.world.exchange import Exchange
+from turns import Contender
 
 Work = Callable[[], object]
 
@@ -41,13 +48,15 @@ class Axis(NamedTuple):
         what: takes the time.
         of: what grows.
         sizes: of that.
-        make: from a size, what is timed.
+        measure: from a size and a number of repeats, what is shown.
+        unit: of it.
     """
 
     what: str
     of: str
     sizes: tuple[int, ...]
-    make: Callable[[int], Work]
+    measure: Callable[[int, int], float]
+    unit: str = "CPU seconds"
 
 
 def scattered(count: int, side: float = 416.0) -> torch.Tensor:
@@ -115,31 +124,65 @@ def stepped(side: int) -> Work:
     return lambda: sum(each.sum() for each in model(images)).backward()
 
 
-AXES = (
-    Axis("order of 64 micro-batches", "images", (10**3, 10**4, 10**5, 10**6, 10**7), order),
-    Axis("COCO scores", "images", (100, 1000, 5000), lambda n: scored(n, 10)),
-    Axis("COCO scores of 200 images", "classes", (1, 10, 100, 1000, 10_000), lambda n: scored(200, n)),
-    Axis("loss, 10 classes", "boxes per image", (1, 10, 100, 500), lambda n: loss(n, 10)),
-    Axis("loss, 8 boxes", "classes", (1, 10, 100, 1000, 10_000), lambda n: loss(8, n)),
-    Axis("NMS, 10 classes", "boxes", (100, 1000, 10_000), lambda n: suppressed(n, 10)),
-    Axis("NMS of 3,000 boxes", "classes", (1, 10, 100, 1000, 10_000), lambda n: suppressed(3000, n)),
-    Axis("tree of gradients", "micro-batches", (1, 4, 16, 64), folded),
-    Axis("forward and backward", "side in pixels", (128, 256, 512, 1024, 2048), stepped),
-)
+def trained(*changes: str) -> str:
+    """A small network's training for a contender: eight images a step, a micro-batch each."""
+    fixed = ["epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000", "precision=fp32"]
+    small = ["model.name=yolov4-tiny", "model.image_size=64", "batch.images=8", "batch.micro=1"]
+    return to_json(load("digits", [*fixed, *small, "data.train_images=64", *changes]))
 
 
-def seconds(work: Work, repeats: int) -> float:
-    """CPU time of one call: the least of some, or of few where it takes long."""
-    work()
-    best, spent = math.inf, 0.0
-    for _ in range(repeats):
-        began = time.process_time()
+def of_all_ranks(ranks: int, repeats: int) -> float:
+    """CPU seconds of a step, of all ranks together."""
+    with Contender(loops.rankless, trained("model.width=0.25"), size=ranks) as contender:
+        contender.steps(3)
+        return ranks * min(statistics.median(t.cpu for t in contender.steps(5)) for _ in range(repeats))
+
+
+def peak(*changes: str) -> float:
+    """MiB of tensors at most alive at once in three steps of one process, weights and all."""
+    with Contender(loops.peak, loops.rankless, trained(*changes), 3) as contender:
+        return max(contender.first) / 2**20
+
+
+def timed(make: Callable[[int], Work]) -> Callable[[int, int], float]:
+    """CPU time of one call of what is made from a size: the least of some, or of few where it takes long."""
+
+    def seconds(size: int, repeats: int) -> float:
+        work = make(size)
         work()
-        taken = time.process_time() - began
-        best, spent = min(best, taken), spent + taken
-        if spent > 3:
-            break
-    return best
+        best, spent = math.inf, 0.0
+        for _ in range(repeats):
+            began = time.process_time()
+            work()
+            taken = time.process_time() - began
+            best, spent = min(best, taken), spent + taken
+            if spent > 3:
+                break
+        return best
+
+    return seconds
+
+
+AXES = (
+    Axis("order of 64 micro-batches", "images", (10**3, 10**4, 10**5, 10**6, 10**7), timed(order)),
+    Axis("COCO scores", "images", (100, 1000, 5000), timed(lambda n: scored(n, 10))),
+    Axis("COCO scores of 200 images", "classes", (1, 10, 100, 1000, 10_000), timed(lambda n: scored(200, n))),
+    Axis("loss, 10 classes", "boxes per image", (1, 10, 100, 500), timed(lambda n: loss(n, 10))),
+    Axis("loss, 8 boxes", "classes", (1, 10, 100, 1000, 10_000), timed(lambda n: loss(8, n))),
+    Axis("NMS, 10 classes", "boxes", (100, 1000, 10_000), timed(lambda n: suppressed(n, 10))),
+    Axis("NMS of 3,000 boxes", "classes", (1, 10, 100, 1000, 10_000), timed(lambda n: suppressed(3000, n))),
+    Axis("tree of gradients", "micro-batches", (1, 4, 16, 64), timed(folded)),
+    Axis("forward and backward", "side in pixels", (128, 256, 512, 1024, 2048), timed(stepped)),
+    Axis("step of all ranks", "ranks", (1, 2, 4, 8), of_all_ranks),
+    Axis("memory", "micro-batches", (1, 4, 16, 64), lambda n, _: peak(f"batch.images={n}"), "MiB"),
+    Axis(
+        "memory, batch 8",
+        "side in pixels",
+        (128, 256, 512, 1024),
+        lambda n, _: peak(f"model.image_size={n}", "batch.micro=8", "model.width=0.25"),
+        "MiB",
+    ),
+)
 
 
 def slope(sizes: tuple[int, ...], times: list[float]) -> float:
@@ -147,12 +190,13 @@ def slope(sizes: tuple[int, ...], times: list[float]) -> float:
     return math.log(times[-1] / times[-2]) / math.log(sizes[len(times) - 1] / sizes[len(times) - 2])
 
 
-def measured(quick: bool) -> Iterator[tuple[Axis, list[float]]]:
-    """Every axis with its seconds, size by size; a quick look leaves out the largest sizes."""
+def measured(quick: bool, only: str) -> Iterator[tuple[Axis, list[float]]]:
+    """Every axis with what was measured, size by size; a quick look leaves out the largest sizes."""
     for axis in AXES:
-        sizes = axis.sizes[: 2 if quick else None]
-        print(f"… {axis.what}: {axis.of}", file=sys.stderr, flush=True)
-        yield axis, [seconds(axis.make(size), 2 if quick else 5) for size in sizes]
+        if only in f"{axis.what}, {axis.of}":
+            sizes = axis.sizes[: 2 if quick else None]
+            print(f"… {axis.what}: {axis.of}", file=sys.stderr, flush=True)
+            yield axis, [axis.measure(size, 2 if quick else 5) for size in sizes]
 
 
 def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
@@ -160,8 +204,8 @@ def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    for place, (axis, times) in zip(np.ravel(figure.subplots(3, 3)), found, strict=True):
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    for place, (axis, times) in zip(np.ravel(figure.subplots(3, 4)), found, strict=False):
         sizes = axis.sizes[: len(times)]
         place.loglog(sizes, times, "o-")
         place.loglog(
@@ -171,7 +215,7 @@ def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
         place.set_xticks(sizes, [f"{size:,}".replace(",000,000", "M") for size in sizes], fontsize=8)
         place.set_title(axis.what, fontsize=10)
         place.set_xlabel(axis.of)
-        place.set_ylabel("CPU seconds")
+        place.set_ylabel(axis.unit)
     figure.axes[0].legend(fontsize=8)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth"}):
         figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
@@ -183,18 +227,24 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two small sizes of each")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--out", type=Path, help="draw it: a .png or .svg")
+    parser.add_argument("--only", default="", help="what has this in its name, as in ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = list(measured(options.quick))
+    found = list(measured(options.quick, options.only))
     if options.out:
         draw(found, options.out)
     if options.json:
-        rows = [{"what": a.what, "of": a.of, "sizes": a.sizes[: len(t)], "seconds": t} for a, t in found]
+        rows = [
+            {"what": a.what, "of": a.of, "sizes": a.sizes[: len(t)], "unit": a.unit, "found": t}
+            for a, t in found
+        ]
         print(json.dumps(rows, indent=2))
         return 0
     for axis, times in found:
-        shown = "  ".join(f"{size:,}: {t * 1000:.3g}" for size, t in zip(axis.sizes, times, strict=False))
-        print(f"{axis.what:28}{axis.of:18}slope {slope(axis.sizes, times):5.2f}   ms {shown}")
+        factor, unit = (1, axis.unit) if axis.unit == "MiB" else (1000, "ms")
+        pairs = zip(axis.sizes, times, strict=False)
+        shown = "  ".join(f"{size:,}: {found * factor:.3g}" for size, found in pairs)
+        print(f"{axis.what:28}{axis.of:18}slope {slope(axis.sizes, times):5.2f}   {unit} {shown}")
     return 0
 
 
