@@ -3,9 +3,9 @@
     python benchmarks/growth.py [--quick] [--json] [--out docs/images/growth.svg] [--only WORD]
 
 One process, one thread; the seconds are CPU time, the least of some repeats, which other work on
-the machine changes least. Ranks are processes of one thread, which train the same eight micro-batches; their
-CPU time is added up. Memory is the most bytes of tensors alive at once. A slope is that of the logarithms
-over the last two sizes: 0 does not grow, 1 grows in proportion, 2 with the square.
+the machine changes least. Ranks are processes of one thread, which train the same eight micro-batches; shown
+is the CPU time of the slowest, times their number. Memory is the most bytes of tensors alive at once. A slope
+is that of the logarithms over the last two sizes: 0 does not grow, 1 grows in proportion, 2 with the square.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def trained(*changes: str) -> str:
 
 
 def of_all_ranks(ranks: int, repeats: int) -> float:
-    """CPU seconds of a step, of all ranks together."""
+    """CPU seconds of a step, of all ranks together: as many times that of the slowest."""
     with Contender(loops.rankless, trained("model.width=0.25"), size=ranks) as contender:
         contender.steps(3)
         return ranks * min(statistics.median(t.cpu for t in contender.steps(5)) for _ in range(repeats))
