@@ -207,7 +207,8 @@ def measured(prefixes: Sequence[Sequence[str]], address: str, rounds: int) -> di
     try:
         said = ranks[0].communicate()[0]
         if max(one.wait() for one in ranks):
-            raise SystemExit("error: a rank ended early; it has said why")
+            print("error: a rank ended early; it has said why", file=sys.stderr)
+            raise SystemExit(2)
     finally:
         for one in ranks:
             one.kill()
