@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rankless.world import exchange, reduce
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
+from rankless.world.transport import PROCESS_GROUP
 from rankless.world.tree import own_micro_batches
 
 STEPS = 3  # DDP lays its buckets out again after the first
@@ -63,6 +64,7 @@ def summed(
     exact: bool,
     bucket_mib: float,
     message: int = exchange.MESSAGE_BYTES,
+    shared: bool = False,
 ) -> tuple[list[list[np.ndarray]], int, bool]:
     """Each step's gradients, how many exchanges the last had, and whether they lie as their weights."""
     before, reduce.BUCKET_MIB = reduce.BUCKET_MIB, bucket_mib  # type: ignore[assignment]
@@ -70,15 +72,19 @@ def summed(
     model = net(dropout, dtype)
     layout = Exchange(leaves, world.rank, world.size)
     started = 0
+    PROCESS_GROUP.on_one_machine = shared
+    sums = reduce.GradientSum(model, layout, exact=exact)
+    PROCESS_GROUP.on_one_machine = False
+    reduce.BUCKET_MIB = before
+    assert bool(sums.shared) == shared
+    through: Any = sums.shared or layout
 
     def start(*arguments: Any) -> Any:
         nonlocal started
         started += 1
-        return Exchange.start(layout, *arguments)
+        return type(through).start(through, *arguments)
 
-    layout.start = start  # type: ignore[method-assign]
-    sums = reduce.GradientSum(model, layout, exact=exact)
-    reduce.BUCKET_MIB = before
+    through.start = start
     found = []
     for step in range(STEPS):
         started = 0
@@ -134,6 +140,20 @@ def test_the_bits_are_those_of_one_process(ranks: Any, size: int, leaves: int) -
     for found, buckets, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 0.0002):
         assert digest(found) == digest(expected)
         assert buckets > 1, "one bucket alone proves little"
+        assert like
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("size", "leaves"), [(2, 6), (2, 8), (3, 7), (4, 7)])
+def test_ranks_that_share_memory_have_the_bits_of_one_process(ranks: Any, size: int, leaves: int) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = by_itself(leaves, 0.3, torch.float32)
+    torch.set_num_threads(threads)
+    whole = exchange.MESSAGE_BYTES
+    for found, buckets, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 0.0002, whole, True):
+        assert digest(found) == digest(expected)
+        assert buckets > 1
         assert like
 
 

@@ -129,8 +129,7 @@ class Pending:
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])
             return
-        with layout.transport.waits.waiting():
-            self.work.wait()
+        self._wait()
         nodes: list[Node] = [node for owned in layout.nodes for node in owned]
         values = zip(nodes, self.received.view(len(nodes), self.own), strict=True)
         ((_, total),) = Fold(layout.micro_batches, add_in_place, values).stack
@@ -146,11 +145,16 @@ class Pending:
         """Wait until the total stands in the result."""
         if self.work is None:
             return
-        with self.layout.transport.waits.waiting():
-            self.work.wait()
+        self._wait()
         if self.gathered is not self.result:
             self.result.copy_(self.gathered[: self.result.numel()])
         del self.received, self.gathered, self.sent
+
+    def _wait(self) -> None:
+        """Wait for the others."""
+        if self.work:
+            with self.layout.transport.waits.waiting():
+                self.work.wait()
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:

@@ -207,13 +207,14 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
         try:
             with quiet_output():
                 PROCESS_GROUP.gather_apart(TIMEOUT)
+            PROCESS_GROUP.on_one_machine = alone and size > 1
             watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             yield World(rank, size, device, local_rank, launcher_store, here, inline)
         finally:
             # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
-            PROCESS_GROUP.beside = None
+            PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False
             gc.collect()
             dist.destroy_process_group()
 

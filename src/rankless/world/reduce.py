@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
+from rankless.world.shared_memory import share
 from rankless.world.tree import Fold, Node
 from rankless.world.uncompiled import PlainDataParallel
 
@@ -75,6 +76,7 @@ class GradientSum:
         self.waiting: list[Pending] = []
         self.combined = 0  # of those that wait, from the first on
         self.promised: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
+        self.shared = share(exchange, self.parameters) if exact else None
         if exact and exchange.transport.gathers_apart:
             self._look_between_buckets()
 
@@ -176,8 +178,11 @@ class GradientSum:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         self.combine_arrived()
-        parts = self.layout.parts(buffer)
-        self.waiting += [self.layout.start([one[part] for one in sums], buffer[part]) for part in parts]
+        if self.shared:
+            self.waiting.append(self.shared.start(sums, buffer))
+        else:
+            parts = self.layout.parts(buffer)
+            self.waiting += [self.layout.start([one[part] for one in sums], buffer[part]) for part in parts]
         self.promised.append((future, buffer))
         if bucket.is_last():
             for pending in self.waiting[self.combined :]:
@@ -189,6 +194,8 @@ class GradientSum:
             self.waiting.clear()
             self.promised.clear()
             self.combined = 0
+            if self.shared:
+                self.shared.begin_again()
         return future
 
 

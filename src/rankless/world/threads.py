@@ -126,7 +126,8 @@ class ThreadTransport:
     """
 
     def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
-        self.waits, self.in_process, self.gathers_apart, self.group = PeerWaits(), True, False, group
+        self.waits, self.in_process, self.group = PeerWaits(), True, group
+        self.on_one_machine = self.gathers_apart = False
         self.name = "threads"
         self._meeting, self._rank = meeting, rank
         self._begun = 0  # operations so far, of which each rank has the same

@@ -34,11 +34,13 @@ class Transport(Protocol):
     Attributes:
         waits: how long the rank has waited for others.
         in_process: whether the ranks are threads of one process, which share what it has one of.
+        on_one_machine: whether the ranks are processes that may share memory.
         group: what the rank's wrapper of data-parallel modules belongs to; None is the default group.
     """
 
     waits: PeerWaits
     in_process: bool
+    on_one_machine: bool
     group: dist.ProcessGroup | None
 
     @property
@@ -81,7 +83,7 @@ class GroupTransport:
     """
 
     def __init__(self) -> None:
-        self.waits, self.in_process = PeerWaits(), False
+        self.waits, self.in_process, self.on_one_machine = PeerWaits(), False, False
         self.group: dist.ProcessGroup | None = None
         self.beside: dist.ProcessGroup | None = None
 
