@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
         [(1, 0), (3, 0)],
     ),
     "frozen": (
-        {**EIGHT, "precision": "fp32", "batch_norm": "frozen", "optim.name": "adamw", "optim.lr": "0.002"},
+        {**EIGHT, "precision": "fp32", "batch_norm": "frozen", "optim.name": "muon", "optim.lr": "0.002"},
         [(1, 0), (3, 0)],
     ),
 }

@@ -16,13 +16,13 @@ from rankless.recipe.schema import Optim
 def some_net() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4), nn.Flatten(), nn.Linear(4, 2), nn.LayerNorm(2)
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.PReLU(16), nn.Flatten(), nn.Linear(16, 2), nn.LayerNorm(2)
     )
     net[5].bias.requires_grad_(False)
     return net.to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_only_weights_of_convolutions_and_linear_layers_decay(name: str) -> None:
     net = some_net()
     before = copy.deepcopy(net.state_dict())
@@ -136,6 +136,7 @@ def test_a_count_of_zero_counts_as_one(count: Tensor, limit: float) -> None:
         Optim(name="adamw", lr=0.1),
         Optim(momentum=0.0, lr=0.1),
         Optim(name="adam", lr=0.1, decay_norms_and_biases=True),
+        Optim(name="muon", lr=0.1),
     ],
 )
 def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
@@ -150,9 +151,10 @@ def test_the_state_goes_into_tensors_and_back(recipe: Optim) -> None:
     for seed in range(3):
         step(net, chosen, seed)
     kept = {key: value.clone() for key, value in state_tensors(chosen, net).items()}
-    slots = {"adam": 3, "adamw": 3, "sgd": 1 if recipe.momentum else 0}[recipe.name]
+    slots = {"adam": 3, "adamw": 3, "muon": 3, "sgd": 1 if recipe.momentum else 0}[recipe.name]
     trained = sum(p.requires_grad for p in net.parameters())
-    assert len(kept) == slots * trained
+    matrices = sum("momentum_buffer" in key for key in kept) if recipe.name == "muon" else 0
+    assert len(kept) == slots * (trained - matrices) + matrices
 
     other = some_net()
     other.load_state_dict(net.state_dict())

@@ -147,7 +147,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("optim: {nesterov: 'yes'}", "'optim.nesterov' is 'yes': expected true or false"),
         ("optim: {betas: [0.9]}", "'optim.betas' is [0.9]: expected a list of 2, "
          "each a number of at least 0 and below 1"),
-        ("optim: {name: adm}", "'optim.name' is 'adm': expected one of sgd, adam, adamw; did you mean "
+        ("optim: {name: adm}", "'optim.name' is 'adm': expected one of sgd, adam, adamw, muon; did you mean "
          "'adam'?"),
         ("precision: FP32", "'precision' is 'FP32': expected one of auto, fp32, tf32, bf16, fp16; "
          "did you mean 'fp32'?"),
@@ -392,8 +392,8 @@ recipes = st.builds(
     seed=st.integers(0, 10**40),
     loss=st.builds(Loss, name=st.sampled_from(["auto", "yolov3"]), box=_auto | _not_negative,
                    ignore=_auto | _fraction, smoothing=_share),
-    optim=st.builds(Optim, name=st.sampled_from(["sgd", "adam", "adamw"]), lr=_positive, momentum=_share,
-                    betas=st.tuples(_share, _share), weight_decay=_not_negative),
+    optim=st.builds(Optim, name=st.sampled_from(["sgd", "adam", "adamw", "muon"]), lr=_positive,
+                    momentum=_share, betas=st.tuples(_share, _share), weight_decay=_not_negative),
     schedule=st.builds(Schedule, warmup=_duration, final=_fraction,
                        milestones=st.sets(_count, max_size=4).map(lambda steps: tuple(sorted(steps)))),
     precision=st.sampled_from(["auto", "fp32", "bf16"]),

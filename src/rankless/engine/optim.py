@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.muon import Muon, is_matrix
 from rankless.errors import UserError
 from rankless.recipe.schema import Optim
+from rankless.world.process_group import World
 from rankless.world.uncompiled import PlainAdam, PlainAdamW, PlainSGD
 
 
-def optimizer(model: nn.Module, recipe: Optim, *, portable: bool = False) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW.
+def optimizer(
+    model: nn.Module,
+    recipe: Optim,
+    *,
+    portable: bool = False,
+    world: World | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.optim.Optimizer:
+    """SGD, Adam, AdamW or Muon.
 
     Weight decay is on weights of two or more dimensions, unless the recipe wants it on biases, norms and
     PReLU too.
@@ -21,20 +32,33 @@ def optimizer(model: nn.Module, recipe: Optim, *, portable: bool = False) -> tor
         recipe: its section ``optim``.
         portable: the same bits on different CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on
             the processor; the root in the fused Adam is IEEE's.
+        world: ranks that share what Muon computes; all of them step at once.
+        dtype: in which Muon makes matrices orthogonal.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     least = 0 if recipe.decay_norms_and_biases else 2
-    groups = [
-        {"params": [p for p in trained if p.ndim >= least], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim < least], "weight_decay": 0.0},
+    matrices = [p for p in trained if recipe.name == "muon" and is_matrix(p)]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in trained if id(p) not in chosen]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": recipe.weight_decay, "momentum": recipe.momentum},
+        {"params": [p for p in others if p.ndim >= least], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in others if p.ndim < least], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.name == "sgd":
         return PlainSGD(
             groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, foreach=True
         )
-    made = PlainAdam if recipe.name == "adam" else PlainAdamW
-    return made(groups, lr=recipe.lr, betas=recipe.betas, foreach=not portable, fused=portable)
+    options: dict[str, Any] = {
+        "lr": recipe.lr,
+        "betas": recipe.betas,
+        "foreach": not portable,
+        "fused": portable,
+    }
+    if recipe.name == "muon":
+        return Muon(groups, world=world, dtype=dtype, **options)
+    return (PlainAdam if recipe.name == "adam" else PlainAdamW)(groups, **options)
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:

@@ -70,7 +70,7 @@ def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float |
     if value is None:
         return
     for group in optimizer.param_groups:
-        if recipe.name == "sgd":
+        if "momentum" in group:
             group["momentum"] = value
         else:
             group["betas"] = (value, recipe.betas[1])

@@ -103,7 +103,8 @@ class TrainingState:
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
-        return optimizer(self.model, self.recipe.optim, portable=portable)
+        dtype = torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
+        return optimizer(self.model, self.recipe.optim, portable=portable, world=self.world, dtype=dtype)
 
     def _learning_norms(self) -> list[_BatchNorm]:
         frozen = {id(norm) for norm in self._frozen_norms()}

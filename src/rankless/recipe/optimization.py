@@ -28,18 +28,20 @@ class Optim:
     """The optimizer.
 
     Attributes:
-        name: ``sgd`` (with momentum), ``adam`` or ``adamw``.
+        name: ``sgd`` (with momentum), ``adam``, ``adamw``, or ``muon``, which makes the steps of large
+            weights orthogonal and leaves all else to AdamW.
         lr: the peak learning rate, which the schedule scales.
-        momentum: momentum of SGD.
+        momentum: momentum of SGD and Muon.
         nesterov: use Nesterov momentum in SGD.
         betas: coefficients of the running averages of Adam and AdamW.
-        weight_decay: in ``sgd`` and ``adam`` added to the gradient (L2), in ``adamw`` taken from the weights.
+        weight_decay: in ``sgd`` and ``adam`` added to the gradient (L2), in ``adamw`` and ``muon`` taken from
+            the weights.
         decay_norms_and_biases: weight decay on all parameters; otherwise only on weights of convolutions and
             linear layers.
         clip: largest global norm of the gradient; 0 disables clipping.
     """
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
     lr: Positive = 0.01
     momentum: ProperFraction = 0.9
     nesterov: bool = False
