@@ -27,10 +27,11 @@ with locked(RunDirectory(Path(sys.argv[1])), False):
 """
 CLAIM = """\
 import sys
-from rankless.runs.directory import new_run_directory
+from pathlib import Path
+from rankless.files.numbered import numbered_folder
 print("ready", flush=True)
 sys.stdin.readline()
-print(*(new_run_directory("mine") for _ in range(50)), sep="\\n", flush=True)
+print(*(numbered_folder(Path("runs/mine"), "--run") for _ in range(50)), sep="\\n", flush=True)
 """
 
 
@@ -104,4 +105,4 @@ def test_a_new_run_that_never_began_gives_its_name_back(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no such file"):
         train(load_recipe("digits", [f"data.root={tmp_path}/none"]), devices=1)
-    assert not Path("runs/detect").exists()
+    assert not Path("runs").exists()

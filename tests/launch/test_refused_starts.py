@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankless import UserError, train
+from rankless import UserError, cli, train
 from rankless.recipe.load import default, dump
 from rankless.runs.directory import RunDirectory, weights_of
 
@@ -25,13 +25,25 @@ def said(capfd: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, request: pytest.FixtureRequest) -> None:
-    run = tmp_path / "run"
+    run = tmp_path / "runs" / "run"
     if is_there:  # the ranks of one of the two are new interpreters
         request.getfixturevalue("forked_ranks")
-        run.mkdir()
+        run.mkdir(parents=True)
     with pytest.raises(UserError, match="sees one value per channel"):
         train(default(ONE_PIXEL), run, devices=1)
-    assert not run.exists()
+    assert list(tmp_path.rglob("*")) == ([run.parent] if is_there else [])  # what was there stays
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_command_that_is_refused_leaves_no_numbered_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = [Path("runs"), Path("runs/digits"), Path("runs/digits/a")] if is_taken else []
+    for folder in there:
+        folder.mkdir()
+    assert cli.main(["train", "digits", "--inline", "--sink", "nosuch"]) == 2
+    assert sorted(Path().rglob("*")) == there
 
 
 def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
+from rankless.files.numbered import numbered_folder
 from rankless.files.writing import write_atomically
-from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
+from rankless.runs.directory import RunDirectory, weights_of
 
 
 def make(folder: Path, *steps: int, average: bool = True) -> RunDirectory:
@@ -110,7 +111,7 @@ def test_a_file_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.Mon
 def test_new_runs_take_free_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for expected in ("runs/digits", "runs/digits-2", "runs/digits-3"):
-        path = new_run_directory("digits")
+        path = numbered_folder(Path("runs/digits"), "--run")
         assert path == Path(expected)
         assert path.is_dir()
 

@@ -73,8 +73,9 @@ def here(given: Given) -> int:
     Raises:
         UserError: whatever is the user's to fix.
     """
+    from rankless.files.numbered import given_or_numbered
     from rankless.launch.run_lock import refuse_nothing
-    from rankless.runs.directory import RunDirectory, new_run_directory
+    from rankless.runs.directory import RunDirectory
 
     name, overrides = given.recipe()
     run, resume = given.run, given.resume
@@ -95,23 +96,22 @@ def here(given: Given) -> int:
         from rankless.cli.missing import check_recipe
 
         check_recipe(chosen, begins=not resume)
-    if run is None:
-        run = new_run_directory(Path(name or "run").stem)
-    from rankless.launch import fork_server, local
-    from rankless.launch.resume import recipe_of_run
+    with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
+        from rankless.launch import fork_server, local
+        from rankless.launch.resume import recipe_of_run
 
-    chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-    if not given.inline and given.parallel != "threads":
-        fork_server.start(chosen.task)
-    return local.train(
-        chosen,
-        run,
-        devices=devices,
-        resume=resume,
-        sinks=given.sinks,
-        inline=given.inline,
-        parallel=given.parallel,
-    )
+        chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+        if not given.inline and given.parallel != "threads":
+            fork_server.start(chosen.task)
+        return local.train(
+            chosen,
+            run,
+            devices=devices,
+            resume=resume,
+            sinks=given.sinks,
+            inline=given.inline,
+            parallel=given.parallel,
+        )
 
 
 def on_hosts(

@@ -101,15 +101,13 @@ def tune(
 
 def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
     from rankless.cli.missing import check_recipe
-    from rankless.files.numbered import removed_on_error
+    from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
-    from rankless.runs.directory import new_run_directory
 
     name, words = recipe_and_overrides(recipe)
     chosen, called = loaded(name, words)
     check_recipe(chosen, begins=True)
-    folder = out or new_run_directory(f"tune-{Path(called).stem}")
-    with removed_on_error(folder):
+    with given_or_numbered(out, Path("runs", f"tune-{Path(called).stem}"), "--out") as folder:
         return begin(folder, chosen, name or "", words, search, keeps_all=keeps_all)
 
 

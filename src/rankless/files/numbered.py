@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,11 +36,26 @@ def numbered_folder(wanted: Path, option: str) -> Path:
 
 
 @contextmanager
+def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator[Path]:
+    """Yield ``given``, or a :func:`numbered_folder`; where a start inside fails, :func:`removed_on_error`."""
+    with removed_on_error(given or wanted):  # for the folder above it, too
+        folder = given or numbered_folder(wanted, option)
+        with removed_on_error(folder):
+            yield folder
+
+
+@contextmanager
 def removed_on_error(path: Path) -> Iterator[None]:
-    """Leave no empty directory behind where a start fails, so that the next try may have its name."""
+    """Leave no empty directory behind where a start fails, so that the next try may have its name.
+
+    Args:
+        path: of the directory; those above it that are not there yet do not stay, either.
+    """
+    new = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # not made, or something lies there
-            path.rmdir()
+        for folder in (path, *new):
+            with suppress(OSError):  # not made, or something lies there
+                folder.rmdir()
         raise

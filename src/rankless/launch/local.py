@@ -15,7 +15,7 @@ from typing import Any
 
 from rankless.data.missing import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
-from rankless.files.numbered import removed_on_error
+from rankless.files.numbered import given_or_numbered
 from rankless.given import Text, several
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
@@ -47,7 +47,7 @@ from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, new_run_directory, weights_of
+from rankless.runs.directory import RunDirectory, weights_of
 from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe, trained
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
@@ -116,15 +116,13 @@ def train(
     if parallel not in PARALLEL:
         raise UserError(f"parallel is {parallel!r}: expected {one_of(PARALLEL)}")
     in_threads = parallel == "threads"
-    run = Path(run) if run else new_run_directory(recipe.task.rpartition(":")[2].lower())
-    directory = RunDirectory(run)
-    with ExitStack() as held:
-        with removed_on_error(run):
-            count = held.enter_context(visible(devices))
-            if inline or in_threads:
-                refuse_inline(recipe, count, parallel)
-            recipe = resolve_recipe(recipe)
-            ranks = 1 if inline and not in_threads else ranks_for(count, recipe)
+    name, given = recipe.task.rpartition(":")[2].lower(), Path(run) if run else None
+    with given_or_numbered(given, Path("runs", name), "--run") as path, visible(devices) as count:
+        directory = RunDirectory(path)
+        if inline or in_threads:
+            refuse_inline(recipe, count, parallel)
+        recipe = resolve_recipe(recipe)
+        ranks = 1 if inline and not in_threads else ranks_for(count, recipe)
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0

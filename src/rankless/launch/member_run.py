@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.files.numbered import removed_on_error
+from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.launch import environments
 from rankless.launch.agreement import on_first
 from rankless.launch.environments.environment import Environment
@@ -18,7 +18,7 @@ from rankless.launch.job import Job
 from rankless.launch.opening import is_finished, opened, training_job
 from rankless.launch.resume import was_started_by
 from rankless.recipe.schema import Recipe
-from rankless.runs.directory import RunDirectory, new_run_directory
+from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World
 
 
@@ -52,6 +52,8 @@ def open_run(world: World, start: Start, recipe: Recipe, held: ExitStack) -> Job
     Raises:
         UserError: on every rank: it cannot be used, or another machine has another run there.
     """
+    if world.is_first:  # where none is there yet, the folder above it does not stay, either
+        held.enter_context(removed_on_error(start.run or Path("runs", start.name)))
     found = on_first(world, lambda: _job_and_path(world, start))
     name, path = world.broadcast((found[0], str(found[1].absolute())) if found else None)
     run = RunDirectory(found[1] if found else Path(path))
@@ -96,6 +98,6 @@ def _job_and_path(world: World, start: Start) -> tuple[str, Path]:
     elif cluster:
         path = Path("runs") / f"{start.name}-{cluster}"
     else:
-        path = new_run_directory(start.name)
+        path = numbered_folder(Path("runs", start.name), "--run")
     world.remember("run", str(path.absolute()))
     return name, path

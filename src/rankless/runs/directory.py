@@ -19,7 +19,6 @@ from pathlib import Path
 
 from rankless.errors import UserError, remedy
 from rankless.files import checksums
-from rankless.files.numbered import numbered_folder
 from rankless.files.reading import MIB, POINTER, opened, read_text
 from rankless.files.writing import remove_tree, write_atomically
 from rankless.printing import warn
@@ -113,15 +112,6 @@ class RunDirectory:
                 f"{path} cannot be written ({error}): {remedy(error)} and go on from the newest "
                 f"checkpoint: rankless train --resume --run {self.path}"
             ) from error
-
-
-def new_run_directory(name: str) -> Path:
-    """Make ``runs/NAME``, or ``runs/NAME-2``, ``-3`` … where that is taken, by another process at once even.
-
-    Raises:
-        UserError: no directory can be made here.
-    """
-    return numbered_folder(Path("runs") / name, "--run")
 
 
 def beside(folder: Path, kind: str) -> Path:
