@@ -346,6 +346,27 @@ def test_command_lines_of_yolo_are_answered_with_ours(calls, capsys, theirs, our
     assert not any(one in err for one in ("no such command", "no such option", "no such key", "unexpected"))
 
 
+@pytest.mark.parametrize(
+    ("words", "twice", "ours"),
+    [
+        ("conf=0.4 --conf 0.4", "'conf=0.4': given twice, as --conf, too", "--confidence 0.4"),
+        ("conf=0.4 --confidence=0.3", "'conf=0.4': given twice, as --confidence, too", "--confidence=0.3"),
+        ("imgsz=64 model.image_size=32", "'imgsz=64': given twice, as model.im", "model.image_size=32"),
+        (
+            "iou=0.5 conf=0.4 --confidence 0.3",
+            "'iou=0.5': not understood; 'conf=0.4': given twice, as --confidence, too",
+            "--confidence 0.3 --iou 0.5",
+        ),
+    ],
+)
+def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
+    trained, capsys, words, twice, ours
+):
+    (said,) = problems(capsys, "predict", "w", "a.jpg", *words.split())
+    assert said.startswith(twice) and said.endswith(f"; leave it out; write: rankless predict w a.jpg {ours}")
+    assert cli.main(["predict", "w", "a.jpg", *ours.split()]) == 0
+
+
 def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("flowers").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -80,9 +81,30 @@ def refuse_foreign(arguments: Sequence[str]) -> None:
     theirs = dict(word.split("=", 1) for word in given)
     if not theirs.keys() & {*WORDS, *ELSEWHERE, *COMMANDS[command]}:
         return
-    rest = [word for word in words if word not in given]
-    wrong = ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items())
-    raise UserError(f"{wrong}: not understood; {_line_of(command, rest, theirs)}")
+    rest = [_our_option(command, word) for word in words if word not in given]
+    options = [word for word in words if word.startswith("--") or (is_override(word) and word not in given)]
+    there = {_meaning(command, word): word for word in options}
+    said = []
+    for key in [key for key in theirs if _meaning(command, key) in there]:
+        other = there[_meaning(command, key)].partition("=")[0]
+        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}, too; leave it out")
+    if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
+        said.insert(0, f"{wrong}: not understood")
+    raise UserError(f"{'; '.join(said)}; {_line_of(command, rest, theirs)}")
+
+
+def _meaning(command: str, word: str) -> str:
+    """Return the option or key of ours that a word of any program's is, without dashes."""
+    name = word.partition("=")[0].lstrip("-").replace("-", "_")
+    return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
+
+
+def _our_option(command: str, word: str) -> str:
+    """Return our name of an option of theirs, such as ``--conf``; any other word as it stands."""
+    name, equals, value = word.partition("=")
+    known = COMMANDS[command].get(name.lstrip("-").replace("-", "_"), "")
+    ours = name.startswith("--") and known.startswith("--")
+    return f"{known.removesuffix(' {}')}{equals}{value}" if ours else word
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
