@@ -351,7 +351,7 @@ def test_a_image_of_the_data_is_never_replaced(cells, capsys, verb, force):
         assert cli.main(["data", *words]) == 2
         said = capsys.readouterr().err
         expected = "is an input of this command" if force else "--force to replace what is there"
-        assert said.startswith((f"error: --out {out}: is ", f"error: --out {out}: already exists"))
+        assert said.startswith((f"error: {out}: is ", f"error: {out}: already exists"))
         assert expected in said
     assert snapshot(cells) == before and Path("linked.png").is_symlink()
     assert sorted(path.name for path in Path().iterdir()) == ["cells", "linked.png"]
@@ -370,7 +370,7 @@ def test_no_file_of_another_split_is_replaced(cells, capsys, verb, root):
     outs = ["elsewhere/8.png", "cells/images/val/9.png", "label.png"]
     for out in [*outs, "cells/masks/8.png"] if root == "cells" else outs:
         assert cli.main(["data", verb, root, "--split", "train", "--out", out, "--force"]) == 2
-        assert f"error: --out {out}: is an input of this command" in capsys.readouterr().err
+        assert f"error: {out}: is an input of this command" in capsys.readouterr().err
     assert snapshot(".") == before
     assert run(capsys, verb, root, "--split", "train", "--out", "cells/own.png").endswith("own.png\n")
     assert run(capsys, verb, root, "--split", "train", "--out", "cells/own.png").endswith("(replaced)\n")

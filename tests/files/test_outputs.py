@@ -118,7 +118,7 @@ def test_all_that_stays_is_listed_at_once(tmp_path):
     faults = refused(tmp_path, lambda: write(tmp_path, files), says="00: already exists")
     listed = [f"{number:02}: already exists" in problem for number, problem in enumerate(faults)]
     assert listed == [True] * 20 + [False]
-    assert faults[-1].startswith("… and 5 more; nothing was changed; give another name or folder, or --force")
+    assert faults[-1].startswith("… and 5 more; nothing was changed; give another --out, or --force")
 
 
 def test_a_link_is_never_written_through(tmp_path):
@@ -156,7 +156,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
     (tmp_path / "file").write_text("precious")
     (tmp_path / "loop").symlink_to("loop")
     for name, says in {
-        "pipe": "pipe: is not a regular file; give another name",
+        "pipe": "pipe: is not a regular file; give another --out",
         "folder": "folder: is a folder; expected the name of a file; give",
         "file/a": "it cannot be written: .*file is a file",
         "loop/a": "it cannot be written: Too many levels of symbolic links",
@@ -174,7 +174,7 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path, force):
 
 
 def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"--out /proc/none/a: .*(cannot be written|No such file)"):
+    with pytest.raises(UserError, match=r"/proc/none/a: .*(cannot be written|No such file)"):
         write(Path("/proc/none"), {"a": "x"})
     files = [tmp_path / "file" / "a", tmp_path / "file" / "b"]
     (tmp_path / "file").write_text("")

@@ -190,6 +190,17 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_option(target):
         page.predict(target, ["digits:val:0"], out=Path("/proc/no"), device="cpu")
 
 
+def test_a_broken_link_in_the_place_of_the_folder_is_named(target):
+    link = target.with_name("link")
+    link.symlink_to("nowhere")
+    for out in (link, link / "below"):
+        with pytest.raises(UserError) as caught:
+            page.predict(target, ["digits:val:0"], out=out, device="cpu", force=True)
+        (said,) = caught.value.problems
+        what = f"cannot be the output folder: {link} is a broken link to nowhere; give another one"
+        assert said == f"--out {out}: {what}"
+
+
 def test_unreadable_images_are_named_and_the_others_go_on(target):
     root = target.with_name("images")
     image(root / "a.png")

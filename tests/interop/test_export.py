@@ -73,19 +73,26 @@ def test_an_error_brings_the_old_set_back(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_nothing_is_overwritten_and_errors_are_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = written(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # without --out the files lie here, and their name is of no option
+    assert main(["export", str(path), "--format", "pth"]) == 0
+    (file,) = capsys.readouterr().out.split()
+    assert main(["export", str(path), "--format", "pth"]) == 2
+    said = f"error: {file}: already exists; give another --out, or --force to replace what is there\n"
+    assert capsys.readouterr().err == said
     out = str(tmp_path / "net")
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 0
     assert capsys.readouterr().out.split() == [out + ending for ending in (".cfg", ".weights", ".names")]
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 2
     err = capsys.readouterr().err
-    assert all(f"--out {out}{ending}: already exists" in err for ending in (".cfg", ".weights", ".names"))
+    assert all(f"error: {out}{ending}: already exists" in err for ending in (".cfg", ".weights", ".names"))
     assert main(["export", str(path), "--format", "darknet", "--out", out, "--force"]) == 0
     own = path.rename(tmp_path / "net.weights")
     assert main(["export", str(own), "--format", "darknet", "--out", out, "--force"]) == 2
-    assert f"error: --out {own}: is an input of this command" in capsys.readouterr().err
+    assert f"error: {own}: is an input of this command" in capsys.readouterr().err
     path = own.rename(path)
     with pytest.raises(UserError, match=r"expected one of onnx, .*, darknet, pth; did you mean 'onnx'\?$"):
         export(path, format="onyx")

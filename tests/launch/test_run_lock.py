@@ -99,7 +99,7 @@ def test_what_cannot_be_a_run_directory_is_called_what_it_is(kind: str, tmp_path
         run.symlink_to(tmp_path / "nowhere")
     with (
         pytest.raises(
-            UserError, match=rf"run: cannot be used as a run directory \(.*is a {kind}\); give another"
+            UserError, match=rf"run: cannot be used as a run directory \(.*run is a {kind}.*\); give another"
         ),
         locked(RunDirectory(run), resume=False),
     ):

@@ -65,7 +65,7 @@ class Outputs:
                 where = (
                     f"{folder}: cannot be the output folder" if others else f"{first}: it cannot be written"
                 )
-                never.append(f"--out {where}: {reason}")
+                never.append(f"{where}: {reason}")
                 continue
             self._lists[folder] = OutputList(folder)
             if self._verb and not self._lists[folder].is_ours:
@@ -77,11 +77,11 @@ class Outputs:
                 self._before[file] = None
                 continue
             except (OSError, ValueError) as error:
-                never.append(f"--out {file}: it cannot be written: {_reason(error)}")
+                never.append(f"{file}: it cannot be written: {_reason(error)}")
                 continue
             if reason := self._stays(file, there):
                 self._forced.append(file)
-                (never if _is_fixed(there) else stay).append(f"--out {file}: {reason}")
+                (never if _is_fixed(there) else stay).append(f"{file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
 
@@ -122,7 +122,7 @@ class Outputs:
             return
         read = {identity for each in inputs for identity in _identities(each)}
         if wrong := [file for file in self.replaced if _identities(file) & read]:
-            raise UserError(_message([f"--out {file}: is an input of this command" for file in wrong], ""))
+            raise UserError(_message([f"{file}: is an input of this command" for file in wrong], ""))
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
@@ -151,7 +151,7 @@ class Outputs:
         except FileExistsError:
             raise self._changed(file) from None
         except OSError as error:
-            raise UserError(f"--out {file}: it cannot be written: {_reason(error)}") from error
+            raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
         """Count files as written: an earlier call of the same command began this one's work."""
@@ -210,8 +210,7 @@ class Outputs:
 
     def _changed(self, file: Path) -> UserError:
         return UserError(
-            f"--out {file}: was created or changed while this command ran and is not replaced; "
-            "give another name"
+            f"{file}: was created or changed while this command ran and is not replaced; give another --out"
         )
 
 
@@ -258,7 +257,7 @@ def unusable(folder: Path) -> str:
             break
         except (FileNotFoundError, NotADirectoryError):
             if folder.is_symlink():
-                return "it is a broken link"
+                return f"{folder} is a broken link to {folder.readlink()}"
             folder = folder.parent
         except (OSError, ValueError) as error:
             return _reason(error)
@@ -294,7 +293,7 @@ def _identities(file: Path | str) -> set[tuple[int, int]]:
 def _message(problems: Sequence[str], force: str) -> list[str]:
     """List the first few problems, how many more there are, and what to do."""
     more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
-    remedy = "give another name or folder" + (f", or {force}" if force else "")
+    remedy = "give another --out" + (f", or {force}" if force else "")
     if len(problems) == 1:
         return [f"{problems[0]}; {remedy}"]
     return [*problems[:FIRST], f"{more}nothing was changed; {remedy}"]

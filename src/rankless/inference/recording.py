@@ -13,7 +13,7 @@ from PIL import Image
 
 from rankless.data.images.fonts import unwritable
 from rankless.errors import UserError, counted, listed
-from rankless.files.outputs import Outputs, refuse_filled
+from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
@@ -57,6 +57,8 @@ class Recording:
         self._stems = stems(names)  # of equal names alone
         drawn = names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
+        if reason := unusable(out):
+            raise UserError(f"--out {out}: cannot be the output folder: {reason}; give another one")
         # In a folder that is not there nothing can be in the way.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
