@@ -264,11 +264,14 @@ def test_a_rank_with_nothing_to_say_lets_rank_0_say_it(calls, capsys, monkeypatc
 
 
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
-    about_model, about_data, _ = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
-    assert (
-        "did you mean 'model.pretrained'? yolov8n.pt: only weights of a network in 'rankless models' fit"
-        in about_model
+    about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
+    assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once
+    assert line.startswith(
+        "yolov8n.pt: only weights of a network in 'rankless models' fit, once they are imp"
     )
+    for words in (["model=yolov8n.pt"], ["yolov4-tiny", "model=yolov8n.pt", "data.root=x"]):
+        (said,) = problems(capsys, "train", *words)
+        assert said.count("rankless import yolov8n.pt --model NAME") == 1
     assert "did you mean 'data.root'" in about_data
     (said,) = problems(capsys, "train", "digits", "model=my.cfg")
     assert said.endswith("did you mean 'model.cfg'?")

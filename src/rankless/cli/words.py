@@ -210,7 +210,7 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
     """
     from rankless.models.names import problem
     from rankless.recipe import load
-    from rankless.recipe.familiar import key_of_file, line_of_file
+    from rankless.recipe.familiar import imported, key_of_file, line_of_file
 
     # The models are heavy to import, and those that shipped recipes name exist.
     is_named = name not in (None, *load.shipped()) or any(
@@ -229,5 +229,6 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
             values = dict(word.partition("=")[::2] for word in overrides)
             file = values.get("model", "")
             instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
-            raise UserError([*error.problems, instead]) from None
+            note = imported(file)[1]  # the last line has it
+            raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
     return load.load(name or "digits", overrides, check_name=check), name or "digits"
