@@ -263,6 +263,19 @@ def test_a_rank_with_nothing_to_say_lets_rank_0_say_it(calls, capsys, monkeypatc
     assert (slept, "--batch-size" in capsys.readouterr().err) == (waited, rank == "0")
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "words", ["epochs=x --local-rank=0", "--local_rank=12 epochs=x", "--local-rank 0 epochs=x --local_rank 1"]
+)
+def test_what_old_launchers_add_is_left_out(words):
+    command = [sys.executable, "-m", "rankless", "train", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = "error: command line: 'epochs' is 'x': expected a whole number of at least 1\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    done = subprocess.run([*command, "--local-rank"], capture_output=True, text=True, timeout=60)
+    assert done.stderr.startswith("error: --local-rank: no such option; not needed here: the launcher")
+
+
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once

@@ -9,13 +9,14 @@ import sys
 
 from rankless.errors import INTERRUPTED, STOPPED
 
-_LOCAL_RANK = re.compile(r"--local[-_]rank=[0-9]+")
+_LOCAL_RANK = re.compile(r"\0--local[-_]rank[=\0][0-9]+(?=\0|\Z)")
 
 
 def main() -> int:
     """Run the command line; the exit code."""
-    # Old launchers add it, whatever they start; LOCAL_RANK has the same number.
-    sys.argv[1:] = [word for word in sys.argv[1:] if not _LOCAL_RANK.fullmatch(word)]
+    # Old launchers and their scripts add it, whatever they start; LOCAL_RANK has the same number.
+    words = "".join(f"\0{word}" for word in sys.argv[1:])
+    sys.argv[1:] = _LOCAL_RANK.sub("", words).split("\0")[1:]
     if sys.argv[1:2] == ["train"]:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _end)
