@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -138,16 +139,20 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 
 def print_models(rows: Sequence[Any]) -> None:
-    """A line for each of :class:`rankless.models.listing.Listed`."""
+    """A line for each of :class:`rankless.models.listing.Listed`, or two where a terminal is too narrow."""
     others = "timm/NAME"
-    width = max(map(len, (others, *(row.name for row in rows)))) + 2
-    print(f"{'model':{width}}{'task':10}{'parameters':>11}{'GFLOPs':>8}{'input':>9}  from")
+    width = max(map(len, (others, *(row.name for row in rows)))) + 1
+    lines = [(f"{'model':{width}}{'task':9}{'parameters':>11}{'GFLOPs':>8}{'input':>8}", "from")]
     for row in rows:
         size = "×".join(map(str, dict.fromkeys(row.size)))
-        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>9}"
-        print(f"{row.name:{width}}{row.task:10}{numbers}  {row.source}")
+        numbers = f"{row.parameters:>11,}{row.gflops:>8.2f}{size:>8}"
+        lines.append((f"{row.name:{width}}{row.task:9}{numbers}", row.source))
     source = "any classifier of timm, as in model.name=timm/convnext_tiny"
-    print(f"{others:{width}}{'classify':10}{'':30}{source}")
+    lines.append((f"{others:{width}}{'classify':9}{'':27}", source))
+    longest = max(len(facts) + 2 + len(source) for facts, source in lines)
+    columns = shutil.get_terminal_size((longest, 24)).columns  # what is no terminal gets a line each
+    for facts, source in lines:
+        print(f"{facts}  {source}" if longest <= columns else f"{facts.rstrip()}\n    {source}")
 
 
 def console_for(file: IO[str]) -> Console:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from rankless.models.listing import listed
+from rankless.models.listing import Listed, listed
 from rankless.models.zoo import MODELS
+from rankless.printing import print_models
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Listed]:
+    return list(listed())
 
 
 @pytest.mark.slow
-def test_every_model_is_listed_once_with_its_published_size() -> None:
-    rows = {row.name: row for row in listed()}
+def test_every_model_is_listed_once_with_its_published_size(every: list[Listed]) -> None:
+    rows = {row.name: row for row in every}
     assert set(MODELS) <= set(rows)
     tiny = rows["yolov3-tiny"]
     assert (tiny.task, tiny.classes, tiny.size, tiny.parameters) == ("detect", 80, (416, 416), 8_852_366)
@@ -18,3 +24,18 @@ def test_every_model_is_listed_once_with_its_published_size() -> None:
     two_stages = rows["torchvision/fasterrcnn_resnet50_fpn_v2"]
     assert (two_stages.task, two_stages.classes, two_stages.parameters) == ("detect", 90, 43_712_278)
     assert all(row.parameters > 0 and row.gflops > 0 and row.source for row in rows.values())
+
+
+@pytest.mark.slow
+def test_the_list_fits_a_terminal_and_loses_nothing(
+    every: list[Listed], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for columns in (400, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_models(every)
+        texts.append(capsys.readouterr().out)
+        assert max(map(len, texts[-1].splitlines())) <= columns
+    assert texts[0].split() == texts[1].split() and len(texts[0].splitlines()) == len(every) + 2
+    for row in every:
+        assert f"\n{row.name} " in texts[1] and f" {row.parameters:,} " in texts[1] and row.source in texts[1]
