@@ -87,10 +87,11 @@ def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) 
     with pytest.raises(UserError, match="'val' has classes that 'train' does not have: 'c'"):
         train(recipe, tmp_path / "run", devices=1)
     assert "training in" not in said()
-    small = default(
-        ["data.train_images=4", "data.val_images=2", "batch.micro=2", *SMALL, "model.image_size=64"]
-    )
+    more = ("data.train_images=4", "data.val_images=2", "batch.micro=2", "evaluate.every=0")
+    small = default([*more, *SMALL, "model.image_size=64", "epochs=2"])
     assert train(small, tmp_path / "run", devices=1) == 0
     lines = said().splitlines()
     assert lines[0] == f"training in {tmp_path / 'run'} on 1 process, fp32, workers: 0 (auto)"
-    assert any("epoch 1.00/1" in line for line in lines)
+    assert any("epoch 2.00/2" in line for line in lines)
+    (header,) = [line for line in lines if line.split()[:2] == ["epoch", "loss"]]  # for the scores, too
+    assert header.split()[2:] == ["val", "loss", "AP", "AP50", "AP75", "lr", "images/s", "best"]

@@ -18,6 +18,7 @@ from rankless.engine.sinks.journal import JournalCopy, JournalSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
 from rankless.engine.state import TrainingState
+from rankless.engine.validation_loss import has_loss
 from rankless.engine.workers import of_rank
 from rankless.errors import UserError
 from rankless.recipe.load import to_json
@@ -107,6 +108,7 @@ class Setup:
                 self.world.device.type,
                 workers,
                 in_threads=self.world.transport.in_process,
+                scores=_known_scores(self.task),
             )
             sinks = Sinks([self.mirrors.journal, terminal], users, terminal.progress)
         try:
@@ -160,6 +162,12 @@ def prepare(
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps
     return Setup(task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages)
+
+
+def _known_scores(task: Task) -> list[str]:
+    """Return the names of the scores to come: a built-in task knows them before the first evaluation."""
+    names = getattr(task, "score_names", ())
+    return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:

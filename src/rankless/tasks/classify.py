@@ -47,7 +47,8 @@ class Classify:
         self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
         self._learns = class_names is None
         self.class_names = tuple(self._training.images.class_names if class_names is None else class_names)
-        if class_names is None and (problems := [*unknown_best(recipe, score_names(len(self.class_names)))]):
+        self.score_names = score_names(len(self.class_names))
+        if class_names is None and (problems := [*unknown_best(recipe, self.score_names)]):
             raise UserError(problems)
         if class_names is None:
             _ = self._loss  # report its problems now, not at the first step

@@ -50,7 +50,7 @@ class Detect:
         UserError: no such model, options that do not fit it, or data that cannot be opened.
     """
 
-    score_name, validation_loss = "AP", True
+    score_name, score_names, validation_loss = "AP", coco.NAMES, True
 
     def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
         self.recipe = recipe

@@ -161,3 +161,18 @@ def test_the_numbers_of_the_best_evaluation_are_not_broken(capsys: pytest.Captur
 
 def test_parts_fill_lines() -> None:
     assert filled(["aaa", "bb", "c", "a-long-one", "d"], 9) == "aaa  bb\nc\na-long-one\nd"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_scores_that_come_with_the_last_epoch_alone_have_a_column_from_the_start(width: int) -> None:
+    rows = Rows(epochs=2, steps=4, images=8, width=width, best="AR1", scores=["loss", *COCO])
+    rows.step(entry(1, 0.5)), rows.step(entry(2, 1.0))
+    header, first = rows.step(entry(3, 1.5))
+    rows.step(entry(4, 2.0))
+    (last,) = rows.scores(4, SCORES, True)  # no second header
+    assert cells(header)[2:-3] == ["val loss", "AP", "AP50", "AR1"][: len(cells(header)) - 5]
+    assert cells(first) == ["1/2", "2", "1.00e-02", "16"] and "val loss" in cells(header)
+    assert len(cells(last)) == len(cells(header)) and first.index("1.00e-02") == last.index("1.00e-02")
+    plain = Rows(epochs=2, steps=4, images=8, width=width)  # a task of one's own, whose scores nobody knows
+    assert not any(plain.step(entry(step, step / 2)) for step in (1, 2))
+    assert len([*plain.step(entry(3, 1.5)), *plain.scores(4, SCORES, True)]) == 4

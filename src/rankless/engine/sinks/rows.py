@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rankless.runs.pace import Pace, speed_text
@@ -13,6 +13,7 @@ _HEADER_EVERY = 40
 _SCORES = 3
 """So many scores have a column at most; the journal, the report and the end of the run have all of them."""
 _GAP = "  "
+_VALIDATION = "val loss"
 
 
 class Rows:
@@ -24,15 +25,25 @@ class Rows:
         images: of a step.
         best: the score by which the best weights are chosen, as in ``evaluate.best``.
         width: columns of the terminal; a row is narrower.
+        scores: the names of those that are to come, which have a column from the start.
 
     Attributes:
         pace: of the steps of the row under way.
     """
 
-    def __init__(self, epochs: int, steps: int, images: int, best: str = "auto", width: int = 80) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        steps: int,
+        images: int,
+        best: str = "auto",
+        width: int = 80,
+        scores: Sequence[str] = (),
+    ) -> None:
         self.epochs, self.steps, self.images, self.best = epochs, max(steps, 1), images, best
         self.width = width
         self._header: list[str] = []
+        self._to_come = self._columns(scores)
         self._since_header = 0
         self._epoch = 0.0
         self.pace = Pace()
@@ -77,15 +88,24 @@ class Rows:
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
         """The lines of an evaluation after ``step`` steps."""
-        plain = {name: value for name, value in scores.items() if isinstance(value, float | None)}
-        shown = {}
-        if (loss := plain.pop("loss", None)) is not None:
-            shown["val loss"] = _loss(loss)
-        first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # stable: the task's order
-        shown |= {name: _score(plain[name]) for name in plain if name in first}
+        plain: dict[str, Any] = {
+            name: value
+            for name, value in scores.items()
+            if isinstance(value, float | None) and (name, value) != ("loss", None)
+        }
+        shown = {
+            name: _loss(plain["loss"]) if name == _VALIDATION else _score(plain[name])
+            for name in self._columns(plain)
+        }
         if not self._steps:  # made up for after a resume
             self._epoch = step / self.steps * self.epochs
         return self._row(shown, is_best)
+
+    def _columns(self, scores: Collection[str]) -> list[str]:
+        """The columns of scores with these names."""
+        plain = [name for name in scores if name != "loss"]
+        first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # stable: the task's order
+        return [*([_VALIDATION] if "loss" in scores else []), *(name for name in plain if name in first)]
 
     def end(self) -> list[str]:
         """The lines of an epoch that has ended, if there is one without an evaluation."""
@@ -96,7 +116,7 @@ class Rows:
         per_second = self.pace.images_per_second(self.images)
         speed = "–" if per_second is None else speed_text(per_second)
         rate = f"{self._lr:.2e}" if self._steps else "–"
-        names = list(scores) or self._header[2:-3]
+        names = list(scores) or self._header[2:-3] or self._to_come
         cells = ["epoch", "loss", *names, "lr", "images/s", "best"]
         values = [self._label(), loss, *(scores.get(name, "") for name in names), rate, speed]
         values.append("*" if is_best else "")

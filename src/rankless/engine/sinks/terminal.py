@@ -41,13 +41,20 @@ class Terminal(Sink):
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
         workers: loader processes of each rank; None where nobody knows.
         in_threads: whether the ranks are threads of this process.
+        scores: the names of those that evaluations will have, as far as they are known.
     """
 
     def __init__(
-        self, images: int, device: str = "cpu", workers: int | None = 0, *, in_threads: bool = False
+        self,
+        images: int,
+        device: str = "cpu",
+        workers: int | None = 0,
+        *,
+        in_threads: bool = False,
+        scores: Sequence[str] = (),
     ) -> None:
         self.images, self.device, self.workers = images, device, workers
-        self.in_threads = in_threads
+        self.in_threads, self.to_come = in_threads, scores
         self.console = console_for(cast(IO[str], _Output()))
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
@@ -59,7 +66,7 @@ class Terminal(Sink):
         """Say where and on what it trains, and show the bar."""
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
         best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
-        self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width)
+        self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width, self.to_come)
         one, many = ("process", "processes") if self.device == "cpu" else ("GPU", "GPUs")
         if self.in_threads:
             one, many = ("thread", "threads") if self.device == "cpu" else ("GPU", "GPUs, a thread each")
