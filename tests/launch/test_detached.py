@@ -77,6 +77,40 @@ def test_a_coordinator_that_was_killed_is_reported(tmp_path: Path) -> None:
     assert followed.returncode == 128 + signal.SIGKILL
 
 
+BANNER = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Someone could be eavesdropping on you right now (man-in-the-middle attack)!
+It is also possible that a host key has just been changed.
+The fingerprint for the ED25519 key sent by the remote host is
+SHA256:ddzvPzUxBxyE6eRiAnQ4n/OpwVJJ/9Hw7oSRrdLmffw.
+Please contact your system administrator.
+Add correct host key in /home/me/.ssh/known_hosts to get rid of this message.
+Offending ED25519 key in /home/me/.ssh/known_hosts:1
+  remove with:
+  ssh-keygen -f "/home/me/.ssh/known_hosts" -R "[h1]:2222"
+Host key for [h1]:2222 has changed and you have requested strict checking.
+Host key verification failed.
+"""  # of OpenSSH 9.2
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(
+    tmp_path: Path, detach: tuple[str, ...]
+) -> None:
+    (tmp_path / "said").write_text(BANNER.replace("\n", "\r\n"), newline="")
+    (tmp_path / "ssh").write_text("#!/bin/sh\ncat said >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o700)
+    done = rankless(tmp_path, "train", "digits", "--hosts", "h1", "--ssh", "./ssh", *detach)
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Host key for [h1]:2222 has changed and you have requested strict checking" in error
+    assert "; ssh-keygen -R '[h1]:2222', if the change is expected" in error
+    assert len(error) < 250 and "NASTY" not in done.stderr and "@@" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

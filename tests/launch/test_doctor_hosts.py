@@ -27,6 +27,7 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
     [
         ("me@b: Permission denied (publickey,password).", "SSH", "ssh-copy-id b"),
         ("Host key verification failed.", "SSH", "ssh b once"),
+        ("RSA host key for b has changed and you have requested strict checking.", "SSH", "ssh-keygen -R b,"),
         ("ssh: Could not resolve hostname b: Name or service not known", "SSH", "~/.ssh/config"),
         ("ssh: connect to host b port 22: Connection refused", "SSH", "systemctl start ssh"),
         ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),

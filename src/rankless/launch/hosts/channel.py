@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.reasons import quoted
 
 BEAT = 1.0
 """Seconds between two signs of life that a supervisor is sent, and answers."""
@@ -100,7 +101,7 @@ class Channel:
                     self._put(event)
         self._process.wait()
         time.sleep(0.05)  # for what ssh said last
-        why = "; ".join(self._said) or f"the connection ended with code {self._process.returncode}"
+        why = quoted("; ".join(self._said)) or f"the connection ended with code {self._process.returncode}"
         self._put({"lost": why})
         self.is_open = False
 

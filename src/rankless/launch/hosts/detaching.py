@@ -13,11 +13,15 @@ from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
 from rankless.launch.hosts.coordinated import recorded, sent
 from rankless.launch.hosts.names import HERE, Host
+from rankless.launch.hosts.reasons import quoted, remedy
 from rankless.launch.hosts.training import Wanted
 from rankless.launch.hosts.way import Way
 from rankless.printing import say
 from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED
+
+_SSH_FAILED = 255
+"""The exit code of SSH where it fails itself; else it is the command's."""
 
 
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
@@ -58,8 +62,9 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     done = _ask(hosts[0], way.ssh, way.helper, {**request, "cwd": way.cwd, "run": str(run)}, captured=True)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().removeprefix("error: ")
-        raise UserError(f"{hosts[0].name}: {said or f'ssh ended with code {done.returncode}'}")
+        said = quoted(done.stderr.decode(errors="replace").strip().removeprefix("error: "))
+        fix = f"; {remedy(said, hosts[0].address, way.helper)[1]}" if done.returncode == _SSH_FAILED else ""
+        raise UserError(f"{hosts[0].name}: {said or f'ssh ended with code {done.returncode}'}{fix}")
     record = {"host": str(hosts[0]), "ssh": list(way.ssh), "python": way.helper, "cwd": way.cwd}
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -91,7 +96,7 @@ def attach(run: Path, *, stop: bool) -> int:
     except KeyboardInterrupt:
         say(f"\nthe training goes on; stop it with: rankless attach {run} --stop")
         return 0
-    if code == 255:
+    if code == _SSH_FAILED:
         raise UserError(f"{record.host.name}: does not answer; the training goes on if that host is up")
     return code
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from rankless import __version__
 
+_CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
 _SAID = (
     (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
     (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (r"REMOTE HOST IDENTIFICATION", "SSH", "ssh-keygen -R {address} if the machine is new under that name"),
+    (_CHANGED, "SSH", "ssh-keygen -R {known}, if the change is expected (a new machine, a new system)"),
     (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
     (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
@@ -28,6 +30,12 @@ _SAID = (
 )
 
 
+def quoted(said: str) -> str:
+    """What SSH said; of its banner about a changed host key only what is the case."""
+    changed = re.search(_CHANGED, said)
+    return changed[0] if changed else said
+
+
 def remedy(said: str, address: str, python: str) -> tuple[str, str]:
     """What to do about a host.
 
@@ -41,4 +49,6 @@ def remedy(said: str, address: str, python: str) -> tuple[str, str]:
     """
     found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
     name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
-    return name, fix.format(address=address, python=python, version=__version__)
+    changed = re.search(_CHANGED, said)
+    known = shlex.quote(changed[1]) if changed else ""  # with the port, as in known_hosts
+    return name, fix.format(address=address, python=python, version=__version__, known=known)
