@@ -85,6 +85,36 @@ def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.Captur
     assert "resuming after step 2" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("last", ["step-000000099", "?"])
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], last: str, is_followed: bool
+) -> None:
+    from rankless import cli
+
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    run = RunDirectory(tmp_path / "run")
+    step = run.pointed("last") or 0
+    whole, newer = run.step_directory(step), run.step_directory(step + 1)
+    if is_followed:  # by one that is not whole
+        shutil.copytree(whole, newer)
+        (newer / "state.json").write_text("{}")
+    (run.checkpoints / "last").write_text(last)
+    assert cli.main(["runs", str(run.path)]) == 0
+    warning = f"warning: {run.checkpoints / 'last'}: " + (
+        "is damaged (it does not hold the name of a checkpoint); "
+        if last == "?"
+        else "names a checkpoint that is not there (step-000000099); "
+    )
+    assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} puts it right\n"
+    assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
+    out, err = capfd.readouterr()
+    assert err == f"{warning}going on with the newest whole one ({whole.name})\n"
+    assert out.startswith(f"{run.path}: this run is finished, at step {step} of {step}; ")
+    assert run.pointed("last") == step and (run.path / "last.safetensors").is_file()
+    assert cli.main(["runs", str(run.path)]) == 0 and not capfd.readouterr().err
+
+
 def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) -> None:
     with pytest.raises(UserError) as caught:
         evaluate(finished, devices=1, split="nosuch")

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from rankless.cli.words import Json, Python, Ssh, flag, part, whole_number
 from rankless.errors import UserError
-from rankless.printing import print_json, say
+from rankless.printing import print_json, say, warn
 
 if TYPE_CHECKING:
     from rankless.runs.directory import RunDirectory
@@ -41,6 +41,7 @@ def runs(
 ) -> int:
     """List runs: state, step, best score, digest of the best weights, training time; the newest first."""
     from rankless.printing import ProgressBar
+    from rankless.runs.directory import dangling
     from rankless.runs.overview import find, overview
 
     if not folder.is_dir():
@@ -59,6 +60,9 @@ def runs(
         print(f"{'state':12}{'step':>15}  {'score':12}  {'digest':12}  {'time':>8}  run")
         for one in found:
             say(_line(one))
+    for problem, run in ((dangling(run, "last"), run) for run in every):
+        if problem:
+            warn(f"{problem}; rankless train --resume --run {run.path} puts it right")
     return 0
 
 

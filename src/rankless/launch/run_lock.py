@@ -16,7 +16,7 @@ from rankless.files.reading import MIB, POINTER, read_text, reason
 from rankless.files.writing import remove_tree, sweep
 from rankless.printing import warn
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, recover
+from rankless.runs.directory import RunDirectory, damage, dangling, recover
 from rankless.runs.overview import DETACHED
 
 _MARK = "rankless run\n"
@@ -163,3 +163,18 @@ def _sweep(run: RunDirectory) -> None:
     sweep(run.path)
     sweep(run.checkpoints)
     recover(run)
+    _put_last_right(run)
+
+
+def _put_last_right(run: RunDirectory) -> None:
+    """Make ``last`` name the newest whole checkpoint, from which a run goes on; a kill came before it did."""
+    steps, named = run.steps(), run.pointed("last")
+    if named in steps[-1:]:  # whether it is whole is seen when it is read
+        return
+    whole = (step for step in reversed(steps) if damage(run.step_directory(step)) is None)
+    if (newest := next(whole, named)) is None or newest == named:
+        return
+    if problem := dangling(run, "last"):
+        warn(f"{problem}; going on with the newest whole one ({run.step_directory(newest).name})")
+    with suppress(OSError):  # the next save does it
+        run.point("last", newest)

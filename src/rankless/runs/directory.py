@@ -269,6 +269,12 @@ def _named(run: RunDirectory, name: str) -> Path | None:
     return folder if folder is not None and holds_weights(folder) else None
 
 
+def dangling(run: RunDirectory, name: str) -> str:
+    """What is wrong with ``last`` or ``best``, if it names no checkpoint that is there; else empty."""
+    is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
+    return _dangling(run, name) if is_wrong else ""
+
+
 def _dangling(run: RunDirectory, name: str) -> str:
     step = run.pointed(name)
     if step is None:
