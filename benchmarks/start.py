@@ -11,6 +11,7 @@ machine.
 from __future__ import annotations
 
 import argparse
+import compileall
 import resource
 import signal
 import statistics
@@ -74,6 +75,7 @@ def waits(repeats: int) -> None:
         words = ("predict", str(run), "digits:val:0", "--out", str(run / f"predicted-{time.time_ns()}"))
         return command(*words)(run)
 
+    compileall.compile_dir(Path(journal.__file__).parents[1], quiet=1)  # as an installation does
     ways: dict[str, Callable[[Path], float]] = {
         "import torch alone": lambda run: measured([sys.executable, "-c", "import torch"])[1],
         "--help": command("--help"),
